@@ -105,17 +105,13 @@ def run(
     from saccade.pipeline.runtime.targets import shown_targets
 
     check_file(trace)
-    if settings.ray is not None:
-        from saccade.pipeline.cli.commands.run_ray import run_on_ray
-
-        if trace is not None:
-            raise ConfigError("--trace: a trace is of one engine; leave out --ray")
-        return run_on_ray(settings, config, {**sources_in(source), **given}, quiet=quiet)
-    if settings.workers > 1:
+    if settings.ray is not None or settings.workers > 1:
         from saccade.pipeline.cli.commands.run_workers import run_workers
 
         if trace is not None:
-            raise ConfigError("--trace: a trace is of one engine; leave out --workers")
+            raise ConfigError(
+                f"--trace: a trace is of one engine; leave out {'--ray' if settings.ray else '--workers'}"
+            )
         return run_workers(settings, config, {**sources_in(source), **given}, quiet=quiet)
     file = ConfigFile(config, {**sources_in(source), **given}) if config else None
     with (

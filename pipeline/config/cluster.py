@@ -28,6 +28,6 @@ class ClusterSettings(NullIsUnset):
     )
     ray_state: FileText = setting(
         "saccade-state/desired.db",
-        "File of what is to run on the Ray cluster, also streams that were added over http; for its owner alone.",
+        "File of what is to run on workers, also streams that were added over http; for its owner alone.",
         metavar="FILE",
     )

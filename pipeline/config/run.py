@@ -72,8 +72,8 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     workers: int = setting(
         1,
         "Processes with an engine each, which share the streams; 1 is this process alone.",
-        more="For more streams than one process can take. Each has its share of the processors, or a GPU in turn; one "
-        "that ends is started again, with its streams. Outputs and http are as with one.",
+        more="For more streams than one process can take; needs Ray. Each has its share of the processors and GPUs; "
+        "one that ends is started again, with its streams. Outputs and http are as with one.",
         metavar="N",
         ge=1,
         le=64,

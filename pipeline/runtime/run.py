@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Ta
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
 from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share, share_of
 from saccade.pipeline.runtime.output import Output
-from saccade.pipeline.runtime.stats import Captured, Report, Stats, latency_of
+from saccade.pipeline.runtime.stats import Report, Stats, latency_of
 from saccade.pipeline.runtime.tasks import tasks_for
 from saccade.sinks import SinkStatus
 from saccade.sources import Frame, Source
@@ -83,7 +83,6 @@ class Run:
         gates: all of them must admit a frame before the engine is given it; instances of this stream alone.
         name: of the stream; that of the source if None.
         on_end: called once, by the last thread of the run, when everything else of it has ended.
-        frames: of the source, where their iteration has begun already.
         config: what the parts were made from; None where a program made them.
     """
 
@@ -102,12 +101,10 @@ class Run:
         gates: Sequence[Gate] = (),
         name: str | None = None,
         on_end: Callable[[Run], None] | None = None,
-        frames: Iterable[Frame] | None = None,
         config: ListedStream | None = None,
     ) -> None:
         self.config = config
         self._source, self._engine = source, engine
-        self._source_frames = frames
         self._tasks, self._tiles = tuple(tasks), tiles
         self._stages, self._gates = tuple(stages), tuple(gates)
         self.name = source.name if name is None else name
@@ -127,12 +124,12 @@ class Run:
         self._awaited: InFlight | None = None  # the oldest frame that the engine has not answered yet
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += self._delivery.work()
-        self._on_end, self._left, self._writing, self._abandoned = on_end, len(work), len(work) - 1, False
-        self._ended, self._written = threading.Event(), threading.Event()
+        self._on_end, self._left, self._abandoned = on_end, len(work), False
+        self._ended = threading.Event()
         self._begun, self._called_off, self._stopped = threading.Event(), False, False
         # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
         self._threads = [
-            threading.Thread(target=self._part, args=(part, what == "source"), name=f"saccade {what}", daemon=True)
+            threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
             for what, part in work
         ]
 
@@ -239,10 +236,6 @@ class Run:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def wait_written(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds until all is written that will be; its source may still be closing."""
-        return self._written.wait(timeout_s)
-
     @property
     def error(self) -> Exception | None:
         """The first thing that went wrong, if anything did; the run ends by itself then."""
@@ -256,16 +249,11 @@ class Run:
         waiting = {"engine": len(self._frames), **self._delivery.waiting()}
         return self._stats.report(drops, self._source.corrupt_packets, waiting)
 
-    @property
-    def captured(self) -> Captured | None:
-        """When the newest frame with a result was captured; None before the first."""
-        return self._stats.captured
-
     def sink_statuses(self) -> list[SinkStatus]:
         """The status of each sink that is this run's own."""
         return self._delivery.statuses()
 
-    def _part(self, work: Callable[[], None], reads: bool) -> None:
+    def _part(self, work: Callable[[], None]) -> None:
         self._begun.wait()
         if self._called_off:
             return
@@ -274,10 +262,7 @@ class Run:
         finally:
             with self._lock:
                 self._left -= 1
-                self._writing -= not reads
-                last, written = not self._left, not self._writing
-            if written:
-                self._written.set()
+                last = not self._left
             if last:
                 self._stream.close()
                 self._ended.set()
@@ -287,7 +272,7 @@ class Run:
     def _read(self) -> None:
         try:
             decode_behind_the_model()
-            for frame in self._source if self._source_frames is None else self._source_frames:
+            for frame in self._source:
                 # A file's are its damaged packets, which are counted already.
                 self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
                 self._frames.put(frame, frame.dropped_before)

@@ -25,16 +25,6 @@ _RECENT_S = 5.0
 _CLASSES = 1000  # that are counted: prompts, and thus classes, may change without end
 
 
-Captured = tuple[float, str, float]
-"""When a frame was captured, by which clock, and when it arrived, in Unix time."""
-
-
-def captured(frame: Frame) -> Captured:
-    """When a frame was captured."""
-    arrived = time.time() - (time.monotonic() - frame.decoded_at) - frame.decode_ms / 1e3
-    return frame.captured_at, frame.capture_clock, arrived
-
-
 @dataclass(slots=True, frozen=True)
 class Histogram:
     """How often a time fell into each bucket of `BUCKETS_MS` (not cumulated), and the sum of all, in milliseconds."""
@@ -121,15 +111,8 @@ class Stats:
         self._came_at: float | None = None  # when the frame of the newest result arrived
         self._objects_now = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the latency
-        self._captured: Captured | None = None
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
-
-    @property
-    def captured(self) -> Captured | None:
-        """When the newest frame with a result was captured; None before the first."""
-        with self._lock:
-            return self._captured
 
     def note_read(self, lost_before: int) -> None:
         """A frame came from the source, and `lost_before` were lost just before it."""
@@ -154,7 +137,6 @@ class Stats:
         labels += [spot.label for spot in result.points.points]
         objects = len(labels)
         with self._lock:
-            self._captured = captured(frame)
             self._frames += 1
             self._objects += objects
             for label in labels:

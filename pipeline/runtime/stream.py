@@ -28,7 +28,6 @@ from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
 from saccade.pipeline.runtime.engine_stream import share_of
-from saccade.pipeline.runtime.held_frames import HeldFrames
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
@@ -66,7 +65,6 @@ class OpenedStream:
         source: where its frames come from.
         tasks: what to find in each frame.
         outputs: where only its results go; empty at first.
-        held: its frames, if its source runs already; None if it does not.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class OpenedStream:
         self._stages = stages
         self._gates = gates
         self._open = True
-        self.held: HeldFrames | None = None
         self.on_end: list[Callable[[Run | None], object]] = []
         """Called with its run when that has ended, or with None when it was closed without one."""
 
@@ -87,10 +84,6 @@ class OpenedStream:
         """Go on with the events that went on when the stream ran last, as in `EventStage.resume`."""
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
-
-    def hold(self, on_frame: Callable[[], None], on_end: Callable[[Exception | None], None]) -> None:
-        """Have the source run, and drop its frames until `start`; arguments as in `HeldFrames`."""
-        self.held = HeldFrames(self.source, on_frame, on_end)
 
     def start(self, streams: Streams, *, reserved: bool = False) -> Run:
         """Start it under the name of its configuration; the run owns everything from then on.
@@ -115,7 +108,6 @@ class OpenedStream:
             stages=self._stages,
             gates=self._gates,
             on_end=self._ended,
-            frames=self.held,
             reserved=reserved,
             config=config,
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -31,7 +31,7 @@ from saccade.pipeline.runtime.output import Output, close_sinks
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stats import Report
 from saccade.sinks import Sink, SinkStatus
-from saccade.sources import Frame, LiveSource, Source, State, redact
+from saccade.sources import LiveSource, Source, State, redact
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -177,7 +177,6 @@ class Streams:
         gates: Sequence[Gate] = (),
         on_end: Callable[[Run], None] | None = None,
         reserved: bool = False,
-        frames: Iterable[Frame] | None = None,
         config: ListedStream | None = None,
     ) -> Run:
         """Start a stream. Source, stages and outputs are its own from here on, unless this raises.
@@ -195,7 +194,6 @@ class Streams:
             gates: as in `Run`.
             on_end: called in one of its threads when it has ended, for whatever reason, and is no longer listed.
             reserved: the caller holds the name by `reserve`.
-            frames: as in `Run`.
             config: as in `Run`.
 
         Raises:
@@ -221,7 +219,6 @@ class Streams:
                 gates=gates,
                 name=name,
                 on_end=ended,
-                frames=frames,
                 config=config,
             )
             with self._lock:  # until its threads run, so that `close` joins no thread that has not started

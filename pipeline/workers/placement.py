@@ -1,8 +1,7 @@
 """Which stream runs on which worker, from what both have been measured to need and to have. Pure: no clock, no I/O.
 
-A move costs a stream a reconnection, so nothing moves without need: a stream stays where it is while its worker is
-there, and streams are moved for balance only where the busiest worker is overloaded, has been for a while, and the move
-makes it clearly less so. Loads are smoothed first, since a camera's load follows what it sees.
+A stream is opened where the load is least, and stays there: it moves only where its worker is gone, or is being
+replaced. Loads are smoothed first, since a camera's load follows what it sees.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from statistics import median
 
 MAX_STREAMS = 64
+GRACE_S = 2.0  # a worker that is not ready keeps its streams for so long, before they are opened elsewhere
+SMOOTHING_S = 10.0  # time constant of the loads
 _UNMEASURED = 1.0 / MAX_STREAMS
 """The cost of a stream of weight 1 where none has been measured yet."""
 
@@ -29,7 +29,7 @@ class WorkerSlot:
         max_streams: the most streams it takes.
         busy: share of its time that it was at work lately, from 0 to 1; None if not known yet.
         ready: whether it takes streams now. One that is not, since it is being started again, keeps those it has for
-            `Settings.grace_s`.
+            `GRACE_S`.
         draining: whether it is to have no streams any more, since it is to be stopped; it keeps those for which no
             other worker has room.
     """
@@ -62,34 +62,6 @@ class StreamNeed:
     name: str
     weight: float = 1.0
     cost: float | None = None
-
-
-@dataclass(slots=True, frozen=True)
-class Settings:
-    """How ready `Placement` is to move a stream.
-
-    The defaults of `high` and `margin` are from `saccade bench scale --simulate`, 10,000 cameras on 200 GPUs at a mean
-    load of 0.81: 182 moves an hour, where 0.8 and 0.1 made 970, with no frame lost to load in either.
-
-    Attributes:
-        high: load of a worker, from 0 to 1, above which streams are moved away from it.
-        margin: how much less loaded the worker that takes the stream must be afterwards than the other was before.
-        settle_s: for how long a worker must have been overloaded.
-        cooldown_s: least seconds between two moves for balance from or to one worker.
-        stay_s: how long a stream stays where it was moved to for balance.
-        grace_s: how long a worker that is not ready keeps its streams, before they are opened elsewhere.
-        smoothing_s: time constant of the loads.
-        max_moves: most moves away from one worker at a time.
-    """
-
-    high: float = 0.9
-    margin: float = 0.15
-    settle_s: float = 10.0
-    cooldown_s: float = 10.0
-    stay_s: float = 120.0
-    grace_s: float = 2.0
-    smoothing_s: float = 10.0
-    max_moves: int = 4
 
 
 def demand(cost: float, processed: float, lost: float) -> float:
@@ -129,22 +101,14 @@ class _Smooth:
 
 
 class Placement:
-    """Places streams, and remembers where each is. Not thread-safe.
+    """Places streams, and remembers where each is. Not thread-safe."""
 
-    Args:
-        settings: how ready it is to move streams.
-    """
-
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._settings = settings or Settings()
+    def __init__(self) -> None:
         self._places: dict[str, str] = {}
-        self._costs = _Smooth(self._settings.smoothing_s)
-        self._busy = _Smooth(self._settings.smoothing_s)
+        self._costs = _Smooth(SMOOTHING_S)
+        self._busy = _Smooth(SMOOTHING_S)
         self._last_s: float | None = None
         self._unready_since: dict[str, float] = {}  # worker → seconds
-        self._overloaded_since: dict[str, float] = {}  # worker → seconds
-        self._moved_at: dict[str, float] = {}  # stream → seconds, of a move for balance
-        self._balanced_at: dict[str, float] = {}  # worker → seconds, of a move for balance from or to it
 
     def adopt(self, places: dict[str, str]) -> None:
         """Take over where streams run already, as found when the supervisor has started anew."""
@@ -172,7 +136,6 @@ class Placement:
         self._measure(workers, table, passed_s)
         # The largest first: what comes last then decides little. Names make it the same each time.
         table.fill(sorted(waiting, key=lambda stream: (-costs[stream.name], stream.name)), costs)
-        self._balance(table, costs, now_s)
         self._places = table.places
         return dict(table.places)
 
@@ -194,14 +157,12 @@ class Placement:
                 continue
             table.add(stream.name, worker.name, costs[stream.name])
             unready_s = now_s - self._unready_since.get(worker.name, now_s)
-            if worker.draining or unready_s >= self._settings.grace_s:
+            if worker.draining or unready_s >= GRACE_S:
                 leaving.append(stream)
         rooms = sum(table.room(worker) for worker in table.takers) - len(waiting)
         for stream in leaving[: max(0, rooms)]:  # none leaves for where there is no room
             table.remove(stream.name, costs[stream.name])
             waiting.append(stream)
-        names = {stream.name for stream in streams}
-        self._moved_at = {name: at for name, at in self._moved_at.items() if name in names}
         return waiting
 
     def _measure(self, workers: Sequence[WorkerSlot], table: _Table, passed_s: float) -> None:
@@ -209,40 +170,6 @@ class Placement:
         busy = self._busy.update(((worker.name, worker.busy) for worker in workers), passed_s)
         for name, share in busy.items():
             table.load[name] += max(0.0, min(1.0, share) - table.load[name])
-
-    def _balance(self, table: _Table, costs: dict[str, float], now_s: float) -> None:
-        """Move streams away from workers that have been overloaded for a while."""
-        settings = self._settings
-        self._overloaded_since = {
-            name: self._overloaded_since.get(name, now_s) for name, load in table.load.items() if load > settings.high
-        }
-        self._balanced_at = {name: at for name, at in self._balanced_at.items() if name in table.workers}
-
-        def quiet(name: str) -> bool:
-            return now_s - self._balanced_at.get(name, -math.inf) >= settings.cooldown_s
-
-        ripe = [
-            name
-            for name, since in self._overloaded_since.items()
-            if now_s - since >= settings.settle_s and quiet(name) and table.workers[name].ready
-        ]
-        for source in sorted(ripe, key=lambda name: (-table.load[name], name)):
-            targets = table.idlest(worker for worker in table.takers if worker.name != source and quiet(worker.name))
-            for _ in range(settings.max_moves):
-                free = [
-                    name
-                    for name in table.by_worker[source]
-                    if now_s - self._moved_at.get(name, -math.inf) >= settings.stay_s
-                ]
-                best = table.best_move(free, source, targets, costs, settings.margin)
-                if best is None or table.load[source] <= settings.high:
-                    break
-                moved, target = best
-                table.remove(moved, costs[moved])
-                table.add(moved, target, costs[moved])
-                self._moved_at[moved] = now_s
-                self._balanced_at[source] = self._balanced_at[target] = now_s
-                self._overloaded_since.pop(source, None)  # what it has now must settle first
 
 
 class _Table:
@@ -291,29 +218,6 @@ class _Table:
                 heapq.heapreplace(heap, self._rank(worker))
             else:
                 heapq.heappop(heap)
-
-    def idlest(self, workers: Iterable[WorkerSlot]) -> list[str]:
-        """Of the workers of each capacity that have room, the least loaded: what it cannot take, others cannot."""
-        found: dict[float, WorkerSlot] = {}
-        for worker in workers:
-            if self.room(worker) > 0 and (
-                worker.capacity not in found or self._rank(worker) < self._rank(found[worker.capacity])
-            ):
-                found[worker.capacity] = worker
-        return [worker.name for worker in found.values()]
-
-    def best_move(
-        self, streams: Iterable[str], source: str, targets: Iterable[str], costs: dict[str, float], margin: float
-    ) -> tuple[str, str] | None:
-        """The stream and the target whose move leaves both workers least loaded; None if none is clearly better."""
-        moves = []
-        for name, target in product(streams, targets):
-            if self.room(self.workers[target]) > 0:
-                less = self.load[source] - costs[name] / self.workers[source].capacity
-                more = self.load[target] + costs[name] / self.workers[target].capacity
-                if more <= self.load[source] - margin:
-                    moves.append((max(less, more), name, target))
-        return min(moves)[1:] if moves else None
 
     def _rank(self, worker: WorkerSlot) -> tuple[float, int, str]:
         return (self.load[worker.name], len(self.by_worker[worker.name]), worker.name)

@@ -1,10 +1,9 @@
 """What a supervisor and its workers tell each other: plain values for JSON, and the interface of a worker.
 
-A worker is a process with an engine of its own; frames stay in it. The supervisor holds the desired state, and decides
-by `placement` which worker has which stream. Knows no transport, no engine and no HTTP.
+A worker is an actor with an engine of its own; frames stay in its process. The supervisor holds the desired state, and
+decides by `placement` which worker has which stream. Knows no transport, no engine and no HTTP.
 
     supervisor → worker    {"do": "open", "stream": NAME, "key": N, "config": {…}, "checked": …, "events": […], …}
-                           {"do": "begin", "stream": NAME, "key": N, "after": …, "events": […]}   what was "held"
                            {"do": "close", "stream": NAME, "key": N, "moves": …}
                            {"do": "report"}                       a report at once
                            {"do": "stop"}                         it closes every stream, and ends
@@ -12,21 +11,18 @@ by `placement` which worker has which stream. Knows no transport, no engine and 
                            {"is": "failed", "error": …}           instead: it cannot begin
                            {"is": "report", …}                    `WorkerReport`, once a second
                            {"is": "opened", "stream": NAME, "key": N, "live": …}
-                           {"is": "held", "stream": NAME, "key": N}    frames come, and are dropped until "begin"
                            {"is": "refused", "stream": NAME, "key": N, "kind": …, "error": …}
-                           {"is": "closed", "stream": NAME, "key": N, "error": …, "captured": …}
+                           {"is": "closed", "stream": NAME, "key": N, "error": …}
                            {"is": "gone", "stream": NAME, "key": N, "error": …, "frames": …}   it has ended by itself
                            {"is": "event", "record": {…}}         of a rule, a track, a minute or a file of an event
                            {"is": "warning", "line": …}
                            {"is": "ended", "reason": …}           added by the transport: nothing more will come
 
-The values of `config` are those of a `ListedStream`. `checked` and `repeat` are as in `StreamState`; `again` is true
-where the stream ran before: its files are not replaced; `held` where another worker has it still: its source is opened,
-and no more; all four may be left out. `captured` and `after` are when the last frame with a result was captured, by
-which clock, and when it arrived: what comes `after` it is new. `key` is that of an opening: an answer has that of its
-command. A worker on a machine that stores its events has `machine`, its name, and `store`, the address of that, in
+The values of `config` are those of a `ListedStream`. `checked` is as in `StreamState`; `again` is true where the
+stream ran before: its files are not replaced; both may be left out. `key` is that of an opening: an answer has that of
+its command. A worker on a machine that stores its events has `machine`, its name, and `store`, the address of that, in
 `ready`. `events` are the records of those that went on where the stream ran last, and are to go on here, or to end;
-`moves` is true where the stream will be opened elsewhere, so that its events do not end.
+`moves` is true where the stream will be opened again, so that its events do not end.
 """
 
 from __future__ import annotations
@@ -74,8 +70,7 @@ class WorkerReport:
     """How a worker is doing.
 
     Attributes:
-        busy: share of its processors' time that it used in the last seconds, from 0 to 1: of its threads of the CPU,
-            or of its GPU.
+        busy: share of the last second in which its engine, of the CPU or of a GPU, was at work, from 0 to 1.
         rss_bytes: its resident memory.
         streams: those it has.
     """
@@ -96,7 +91,7 @@ class WorkerReport:
 
 
 class Worker(Protocol):
-    """A worker as the supervisor sees it: a process of this machine, or an actor of a cluster.
+    """A worker as the supervisor sees it: an actor.
 
     What comes from it is handed, one message at a time, to the function that it was made with; the last one is
     {"is": "ended", "reason": …}, after which it does nothing more. Methods return at once, are callable from any

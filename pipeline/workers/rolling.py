@@ -1,15 +1,15 @@
-"""Replaces workers by others of another configuration, one after another, while their streams go on.
+"""Replaces workers by others of another configuration, one after another, while other streams go on.
 
 Beside each worker another is started, under the next name: `1.2` for `1`. Once it is ready the streams move to it, one
-by one and without a gap, and the first ends. So there is one worker more than usual at a time, for which the machine
-needs the memory. If a worker cannot begin, or cannot have a stream, those that were replaced are brought back likewise.
-Knows no configurations.
+by one, each with the gap of a new connection, and the first ends. So there is one worker more than usual at a time, for
+which the machine needs the memory. If a worker cannot begin, or cannot have a stream, those that were replaced are
+brought back likewise. Knows no configurations.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from saccade.pipeline.workers.protocol import MakeWorker
@@ -31,8 +31,6 @@ def replace_workers(
     supervisor: Supervisor,
     make: MakeWorker,
     configs: Configs,
-    *,
-    room: Callable[[WorkerSeat], str | None] = lambda seat: None,
 ) -> None:
     """Replace all workers; returns when that is done.
 
@@ -42,7 +40,6 @@ def replace_workers(
         supervisor: whose workers.
         make: makes the new ones.
         configs: configurations that streams have from then on, by name; others keep theirs.
-        room: why there is no memory for another worker beside this one; None if there is.
 
     Raises:
         RollError: if one cannot be replaced, and everything goes on as it was.
@@ -51,13 +48,13 @@ def replace_workers(
     replaced: list[tuple[str, MakeWorker | None]] = []
     try:
         for seat in supervisor.seats():
-            name = _replace(supervisor, seat, make, configs, before, room)
+            name = _replace(supervisor, seat, make, configs, before)
             replaced.append((name, seat.make))
     except RollError as error:
         for name, old in replaced if not supervisor.stopping else []:
             try:
                 seat = next(seat for seat in supervisor.seats() if seat.name == name)
-                _replace(supervisor, seat, old, before, {}, room)
+                _replace(supervisor, seat, old, before, {})
             except (RollError, StopIteration) as problem:
                 log.warning("worker %s could not be brought back: %s", name, problem)
         raise RollError(str(error)) from None
@@ -80,11 +77,8 @@ def _replace(
     make: MakeWorker | None,
     configs: Configs,
     before: Configs,
-    room: Callable[[WorkerSeat], str | None],
 ) -> str:
     """Replace one worker; returns the name of the new one."""
-    if problem := room(old):
-        raise RollError(problem)
     new = supervisor.add_worker(next_name(old.name, {seat.name for seat in supervisor.seats()}), make, configs)
     supervisor.wait_until(lambda: not new.trial or (new.starts > 0 and new.worker is None), START_S + _END_S)
     if new.trial:
@@ -95,11 +89,12 @@ def _replace(
 
     def over() -> bool:
         nonlocal problem
-        streams = [one for one in supervisor.streams().values() if one.worker == old.name]
+        streams = list(supervisor.streams().values())
         problem = next((f"{one.name}: {one.stays}" for one in streams if one.stays), "")
         if new.failures >= _FEW:
             problem = f"worker {new.name} has ended again and again: {new.reason}"
-        return bool(problem) or not [one for one in streams if one.phase != "failed"]
+        left = [one for one in streams if one.worker == old.name or one.before is not None]  # there, or on the way
+        return bool(problem) or not [one for one in left if one.phase != "failed"]
 
     supervisor.wait_until(over, None)
     if supervisor.stopping:

@@ -50,27 +50,6 @@ def settle(future: Future[Any], outcome: object) -> None:
 
 
 @dataclass(slots=True)
-class Successor:
-    """Where a stream goes on when its worker has let go: there its source is open already, and frames are dropped.
-
-    Attributes:
-        worker: that is to have it; its own, if only its configuration changes.
-        key: of the opening there.
-        config: that it has there; None for the same.
-        since: `time.monotonic()` of the command.
-        done: who waits for it to be open there.
-        held: whether frames come there.
-    """
-
-    worker: str
-    key: int
-    config: dict[str, Any] | None
-    since: float
-    done: Future[str] | None = None
-    held: bool = False
-
-
-@dataclass(slots=True)
 class StreamState:
     """A stream that is to run.
 
@@ -78,7 +57,6 @@ class StreamState:
         name: of the stream.
         config: its configuration as it is now, as values of a `ListedStream`.
         checked: whether its worker checks the source by the rules for the HTTP API.
-        repeat: whether its source is a file that is played over and over.
         live: whether its source is; None before it was opened.
         phase: how far it is.
         worker: where it is, or is being opened or closed.
@@ -89,16 +67,14 @@ class StreamState:
         key: of its newest opening, by which late messages of an older one are recognised.
         opening, closing: who waits for it to be open, or closed.
         removed: it is to end.
-        successor: where it goes on when its worker has let go; None if it does not move.
-        captured: the last frame with a result where it was, as in `protocol`.
-        stays: why it could not move to where it belongs; None if it could.
+        before: its last configuration, to which it returns if it cannot be opened by the new one; None if it is open.
+        stays: why it could not move to another worker; None if it could.
         outdated: its configuration has changed since it began to be opened, so that it is opened once more.
     """
 
     name: str
     config: dict[str, Any]
     checked: bool = False
-    repeat: bool = False
     key: int = 0
     live: bool | None = None
     phase: Phase = "waiting"
@@ -110,8 +86,7 @@ class StreamState:
     opening: list[Future[str]] = field(default_factory=list)
     closing: list[Future[None]] = field(default_factory=list)
     removed: bool = False
-    successor: Successor | None = None
-    captured: tuple[float, str, float] | None = None
+    before: dict[str, Any] | None = None
     stays: str | None = None
     outdated: bool = False
 
@@ -128,7 +103,7 @@ class StreamState:
 
     def note_opened(self, live: bool, now: float) -> None:
         """A worker has opened it. Where nobody waits for that any more, it is to end."""
-        self.phase, self.live, self.opened_at = "open", live, now
+        self.phase, self.live, self.opened_at, self.before = "open", live, now, None
         self.opened += 1
         self.removed |= self.opened == 1 and bool(self.opening) and all(done.cancelled() for done in self.opening)
         if self.outdated:
@@ -140,7 +115,7 @@ class StreamState:
     def open_at(self, worker: str, key: int) -> Message:
         """Note that it is being opened at a worker; returns the command."""
         self.phase, self.worker, self.key, self.outdated = "opening", worker, key, False
-        how = {"checked": self.checked, "again": self.opened > 0, "repeat": self.repeat}
+        how = {"checked": self.checked, "again": self.opened > 0}
         return {"do": "open", "stream": self.name, "key": key, "config": self.config, **how}
 
 

@@ -19,12 +19,13 @@ from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import MakeWorker, Message, Worker, WorkerReport
 from saccade.pipeline.workers.roster import Roster
-from saccade.pipeline.workers.states import GRACE_S, WorkerSeat
+from saccade.pipeline.workers.states import WorkerSeat
 from saccade.pipeline.workers.stream_table import StreamTable
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+_ALL_READY_S = 60.0  # streams wait so long for the last workers to load: none moves to them later
 REPORT_S = 1.0  # between two reports of a worker, and so between two decisions by these alone
 
 
@@ -80,7 +81,6 @@ class Supervisor(Roster):
         *,
         or_similar: bool = True,
         checked: bool = False,
-        repeat: bool = False,
     ) -> Future[str]:
         """Have a stream run from now on.
 
@@ -89,7 +89,6 @@ class Supervisor(Roster):
             wanted: what it is to be called.
             or_similar: take the first free name like it where it is taken or cannot be used.
             checked: whether the worker is to check the source by the rules for the HTTP API.
-            repeat: play a file over and over, at its own pace.
 
         Returns:
             The name, once a worker has opened the stream; or `RefusedError` in it, and the stream is not to run then.
@@ -100,7 +99,7 @@ class Supervisor(Roster):
         with self._lock:
             if self._stopping:
                 raise StreamError("no stream can be added any more: everything is being closed")
-            done = self._table.open(config, wanted, or_similar=or_similar, checked=checked, repeat=repeat)
+            done = self._table.open(config, wanted, or_similar=or_similar, checked=checked)
         self._place_soon()
         return done
 
@@ -120,7 +119,7 @@ class Supervisor(Roster):
     def restart(self, name: str, config: Mapping[str, Any] | None = None) -> Future[str]:
         """Close a stream, and open it anew; also one that failed. Done as `open` is.
 
-        With a configuration, a live stream is opened by that first, and goes on as it was if that cannot be.
+        With a configuration, a live stream goes on as it was if it cannot be opened by that.
 
         Raises:
             StreamError: if there is none of that name.
@@ -325,7 +324,6 @@ class Supervisor(Roster):
                 self._on_lost(name, kind == "ended")
         finally:
             with self._changed:
-                self._table.begin()
                 self._changed.notify_all()
             self._place_soon()
 
@@ -366,5 +364,5 @@ class Supervisor(Roster):
         if not self._began and any(seat.ready for seat in self._seats.values()):
             self._ready_at = self._ready_at or now
             trying = [seat for seat in self._seats.values() if not seat.ready and not seat.failures]
-            self._began = not trying or now > self._ready_at + GRACE_S
+            self._began = not trying or now > self._ready_at + _ALL_READY_S
         return self._began

@@ -23,7 +23,6 @@ class ScriptedWorker:
         self.state: WorkerState = "starting"
         self.asked: list[Message] = []
         self.open: dict[str, Message] = {}
-        self.held: dict[int, Message] = {}
         self.killed = False
         self._on_message = on_message
 
@@ -51,7 +50,6 @@ class ScriptedWorker:
         if self.state != "ended":
             self.state = "ended"
             self.open.clear()
-            self.held.clear()
             self.tell("ended", reason=reason)
 
     def refuse(self, command: Message, kind: str, error: str) -> None:
@@ -63,17 +61,14 @@ class ScriptedWorker:
         while self.asked and self.state != "ended":
             command = self.asked.pop(0)
             name, key = command.get("stream", ""), command.get("key", 0)
-            if command["do"] == "open" and command.get("held"):
-                self.held[key] = command
-                self.tell("held", stream=name, key=key)
-            elif command["do"] == "open" or (command["do"] == "begin" and key in self.held):
+            if command["do"] == "open":
                 assert name not in self.open
-                self.open[name] = self.held.pop(key, command)
+                self.open[name] = command
                 self.tell("opened", stream=name, key=key, live=live)
             elif command["do"] == "close":
-                if not self.held.pop(key, None) and name in self.open and self.open[name]["key"] == key:
+                if name in self.open and self.open[name]["key"] == key:
                     del self.open[name]
-                self.tell("closed", stream=name, key=key, error=None, captured=[1.0, "arrival"])
+                self.tell("closed", stream=name, key=key, error=None)
 
 
 class Scene:

@@ -1,60 +1,123 @@
-"""`saccade run --workers N`: starts the workers, shows how the streams are doing, and ends them when a signal comes."""
+"""`saccade run` with workers: Ray actors of this machine, or of a cluster; shows how the streams are doing.
+
+A signal ends everything, as with any run. A local Ray ends with the command, also where that is killed; on a cluster
+the supervisor and the workers go on then, and the same command finds them again.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from saccade.distribution import install_command
+from saccade.engine.errors import EngineError
 from saccade.pipeline.cli.error_report import FAILED, take_warnings
 from saccade.pipeline.cli.formatting import summary
 from saccade.pipeline.cli.live_view import FileWatch
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.config import RunConfig
+from saccade.pipeline.control.config_file import ConfigFile
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.runtime.stats import Report
 from saccade.pipeline.runtime.targets import shown_targets
-from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front
+from saccade.pipeline.workers.front.front import CLOSE_S, check_front
 from saccade.pipeline.workers.front.reload import FrontReloader
 from saccade.pipeline.workers.protocol import Message, StreamReport
-from saccade.sinks import Latency
+from saccade.sinks import Latency, SinkError
+from saccade.sources import SourceError
+
+if TYPE_CHECKING:
+    from saccade.pipeline.workers.ray_cluster import RemoteSupervisor
+    from saccade.pipeline.workers.supervisor_actor import SupervisorActor
+
+    Supervisor = SupervisorActor | RemoteSupervisor
 
 Reports = dict[str, tuple[str, StreamReport]]
 """The newest report of each stream that a worker has, with the worker's name."""
 
 _POLL_S = 0.1
 _TABLE_S = 0.5
+_LOST_S = 60.0  # without an answer of the supervisor, which Ray starts again elsewhere meanwhile
 _URGENT_S = 3.0  # for the workers to end after an urgent signal; the promise is 5 s for everything
+_ERRORS: dict[str, type[Exception]] = {
+    "ConfigError": ConfigError,
+    "EngineError": EngineError,
+    "SinkError": SinkError,
+    "SourceError": SourceError,
+}
+
+
+class _LostError(Exception):
+    """The supervisor has not answered for long."""
 
 
 def run_workers(settings: RunConfig, config: Path | None, overrides: Mapping[str, Any], *, quiet: bool) -> int:
     """Run what is configured on workers, to its end; returns the exit code.
 
+    Where a supervisor runs on the cluster already, it takes what is configured now.
+
     Args:
         settings: all of it.
-        config: the file that it comes from, which is read anew when it changes; None if there is none.
+        config: the file that it comes from, which is read again when it changes; None if there is none.
         overrides: the command line's values over the file.
         quiet: show only what fails.
 
     Raises:
-        ConfigError, EngineError, SinkError, SourceError, RunFailed: as `opened_run`.
+        ConfigError: if Ray is not installed, does not start or cannot be reached, or has no room.
+        EngineError, SinkError, SourceError, RunFailed: as `opened_run`.
     """
-    with EndingSignals() as signals, opened_front(settings) as front:
-        reloader = FrontReloader(config, overrides, settings, front) if config else None
-        front.reloader = reloader
-        if reloader and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
-            signals.reload_on_hangup()
+    flag = "--ray"
+    if settings.ray is None:
+        flag = "--workers"
+        # Read when Ray is imported. Its servers listen on every address: only who has the token may use them.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0")
+    try:
+        from saccade.pipeline.workers.ray_cluster import RayCluster
+    except ImportError:
+        raise ConfigError(f"{flag} needs Ray: {install_command('ray')}") from None
+    check_front(settings)
+    with ExitStack() as stack:
+        signals = stack.enter_context(EndingSignals())
+        if settings.ray is None and settings.http is None:  # nothing but the file changes what is to run
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="saccade"))
+            settings = settings.model_copy(update={"ray_state": f"{folder}/desired.db"})
+        cluster = stack.enter_context(RayCluster(settings))
+        made = cluster.place()
         signals.catch()
-        _follow(front, signals, reloader, quiet=quiet)
-        front.close(CLOSE_S if signals.urgent_at is None else _URGENT_S)
-        finished = front.supervisor.finished()
+        ended: Callable[[float], dict[str, Message]] = cluster.end
+        try:
+            supervisor = cluster.supervisor(Path.cwd())
+            if cluster.local:
+                ended = supervisor.close  # type: ignore[union-attr]
+            _begin(supervisor, settings)
+            changes = _Changes(config, overrides, supervisor)
+            if not cluster.local:
+                supervisor.update(_values(settings))
+            made = True
+            if config and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
+                signals.reload_on_hangup()
+            _follow(supervisor, settings, signals, changes, quiet=quiet)
+        except _LostError:
+            raise ConfigError(
+                "--ray: the supervisor does not answer; streams go on, and are found by --ray again"
+            ) from None
+        except BaseException:
+            if made:  # what another command has begun goes on
+                ended(CLOSE_S)
+            raise
+        finished = ended(CLOSE_S if signals.urgent_at is None else _URGENT_S)
     failed = show_finished(finished, settings, quiet=quiet)
     return FAILED if failed else signals.exit_code
 
@@ -79,24 +142,73 @@ def show_finished(finished: Mapping[str, Message], settings: RunConfig, *, quiet
     return failed
 
 
-def _follow(front: Front, signals: EndingSignals, reloader: FrontReloader | None, *, quiet: bool) -> None:
+class _Changes:
+    """Of the configuration file, handed on to the supervisor."""
+
+    def __init__(self, path: Path | None, overrides: Mapping[str, Any], supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._watch = FileWatch()
+        self._file: ConfigFile | None = ConfigFile(path, overrides) if path else None
+        front, changer = getattr(supervisor, "front", None), getattr(supervisor, "changer", None)
+        if path and front and changer:  # in this process, where the routes for the file are, too
+            self._file = front.reloader = FrontReloader(path, overrides, front, changer)
+
+    def take(self, *, now: bool) -> list[str]:
+        """Read the file if it has changed, or in any case `now`; returns a line for each change."""
+        file = self._file
+        if file is None or not (now or self._watch.due(file)):
+            return []
+        if isinstance(file, FrontReloader):
+            return file.reload_lines()
+        try:
+            return self._supervisor.update(_values(file.load())) or [f"{file.path}: nothing has changed"]
+        except ConfigError as error:
+            return [f"{error}; everything goes on as it was"]
+
+
+def _values(settings: RunConfig) -> dict[str, Any]:
+    values: dict[str, Any] = settings.model_dump(mode="json", exclude_unset=True)
+    if (token := os.environ.get("SACCADE_TOKEN")) and not settings.http_token:
+        values["http_token"] = token
+    return values
+
+
+def _begin(supervisor: Supervisor, settings: RunConfig) -> None:
+    _raise(supervisor.begin(_values(settings)))
+
+
+def _raise(error: tuple[str, str] | None) -> None:
+    if error is not None:
+        raise _ERRORS.get(error[0], ConfigError)(error[1])
+
+
+def _follow(
+    supervisor: Supervisor, settings: RunConfig, signals: EndingSignals, changes: _Changes, *, quiet: bool
+) -> None:
     """Show the streams until all have ended, or a signal comes."""
     console = Console(stderr=True)
     shown: dict[str, str] = {}
-    watch = FileWatch()
-    front.start()
+    heard_at = time.monotonic()
     with streams_table(console, quiet) as show:
         while not signals:
-            opened = front.check()
-            reports = _reports(front)
-            changes: list[str] = []
-            if reloader is not None and opened and (signals.take_reload() or watch.due(reloader)):
-                changes = reloader.reload_lines()
-            show_changes(console, reports, [*take_warnings(), *changes], shown, quiet=quiet)
-            show(reports)
-            streams = front.supervisor.streams().values()
-            if opened and not front.endless and all(stream.phase == "failed" for stream in streams):
-                break
+            status = supervisor.status()
+            if status is None:
+                if time.monotonic() > heard_at + _LOST_S:
+                    raise _LostError
+            elif not status["begun"]:  # it runs on another machine now, where it knows nothing
+                _begin(supervisor, settings)
+            else:
+                heard_at = time.monotonic()
+                _raise(status["error"])
+                reports: Reports = {
+                    name: (worker, StreamReport(**report)) for name, (worker, report) in status["reports"].items()
+                }
+                changed = changes.take(now=signals.take_reload()) if status["opened"] else []
+                lines = [*status["warnings"], *take_warnings(), *changed]
+                show_changes(console, reports, lines, shown, quiet=quiet)
+                show(reports)
+                if status["over"]:
+                    return
             time.sleep(_POLL_S)
 
 
@@ -112,16 +224,6 @@ def show_changes(
         if report.live and not quiet and shown.get(name) != line:
             console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
         shown[name] = line
-
-
-def _reports(front: Front) -> Reports:
-    """The newest report of each stream that a worker has, with the worker's name."""
-    return {
-        one.name: (seat.name, one)
-        for seat in front.supervisor.seats()
-        if seat.report is not None
-        for one in seat.report.streams
-    }
 
 
 @contextmanager

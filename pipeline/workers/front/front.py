@@ -8,11 +8,11 @@ signals.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,12 +36,10 @@ from saccade.pipeline.workers.front.search import WorkersSearch
 from saccade.pipeline.workers.machines.stores import MachineStores
 from saccade.pipeline.workers.open_events import OpenEvents
 from saccade.pipeline.workers.placement import Placement
-from saccade.pipeline.workers.process.memory import available_bytes, room_for
-from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod, threads_each
-from saccade.pipeline.workers.process.results import ResultReceiver
 from saccade.pipeline.workers.protocol import Message, Worker
+from saccade.pipeline.workers.results import ResultReceiver
 from saccade.pipeline.workers.rolling import replace_workers
-from saccade.pipeline.workers.states import RefusedError, WorkerSeat, number_of
+from saccade.pipeline.workers.states import RefusedError, number_of
 from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.processors import usable_processors
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
@@ -57,17 +55,17 @@ _CHANGES = ("begin", "update", "end", "rules", "media")
 _ERRORS: dict[str, type[Exception]] = {"EngineError": EngineError, "SinkError": SinkError, "SourceError": SourceError}
 
 
-class MakeElsewhere(Protocol):
-    """Makes a worker that is no process of this machine."""
+class MakeRelayed(Protocol):
+    """Makes a worker."""
 
     def __call__(
         self,
         name: str,
         settings: Mapping[str, Any],
         on_message: Callable[[Worker, Message], None],
-        on_results: Callable[[Connection], None] | None,
+        on_results: Callable[[bytes], None] | None,
     ) -> Worker:
-        """As `ProcessWorker`."""
+        """As `RayWorker`."""
         ...
 
 
@@ -86,8 +84,7 @@ class Front:
         streams: those to start with, by name.
         outputs: the sinks that all streams share, which are closed with it.
         store: keeps events; it stays the caller's.
-        make: makes workers elsewhere; None for processes of this machine.
-        method: how processes are started.
+        make: makes workers.
         secret: that workers know it by; made up if None.
         placement: decides where streams run.
         names: of the workers, such as run already; () for 1, 2, ….
@@ -98,15 +95,13 @@ class Front:
         config: RunConfig,
         streams: Mapping[str, ListedStream],
         outputs: list[Output],
-        store: EventStore | None = None,
-        make: MakeElsewhere | None = None,
-        method: StartMethod = METHOD,
+        store: EventStore | None,
+        make: MakeRelayed,
         secret: str | None = None,
         placement: Placement | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        self._config, self._method = config, method
-        self._make_elsewhere = make
+        self._config, self._make_worker = config, make
         self._outputs = outputs
         self._store = store
         self.reloader: Any = None
@@ -190,7 +185,7 @@ class Front:
         api = FrontApi(self.supervisor, forwarder, auth, metrics, events=self._store is not None)
         search = WorkersSearch(self.stores, self.supervisor.seats, self._secret)
         merged = None
-        if self._store is not None and self._make_elsewhere is not None:  # which may be on other machines
+        if self._store is not None:  # which may be on other machines
             self.stores.serve_local()
             merged = MergedEvents(self.stores.urls, forwarder, auth, search)
         self._server = HttpServer(
@@ -252,8 +247,7 @@ class Front:
         Raises:
             RollError: if that cannot be, and everything goes on as it was.
         """
-        room = _room_beside if self._make_elsewhere is None else lambda seat: None
-        replace_workers(self.supervisor, partial(self._make, config=config), configs, room=room)
+        replace_workers(self.supervisor, partial(self._make, config=config), configs)
         self._config = config
 
     def _make(self, name: str, on_message: Any, config: RunConfig | None = None) -> Worker:
@@ -262,16 +256,13 @@ class Front:
             "config": worker_values(config),
             "index": number_of(name) - 1,
             "threads": threads_each(config.workers),
-            "processors": usable_processors() / config.workers,
             "secret": self._secret,
             "media": str(self._store.media_folder) if self._store else None,
             "keep": self._keep,
             "open_by_default": is_loopback(parse_place(config.http)[0]) if config.http else True,
         }
-        results = self._receiver.receive if self._outputs else None
-        if self._make_elsewhere is not None:
-            return self._make_elsewhere(name, settings, on_message, results)
-        return ProcessWorker(name, settings, on_message, results, self._method)
+        results = self._receiver.take if self._outputs else None
+        return self._make_worker(name, settings, on_message, results)
 
     def _is_live(self, stream: str) -> bool:
         found = self.supervisor.streams().get(stream)
@@ -332,12 +323,19 @@ class FileOf:
         raise ConfigError("what a file would change is not known with workers")
 
 
+def check_front(config: RunConfig) -> None:
+    """Check what workers cannot do; raises ConfigError."""
+    if config.display:
+        raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
+    if watched := next((target for target in streams_of(config)[1] if target.text.startswith(WHEP)), None):
+        raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
+
+
 @contextmanager
 def opened_front(
     config: RunConfig,
-    method: StartMethod = METHOD,
+    make: MakeRelayed,
     *,
-    make: MakeElsewhere | None = None,
     secret: str | None = None,
     placement: Placement | None = None,
     names: Sequence[str] = (),
@@ -351,11 +349,8 @@ def opened_front(
         SinkError: if an output cannot be opened.
         RunFailed: if in the end something could not be finished.
     """
-    if config.display:
-        raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
+    check_front(config)
     streams, shared = streams_of(config)
-    if watched := next((target for target in shared if target.text.startswith(WHEP)), None):
-        raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
     each = [target for target in targets_of(config) if target.each]
     own = [target.of(name) for name, one in streams.items() for target in (*each, *map(Target, one.sinks))]
     own += [Target(one.heatmap, HEATMAP).of(name) for name, one in streams.items() if one.heatmap]
@@ -373,7 +368,7 @@ def opened_front(
             for target in shared:
                 outputs.append(open_output(target))
                 on_failure.callback(outputs[-1].sink.close)
-            front = Front(config, streams, outputs, store, make, method, secret, placement, names)
+            front = Front(config, streams, outputs, store, make, secret, placement, names)
             on_failure.pop_all()
         stack.callback(front.close)
         if place:
@@ -387,10 +382,6 @@ def worker_values(config: RunConfig) -> dict[str, Any]:
     ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray"))}
     values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
     return values | {"http": "127.0.0.1:0", "sinks": [target.text for target in targets_of(config) if target.each]}
-
-
-def _room_beside(seat: WorkerSeat) -> str | None:
-    return room_for(seat.report.rss_bytes, available_bytes()) if seat.report else None
 
 
 def _is_video(target: Target) -> bool:
@@ -419,3 +410,13 @@ def _named(config: RunConfig) -> dict[str, ListedStream]:
         taken.add(name)
         named[name] = stream
     return named
+
+
+def threads_each(workers: int) -> int:
+    """How many threads each of so many workers has for an operation of its engine; 0 to leave that to the environment.
+
+    Together they use half of the processors, as one engine does: decoders and encoders need the rest.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return 0
+    return max(1, usable_processors() // (2 * workers))

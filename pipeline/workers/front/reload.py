@@ -1,7 +1,7 @@
 """The configuration file of a run with workers: read anew when it changes. Knows no signals and no terminal.
 
-A stream that is other than before is opened anew before it is closed, and what concerns workers themselves, such as the
-model, has them replaced one after another (`rolling`); a file with a mistake changes nothing.
+Only changed streams restart, and what concerns workers themselves, such as the model, has them replaced one after
+another (`rolling`); a file with a mistake changes nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class FrontReloader(ConfigFile):
     Args:
         path: of the file.
         overrides: the command line's values over it.
-        config: what the front was opened from.
         front: runs it.
+        changer: has it run by another configuration.
     """
 
-    def __init__(self, path: Path, overrides: Mapping[str, Any], config: RunConfig, front: Front) -> None:
+    def __init__(self, path: Path, overrides: Mapping[str, Any], front: Front, changer: Changer) -> None:
         super().__init__(path, overrides)
-        self._changer = Changer(front, config)
+        self._changer = changer
         self._front = front
         self._one = threading.Lock()
 

@@ -273,4 +273,3 @@ def test_a_signal_ends_every_actor(running: Running) -> None:
             break
         time.sleep(0.1)
     assert [line for line in running.cluster.processes("ray::").values() if "Actor" in line] == []
-    assert running.cluster.processes("forkserver") == {}

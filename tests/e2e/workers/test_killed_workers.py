@@ -1,4 +1,4 @@
-"""`saccade run --workers 2` under eight cameras of a real RTSP server: killed workers, a killed supervisor, a signal.
+"""`saccade run --workers 2` on a local Ray, under eight cameras of a real RTSP server: killed workers and supervisor.
 
 The server's frames show nobody, so that a rule on absence has an event in each stream all the time. With SACCADE_LONG=1
 each worker is killed ten times, and every stream must be back within 10 s; otherwise once. An event goes on under its
@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import av
 import pytest
 
 from saccade.pipeline.events.machine import RESUME_S
@@ -52,6 +51,7 @@ class Program:
             "http": f"127.0.0.1:{self.port}",
             "device": "cpu",
             "workers": 2,
+            "ray_state": str(folder / "desired.db"),
             **values,
         }
         self.file = folder / "cameras.yaml"
@@ -65,7 +65,13 @@ class Program:
         self.streams = streams
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=LONG_S) as answer:
+        return self.ask(path, "GET", None)
+
+    def ask(self, path: str, method: str, body: Any) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=LONG_S) as answer:
             return json.loads(answer.read())
 
     def begun(self) -> bool:
@@ -145,6 +151,11 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
         wait_for(lambda: len(program.get("/events?limit=500")["events"]) >= STREAMS, LONG_S)
         assert [len(seat["streams"]) for seat in program.get("/workers")["workers"]] == [STREAMS // 2] * 2
         took, rss = [], []
+        program.ask("/streams/c1", "PATCH", {"conf": 0.6, "weight": 3})
+        zones = program.get("/streams/c1/zones")["zones"]
+        zones["door"] = {"polygon": "0,0,.5,0,.5,1"}
+        program.ask("/streams/c1/zones", "PUT", {"zones": zones})
+        time.sleep(1.5)  # for the worker to report it
         for kill in range(KILLS):
             before = program.going_on()
             took.append(program.kill_worker(kill % 2))
@@ -152,6 +163,9 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
             time.sleep(1.5)  # for the rule's condition to hold
             if took[-1][1] < RESUME_S - 2:
                 wait_for(lambda before=before: program.going_on() >= before, LONG_S)
+        changed = next(one for one in program.get("/streams")["streams"] if one["name"] == "c1")
+        assert (changed["conf"], changed["weight"]) == (0.6, 3)
+        assert list(program.get("/streams/c1/zones")["zones"]) == ["desk", "door"]
         workers = program.get("/workers")["workers"]
         assert [seat["starts"] for seat in workers] == [1 + KILLS // 2] * 2
         print("\nseconds until the worker was ready, and until all streams ran:", took)
@@ -159,11 +173,11 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
         if LONG:
             assert max(back for _, back in took) <= BACK_S
             assert rss[-1] - rss[KILLS // 4] < 16 << 20
-        assert len(program.going_on()) == STREAMS
+        wait_for(lambda: len(program.going_on()) == STREAMS, LONG_S)
         stored = {one["id"] for one in program.get("/events?limit=500")["events"]}
         program.process.send_signal(signal.SIGTERM)
         begun = time.monotonic()
-        assert program.process.wait(LONG_S) == 130
+        assert program.process.wait(LONG_S) == 0
         print("seconds to end by SIGTERM:", time.monotonic() - begun)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     begins = Counter(line["id"] for line in lines if line["type"] == "begin")
@@ -178,13 +192,10 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
 
 
 def test_workers_end_with_their_supervisor(tmp_path: Path, camera: Camera) -> None:
-    with running(tmp_path, camera, 2, sinks=[f"{tmp_path}/{{stream}}.mp4"]) as program:
+    with running(tmp_path, camera, 2) as program:
         program.add_to_file(camera)
         pids = {seat["pid"] for seat in program.get("/workers")["workers"]}
         assert pids <= set(program.left())
         program.process.kill()
         took = wait_for(lambda: not program.left(), LONG_S)
         print(f"\nseconds until nothing was left of a killed supervisor: {took:.2f}")
-    for number in range(3):
-        with av.open(str(tmp_path / f"c{number}.mp4")) as video:
-            assert sum(1 for _ in video.decode(video=0)) > 0

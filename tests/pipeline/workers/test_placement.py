@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from saccade.pipeline.workers.placement import Placement, Settings, StreamNeed, WorkerSlot, demand
+from saccade.pipeline.workers.placement import Placement, StreamNeed, WorkerSlot, demand
 
 
 def slots(*names: str, **values: object) -> list[WorkerSlot]:
@@ -71,17 +71,6 @@ def test_a_worker_that_returns_takes_no_streams_without_need() -> None:
     assert after == before
 
 
-def test_a_worker_that_returns_relieves_overloaded_ones() -> None:
-    placement, streams = Placement(), needs(12, 0.17)
-    placement.place(streams, slots("a", "b", "c"), 0.0)
-    before = placement.place(streams, slots("a", "c"), 1.0)
-    for second in range(2, 120):
-        after = placement.place(streams, slots("a", "b", "c"), float(second))
-    assert counts(before) == {"a": 6, "c": 6}
-    assert counts(after) == {"a": 5, "b": 2, "c": 5}  # 0.85 is no overload
-    assert moves(before, after) == 2
-
-
 @pytest.mark.parametrize(("unready_s", "moved"), [(1.0, 0), (3.0, 3)])
 def test_a_restarting_worker_keeps_its_streams_for_a_while(unready_s: float, moved: int) -> None:
     placement, streams = Placement(), needs(6, 0.1)
@@ -107,39 +96,6 @@ def test_draining_moves_what_others_have_room_for() -> None:
     assert counts(placement.place(streams, draining, 1.0)) == {"a": 2, "b": 6}
 
 
-def test_overload_is_relieved_only_once_it_has_lasted() -> None:
-    placement, workers = Placement(Settings(settle_s=10, smoothing_s=1e-6)), slots("a", "b")
-    light, heavy = needs(8, 0.01), [replace(need, cost=0.28) for need in needs(8, 0.01)]
-    start = placement.place(light, workers, 0.0)
-    on_a = {name for name, worker in start.items() if worker == "a"}
-    uneven = [replace(need, cost=0.28 if need.name in on_a else 0.01) for need in heavy]
-    assert placement.place(uneven, workers, 5.0) == start
-    assert placement.place(light, workers, 10.0) == start  # a peak that has passed
-    assert placement.place(uneven, workers, 15.0) == start
-    assert placement.place(uneven, workers, 24.0) == start
-    assert moves(start, placement.place(uneven, workers, 26.0)) in (1, 2)
-
-
-def test_a_faster_worker_relieves_where_the_idlest_cannot() -> None:
-    placement, streams = Placement(Settings(settle_s=0)), [StreamNeed("heavy", cost=3.0), StreamNeed("light", cost=0.2)]
-    workers = [WorkerSlot("a"), WorkerSlot("idle", capacity=0.5), WorkerSlot("fast", capacity=2.0)]
-    placement.adopt({"heavy": "a", "light": "fast"})
-    assert placement.place(streams, workers, 0.0) == {"heavy": "fast", "light": "fast"}
-
-
-def test_loads_that_swing_do_not_move_streams_back_and_forth() -> None:
-    """Two workers take turns at being busy, each for 15 s: longer than the load must last, shorter than a move pays."""
-    placement, workers = Placement(), slots("a", "b")
-    before = placement.place(needs(10, 0.1), workers, 0.0)
-    moved = 0
-    for second in range(1, 1800):
-        turn = "a" if second // 15 % 2 else "b"
-        streams = [StreamNeed(name, cost=0.2 if worker == turn else 0.08) for name, worker in sorted(before.items())]
-        after = placement.place(streams, workers, float(second))
-        moved, before = moved + moves(before, after), after
-    assert moved <= 10
-
-
 def test_adopted_streams_stay_where_they_were_found() -> None:
     placement = Placement()
     found = {"s000": "b", "s001": "b", "s002": "gone"}
@@ -161,33 +117,15 @@ def test_a_slot_refuses_values_that_mean_nothing(values: dict[str, float]) -> No
         WorkerSlot("a", **values)  # type: ignore[arg-type]
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    costs=st.lists(st.floats(0.0, 0.3), min_size=1, max_size=40),
-    workers=st.integers(1, 6),
-    start=st.integers(1, 6),
-)
-def test_constant_loads_settle_and_then_nothing_moves(costs: list[float], workers: int, start: int) -> None:
-    """From any uneven start: few moves, then none, and no worker overloaded beside one that could relieve it."""
+@given(costs=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=40), workers=st.integers(1, 6), start=st.integers(1, 6))
+def test_nothing_moves_from_a_worker_that_is_there(costs: list[float], workers: int, start: int) -> None:
     placement = Placement()
     names = [f"w{number}" for number in range(workers)]
     streams = [StreamNeed(f"s{number}", cost=cost) for number, cost in enumerate(costs)]
-    placement.adopt({stream.name: names[number % min(start, workers)] for number, stream in enumerate(streams)})
-    places = placement.place(streams, slots(*names), 0.0)
-    moved = 0
-    for second in range(5, 1500, 5):
-        after = placement.place(streams, slots(*names), float(second))
-        moved, places = moved + moves(places, after), after
-        if second > 1300:
-            assert moves(places, after) == 0
-    assert moved <= 2 * len(costs)
-    load = dict.fromkeys(names, 0.0)
-    for stream in streams:
-        load[places[stream.name]] += stream.cost or 0.0
-    busiest, idlest = max(load, key=load.__getitem__), min(load, key=load.__getitem__)
-    if load[busiest] > Settings().high + 1e-6:
-        lightest = min(stream.cost or 0.0 for stream in streams if places[stream.name] == busiest)
-        assert load[idlest] + lightest > load[busiest] - Settings().margin - 1e-6
+    places = {stream.name: names[number % min(start, workers)] for number, stream in enumerate(streams)}
+    placement.adopt(places)
+    for second in range(0, 300, 30):
+        assert placement.place(streams, slots(*names), float(second)) == places
 
 
 class Fleet(RuleBasedStateMachine):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 import urllib.error
 import urllib.request
@@ -14,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import av
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,10 +20,10 @@ from saccade.pipeline.config.file import load
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.workers.front.front import Front, opened_front
-from saccade.pipeline.workers.process.process_worker import ProcessWorker
 from tests.support.cameras import wait_for
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
 from tests.support.sinks.rule_events import BEGIN
+from tests.support.worker_here import WorkerHere
 
 LONG_S = 90.0  # far beyond what any of these needs; only so that a hang fails
 RATE = 5
@@ -61,12 +58,6 @@ class Running:
     def until_frames(self, name: str, more: int = 1) -> float:
         return wait_for(lambda: self.stream(name)["frames_out"] >= more, LONG_S)
 
-    def kill(self, number: int) -> None:
-        worker = self.front.supervisor.seats()[number].worker
-        assert isinstance(worker, ProcessWorker)
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
-
 
 @pytest.fixture(scope="module")
 def camera() -> Iterator[str]:
@@ -93,7 +84,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, camera: str) -> Iterator[R
         "workers": 2,
         "device": "cpu",
     }
-    with opened_front(load(None, values)) as front:
+    with opened_front(load(None, values), WorkerHere) as front:
         front.start()
         wait_for(front.check, LONG_S)
         assert front.url is not None
@@ -210,74 +201,13 @@ def test_a_stream_is_added_restarted_and_removed(running: Running, camera: str) 
     assert running.ask("/streams/third")[0] == 404
 
 
-def test_a_killed_worker_comes_back_with_its_streams(running: Running) -> None:
-    assert running.ask("/streams/room", "PATCH", {"detect": ["person", "chair"], "weight": 3})[0] == 200
-    assert running.ask("/streams/room/zones", "PUT", {"zones": {"desk": {"polygon": ".1,.1,.9,.1,.9,.9"}}})[0] == 200
-    rules = [{"name": "sitter", "when": "person in desk"}]
-    assert running.ask("/streams/room/rules", "PUT", {"rules": rules})[0] == 200
-    wait_for(lambda: running.front.supervisor.streams()["room"].config["rules"] == rules, LONG_S)
-    running.until_frames("room")
-    place = running.stream("room")["worker"]
-    lines = (running.folder / "room.jsonl").read_text().count("\n")
-    running.kill(int(place) - 1)
-    wait_for(lambda: running.stream("room")["state"] == "waiting", LONG_S)
-    running.until_frames("room")
-    room = running.stream("room")
-    assert (room["detect"], room["weight"], room["worker"]) == (["person", "chair"], 3.0, place)
-    assert list(running.ask("/streams/room/zones")[1]["zones"]) == ["desk"]
-    assert running.ask("/streams/room/rules")[1]["rules"] == rules
-    assert (running.folder / "room-1.jsonl").read_text().count("\n") >= lines, "its first file was not replaced"
-    one = next(seat for seat in running.ask("/workers")[1]["workers"] if seat["name"] == place)
-    assert (one["starts"], len(one["restarted_in_s"])) == (2, 1)
-
-
-def test_an_event_goes_on_when_its_worker_is_killed(running: Running) -> None:
-    heard: list[dict[str, Any]] = []
-    publish = running.front.events._publish
-
-    def note(record: Any, machine: str) -> None:
-        heard.append(dict(record))
-        publish(record, machine)
-
-    def of(kind: str) -> list[dict[str, Any]]:
-        return [one for one in heard if one["type"] == kind and one.get("rule") == "empty"]
-
-    running.front.events._publish = note
-    rules = [{"name": "empty", "when": "any absent from corner for 1s"}]
-    zones = {"zones": {"corner": {"polygon": "0,0,.02,0,.02,.02"}}}
-    assert running.ask("/streams/hall/zones", "PUT", zones)[0] == 200
-    assert running.ask("/streams/hall/rules", "PUT", {"rules": rules})[0] == 200
-    wait_for(lambda: running.front.supervisor.streams()["hall"].config.get("rules") == rules, LONG_S)
-    wait_for(lambda: bool(of("begin")), LONG_S)
-    (begin,) = of("begin")
-    clip = running.folder / "kept" / "media" / f"{begin['id']}.mp4"
-    wait_for(clip.exists, LONG_S)  # what there is of it, a second after the beginning
-    size = clip.stat().st_size
-    running.kill(int(running.stream("hall")["worker"]) - 1)
-    wait_for(lambda: any(one["id"] == begin["id"] for one in of("update")), LONG_S)
-    assert running.ask(f"/events/{begin['id']}")[1]["end_time"] is None
-    running.until_frames("hall", 2 * RATE)
-    assert running.ask("/streams/hall/rules", "PUT", {"rules": []})[0] == 200
-    wait_for(lambda: bool(of("end")), LONG_S)
-    wait_for(lambda: any(one["type"] == "media" and one["event"] == begin["id"] for one in heard), LONG_S)
-    # It is heard before it is written.
-    wait_for(lambda: running.ask(f"/events/{begin['id']}")[1]["end_time"] is not None, LONG_S)
-    running.front.events._publish = publish
-    assert [one["id"] for one in (*of("begin"), *of("end"))] == [begin["id"]] * 2
-    found = running.ask(f"/events/{begin['id']}")[1]
-    assert (found["has_clip"], found["end_time"] > begin["start_time"]) == (True, True)
-    wait_for(lambda: clip.stat().st_size > size, LONG_S)
-    with av.open(str(clip)) as video:
-        assert sum(1 for _ in video.decode(video=0)) > RATE
-
-
 def test_events_outlive_the_process_in_front(tmp_path: Path, running: Running) -> None:
     kept = tmp_path / "kept"
     with closing(EventStore(kept)) as store:
         for name in ("room", "none"):
             store.write({**BEGIN, "id": f"e-{name}", "stream": name})
     values = {"streams": [{"source": "rtsp://127.0.0.1:9/x", "name": "room"}], "detect": ["person"], "device": "cpu"}
-    with opened_front(load(None, {**values, "store": str(kept), "workers": 1})) as front:
+    with opened_front(load(None, {**values, "store": str(kept), "workers": 1}), WorkerHere) as front:
         front.start()
         assert [one["id"] for one in front.events.of("room")] == ["e-room"]
         assert front.events.of("none") == []

@@ -11,7 +11,8 @@ from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.workers.front.front import opened_front
-from saccade.pipeline.workers.front.reload import FrontReloader
+from saccade.pipeline.workers.front.reload import Changer, FrontReloader
+from tests.support.worker_here import WorkerHere
 
 HALL = {"name": "hall", "source": "rtsp://192.0.2.7/a"}
 YARD = {"name": "yard", "source": "rtsp://192.0.2.7/b"}
@@ -25,10 +26,10 @@ def test_only_what_is_other_is_closed_opened_or_started_anew(tmp_path: Path) -> 
 
     write(HALL, YARD)
     config = load(path, {})
-    with opened_front(config) as front:  # whose workers are not started: what is to run is known all the same
+    with opened_front(config, WorkerHere) as front:  # whose workers are not started
         for name, stream in front._first.items():
             front.supervisor.open(stream.model_dump(mode="json", exclude_unset=True), name, or_similar=False)
-        reloader = FrontReloader(path, {}, config, front)
+        reloader = FrontReloader(path, {}, front, Changer(front, config))
         assert not reloader.changed
         assert reloader.reload() == [f"{path}: nothing has changed"]
         write(HALL, {**YARD, "conf": 0.7}, {**YARD, "name": "door"}, store="kept")
@@ -56,10 +57,10 @@ def test_what_was_drawn_is_written_into_the_file(tmp_path: Path) -> None:
     yard = {**YARD, "detect": ["person"]}
     path.write_text("# two cameras\n" + yaml.safe_dump({"workers": 2, "streams": [HALL | {"point": ["face"]}, yard]}))
     config = load(path, {})
-    with opened_front(config) as front:
+    with opened_front(config, WorkerHere) as front:
         for name, stream in front._first.items():
             front.supervisor.open(stream.model_dump(mode="json", exclude_unset=True), name, or_similar=False)
-        reloader = FrontReloader(path, {}, config, front)
+        reloader = FrontReloader(path, {}, front, Changer(front, config))
         drawn = {"zones": {"desk": {"polygon": ".1,.1,.9,.1,.9,.9"}}, "rules": ["visitor=person in desk"]}
         stream = ListedStream.model_validate({**yard, **drawn})
         front.supervisor.streams()["yard"].config = stream.model_dump(mode="json", exclude_unset=True)
@@ -69,6 +70,6 @@ def test_what_was_drawn_is_written_into_the_file(tmp_path: Path) -> None:
         read = load(path, {}).streams[1]
         assert (read.zones, read.rules) == (stream.zones, stream.rules)
         assert reloader.reload() == [f"{path}: nothing has changed"]
-    reloader = FrontReloader(path, {"streams": []}, config, front)
+    reloader = FrontReloader(path, {"streams": []}, front, Changer(front, config))
     with pytest.raises(ConfigError, match="on the command line"):
         reloader.save()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -31,12 +29,13 @@ from saccade.pipeline.workers.front.front import Front, opened_front
 from saccade.pipeline.workers.front.search import WorkersSearch
 from saccade.pipeline.workers.machines.store_server import StoreServer
 from saccade.pipeline.workers.machines.stores import MachineStores
-from saccade.pipeline.workers.process.snapshot_api import SnapshotApi
+from saccade.pipeline.workers.snapshot_api import SnapshotApi
 from saccade.pipeline.workers.states import WorkerSeat
 from saccade.sources import open_source
 from tests.pipeline.events.storage.test_store import event
 from tests.support.cameras import free_port, wait_for
 from tests.support.command import Command
+from tests.support.worker_here import WorkerHere
 
 LONG_S = 90.0  # far beyond what any of these needs; only so that a hang fails
 COUNT = 40
@@ -71,11 +70,11 @@ class Running:
         with self.open(f"/events/search?{query}") as answer:
             return list(json.load(answer)["events"])
 
-    def kill(self, *numbers: int) -> None:
+    def end(self, *numbers: int) -> None:
         for number in numbers:
-            pid = self.front.supervisor.seats()[number].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            worker = self.front.supervisor.seats()[number].worker
+            assert worker is not None
+            worker.stop()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, images: dict[bool, bytes])
     with closing(EventStore(folder)) as store:
         fill(store, range(COUNT), images)
     values = {"store": str(folder), "detect": "person", "http": "127.0.0.1:0", "workers": 2, "device": "cpu"}
-    with opened_front(load(None, values)) as front:
+    with opened_front(load(None, values), WorkerHere) as front:
         front.start()
         assert front.url is not None
         wait_for(lambda: all(seat.ready for seat in front.supervisor.seats()), LONG_S)
@@ -125,13 +124,13 @@ def progress(answer: Any) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix(b"data: "))
 
 
-@pytest.mark.parametrize("killed", [(), (0,), (0, 1)], ids=["none", "one", "all"])
-def test_a_search_goes_on_when_workers_are_killed(running: Running, killed: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("ended", [(), (0,), (0, 1)], ids=["none", "one", "all"])
+def test_a_search_goes_on_when_workers_end(running: Running, ended: tuple[int, ...]) -> None:
     wait_for(lambda: all(seat.ready for seat in running.front.supervisor.seats()), LONG_S)
     with running.open(f"/events/search?q=person&limit={COUNT}", Accept="text/event-stream") as answer:
         messages = progress(answer)
         seen = [next(messages)]
-        running.kill(*killed)
+        running.end(*ended)
         seen += messages
     counts = [one["done"] for one in seen[:-1]]
     assert counts == sorted(counts)

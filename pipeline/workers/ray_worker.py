@@ -1,7 +1,7 @@
-"""A worker as an actor of a Ray cluster: placed, started again and counted by Ray; frames never leave its process.
+"""A worker as a Ray actor: placed, started again and counted by Ray; frames never leave its process.
 
-The actor holds a `Relay`, which has the same process as a worker of this machine. Commands and messages are calls of
-the actor; neither they nor results, which are small, go through the object store.
+The actor holds the engine and its streams (`WorkerRun`) behind a `Relay`. Commands and messages are calls of the actor;
+neither they nor results, which are small, go through the object store.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
 import ray
@@ -21,15 +19,14 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from saccade.pipeline.errors import one_line
-from saccade.pipeline.workers.cluster.relay import Relay
-from saccade.pipeline.workers.cluster.store_actor import store_here
-from saccade.pipeline.workers.process.memory import available_bytes, room_for, rss_bytes
+from saccade.pipeline.workers.memory import available_bytes, room_for, rss_bytes
 from saccade.pipeline.workers.protocol import Message, WorkerState
+from saccade.pipeline.workers.relay import Relay
 from saccade.pipeline.workers.states import number_of
+from saccade.pipeline.workers.store_actor import store_here
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = "saccade"
 POLL_S = 1.0
 SILENT_S = 3.0
 """Without an answer of its actor, beyond `POLL_S`, after which a worker is taken to have ended: with 2 s of grace
@@ -45,14 +42,14 @@ def _address() -> str:
 
 
 class WorkerActor:
-    """What runs in the actor: a relay and its worker, by that one's name; two while the one takes the other's place.
+    """What runs in the actor: a worker, by its name; two while the one takes the other's place.
 
     Args:
         folder: that relative paths of the configuration begin in; left as it is where this machine has no such folder.
-        processors: that the worker is to use.
+        processors: that the worker is to use; None on the machine of the command, which knows.
     """
 
-    def __init__(self, folder: str, processors: float) -> None:
+    def __init__(self, folder: str, processors: float | None) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
         self._folder = folder
@@ -66,52 +63,48 @@ class WorkerActor:
         Raises:
             RuntimeError: if another worker runs here, and there is no memory for one more.
         """
-        others = [relay.pid for other, relay in list(self._relays.items()) if other != name]
-        needed = max((rss_bytes(pid) for pid in others if pid is not None), default=0)
-        if problem := room_for(needed, available_bytes()):
+        others = [relay for other, relay in list(self._relays.items()) if other != name and relay.alive]
+        if others and (problem := room_for(rss_bytes(os.getpid()), available_bytes())):
             raise RuntimeError(problem)
-        here = {"host": _address(), "index": 0, "processors": self._processors}
-        here["threads"] = max(1, int(self._processors / 2))
+        here: dict[str, Any] = {}
+        if self._processors is not None:
+            here = {"host": _address(), "index": 0, "threads": max(1, int(self._processors / 2))}
         here |= store_here(settings, self._folder, _address())
-        self._relay(name).start({**settings, **here}, results)
+        with self._lock:
+            self._relays[name] = relay = Relay()
+        relay.start({**settings, **here}, results)
 
     def attach(self, name: str, wanted: Sequence[str]) -> bool:
-        """As `Relay.attach`."""
-        return self._relay(name).attach(wanted)
+        """As `Relay.attach`; False if there is none."""
+        relay = self._relays.get(name)
+        return relay is not None and relay.attach(wanted)
 
     def send(self, name: str, command: Message) -> None:
         """As `Relay.send`."""
-        self._relay(name).send(command)
+        if (relay := self._relays.get(name)) is not None:
+            relay.send(command)
 
     def poll(self, name: str, wait_s: float) -> tuple[list[Message], list[bytes]]:
-        """As `Relay.poll`."""
-        return self._relay(name).poll(wait_s)
-
-    def kill(self, name: str) -> None:
-        """As `Relay.kill`."""
-        self._relay(name).kill()
+        """As `Relay.poll`; that it has ended if there is none."""
+        relay = self._relays.get(name)
+        return ([{"is": "ended", "reason": "its actor has died"}], []) if relay is None else relay.poll(wait_s)
 
     def forget(self, name: str) -> None:
-        """A worker has ended for good, or is not wanted: kill it if it runs."""
+        """A worker has ended for good, or is not wanted: stop it if it runs."""
         with self._lock:
             relay = self._relays.pop(name, None)
         if relay is not None:
-            relay.kill()
+            relay.send({"do": "stop"})
 
     def streams(self) -> dict[str, list[str]]:
         """The streams that each worker has which runs here."""
-        return {name: list(relay.streams) for name, relay in list(self._relays.items()) if relay.pid is not None}
-
-    def _relay(self, name: str) -> Relay:
-        with self._lock:
-            return self._relays.setdefault(name, Relay())
+        return {name: list(relay.streams) for name, relay in list(self._relays.items()) if relay.alive}
 
 
-def actor_of(name: str, group: PlacementGroup, folder: str, cpus: float, gpus: float) -> Any:
+def actor_of(name: str, group: PlacementGroup, folder: str, cpus: float, gpus: float, processors: float | None) -> Any:
     """The actor of a worker, made if there is none: in its bundle of the placement group, started again if it dies."""
     options = {
         "name": f"worker-{number_of(name)}",
-        "namespace": NAMESPACE,
         "lifetime": "detached",
         "get_if_exists": True,
         "max_restarts": -1,
@@ -120,12 +113,16 @@ def actor_of(name: str, group: PlacementGroup, folder: str, cpus: float, gpus: f
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, number_of(name) - 1),
     }
     methods = {}
-    for method in ("start", "attach", "send", "kill", "forget"):
-        methods[method] = ray.method(concurrency_group="control")(getattr(WorkerActor, method))
+    for method in ("start", "attach", "send", "forget"):
+        # While Ray starts the actor again, a worker's start waits for it.
+        retries = -1 if method in ("start", "attach") else 0
+        methods[method] = ray.method(concurrency_group="control", max_task_retries=retries)(
+            getattr(WorkerActor, method)
+        )
     methods["poll"] = ray.method(concurrency_group="messages")(WorkerActor.poll)
     remote: Any = ray.remote  # whose types lack the groups
     made = remote(concurrency_groups={"control": 2, "messages": 3})(type("WorkerActor", (WorkerActor,), methods))
-    return made.options(**options).remote(folder, cpus)
+    return made.options(**options).remote(folder, processors)
 
 
 class RayWorker:
@@ -134,9 +131,9 @@ class RayWorker:
     Args:
         name: of the worker.
         actor: returns its actor; may wait.
-        settings: as `run_worker` takes them.
+        settings: as `WorkerRun` takes them.
         on_message: called with the worker and each message; the last one is {"is": "ended", "reason": …}.
-        on_results: called in a thread of its own with a connection through which results come; None for none.
+        on_results: called with each result for the outputs that streams share; None for none.
         attach: take over the worker that runs there, if one does, instead of starting another: names of the streams
             that are to run. None to start another in any case.
     """
@@ -147,7 +144,7 @@ class RayWorker:
         actor: Callable[[], Any],
         settings: Mapping[str, Any],
         on_message: Callable[[RayWorker, Message], None],
-        on_results: Callable[[Connection], None] | None = None,
+        on_results: Callable[[bytes], None] | None = None,
         *,
         attach: Sequence[str] | None = None,
     ) -> None:
@@ -190,22 +187,16 @@ class RayWorker:
 
     def _run(self) -> None:
         reason = "its actor was killed"
-        ours: Connection | None = None
-        threads = []
+        sending: threading.Thread | None = None
         actor: Any = None
         try:
             actor = self._actor_of()
-            if self._on_results is not None:
-                theirs, ours = Pipe(duplex=False)
-                threads.append(threading.Thread(target=self._receive, args=(theirs,), daemon=True))
-            threads.append(threading.Thread(target=self._send, args=(actor,), daemon=True))
             wanted = self._attach
             if wanted is None or not ray.get(actor.attach.remote(self._name, list(wanted)), timeout=START_S):
                 ray.get(actor.start.remote(self._name, self._settings, self._on_results is not None), timeout=START_S)
-            for thread in threads:
-                thread.name = "saccade worker"
-                thread.start()
-            reason = self._follow(actor, ours)
+            sending = threading.Thread(target=self._send, args=(actor,), name="saccade commands", daemon=True)
+            sending.start()
+            reason = self._follow(actor)
         except ray.exceptions.GetTimeoutError:
             reason = "its actor has not answered"
             with contextlib.suppress(ray.exceptions.RayError):
@@ -216,28 +207,20 @@ class RayWorker:
             with contextlib.suppress(Exception):
                 actor.forget.remote(self._name)
         self._commands.put(None)
-        if ours is not None:
-            ours.close()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        if sending is not None:
+            sending.join()
         self._state = "ended"
         self._on_message(self, {"is": "ended", "reason": reason})
 
-    def _receive(self, results: Connection) -> None:
-        assert self._on_results is not None
-        with results:
-            self._on_results(results)
-
-    def _follow(self, actor: Any, results: Connection | None) -> str:
+    def _follow(self, actor: Any) -> str:
         """Hand on what the worker says until it has ended; returns the reason."""
         reason = ""
         while not self._killed.is_set():
             silent_s = SILENT_S if self._state == "ready" else _LOADING_S
             messages, found = ray.get(actor.poll.remote(self._name, POLL_S), timeout=POLL_S + silent_s)
-            for data in found:
-                if results is not None:
-                    results.send_bytes(data)
+            if self._on_results is not None:
+                for data in found:
+                    self._on_results(data)
             for message in messages:
                 if message["is"] == "ended":
                     return reason or str(message["reason"])
@@ -246,7 +229,8 @@ class RayWorker:
                 elif message["is"] == "failed":
                     reason = message["error"]
                 self._on_message(self, message)
-        ray.get(actor.kill.remote(self._name), timeout=SILENT_S)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(actor, no_restart=False)
         return "it did not answer"
 
     def _send(self, actor: Any) -> None:

@@ -1,23 +1,23 @@
-"""Stands between a worker's process and a supervisor that may go and come back: on the worker's machine, beside it.
+"""Stands between a worker and a supervisor that may go and come back: in the worker's process.
 
-The process goes on while no supervisor is there; what it sends meanwhile is kept. A supervisor that has started anew,
+The worker goes on while no supervisor is there; what it sends meanwhile is kept. A supervisor that has started anew,
 and wants a stream that runs already, gets the answer that it is open: nothing is interrupted. Knows no Ray, but the
 actor around it does.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
-from saccade.pipeline.workers.process.process_worker import METHOD, ProcessWorker, StartMethod
-from saccade.pipeline.workers.protocol import Message, Worker
+from saccade.pipeline.workers.protocol import Message
+from saccade.pipeline.workers.worker import WorkerRun
 
 MAX_MESSAGES = 10_000  # events of hours; reports are kept once
 MAX_RESULTS = 256  # of frames, for the sinks of all streams; then live streams lose their oldest
@@ -34,43 +34,33 @@ class _Open:
 
 
 class Relay:
-    """One worker's process after the other. Every method is callable from any thread.
+    """One worker from its start to its end. Every method is callable from any thread."""
 
-    Args:
-        method: how processes are started.
-    """
-
-    def __init__(self, method: StartMethod = METHOD) -> None:
-        self._method = method
+    def __init__(self) -> None:
         self._changed = threading.Condition()  # over what follows
-        self._worker: ProcessWorker | None = None
+        self._worker: WorkerRun | None = None
         self._ready: Message | None = None  # as it came
         self._streams: dict[str, _Open] = {}
         self._opening: dict[int, dict[str, Any]] = {}  # key → configuration
-        self._held: dict[int, str] = {}  # key → name: open there, while another worker has the stream
         self._later: dict[str, Message] = {}  # to be opened when what has the name is closed
         self._messages: deque[Message] = deque()
         self._results: deque[bytes] = deque()
 
     def start(self, settings: Mapping[str, Any], results: bool) -> None:
-        """Start a process, instead of one that runs, and forget what that has sent, but for its events.
+        """Start the worker.
 
         Args:
-            settings: as `run_worker` takes them.
+            settings: as `WorkerRun` takes them.
             results: whether what streams find is wanted here.
+
+        Raises:
+            RuntimeError: if one runs here.
         """
         with self._changed:
-            old = self._worker
-            worker = ProcessWorker(
-                "relayed", settings, self._take, self._receive if results else None, method=self._method
-            )
-            self._worker, self._ready = worker, None
-            self._messages = _lasting(self._messages)
-            for kept in (self._streams, self._opening, self._held, self._later, self._results):
-                kept.clear()
-            self._changed.notify_all()
-        _kill(old)
-        worker.start()
+            if self._worker is not None and self._worker.alive:
+                raise RuntimeError("a worker of that name runs already")
+            self._worker = WorkerRun(settings, self._take, self._take_result if results else None)
+            self._worker.start()
 
     def attach(self, wanted: Collection[str]) -> bool:
         """Another supervisor takes over; False if no worker is ready.
@@ -83,9 +73,7 @@ class Relay:
                 return False
             for name, one in self._streams.items():
                 if name not in wanted:
-                    self._worker.send({"do": "close", "stream": name, "key": one.key})
-            for key, name in self._held.items():
-                self._worker.send({"do": "close", "stream": name, "key": key})
+                    self._worker.do({"do": "close", "stream": name, "key": one.key})
             # Answers to the last supervisor mean nothing to this one; events do.
             self._messages = deque([self._ready, *_lasting(self._messages)])
             self._changed.notify_all()
@@ -97,12 +85,7 @@ class Relay:
             if self._worker is None:
                 return
             known = self._streams.get(command.get("stream", ""))
-            if command.get("held"):
-                self._opening[command["key"]] = dict(command["config"])
-                self._held[command["key"]] = command["stream"]
-            elif command["do"] == "begin":
-                self._held.pop(command["key"], None)
-            elif command["do"] == "open":
+            if command["do"] == "open":
                 if known is not None and known.config == command["config"]:
                     known.asked_key = command["key"]
                     self._add({"is": "opened", "stream": command["stream"], "key": command["key"], "live": known.live})
@@ -119,7 +102,7 @@ class Relay:
                     self._opening[command["key"]] = dict(command["config"])
             elif command["do"] == "close" and known is not None and command["key"] == known.asked_key:
                 command = {**command, "key": known.key}
-            self._worker.send(command)
+            self._worker.do(command)
 
     def poll(self, wait_s: float, most: int = 64) -> tuple[list[Message], list[bytes]]:
         """What the worker has sent, and the results of its frames as they came, at most so many of each.
@@ -140,10 +123,9 @@ class Relay:
         return messages, results
 
     def kill(self) -> None:
-        """End the process at once; its end is a message."""
-        with self._changed:
-            worker = self._worker
-        _kill(worker)
+        """End the process, and so whatever else runs in it, at once; Ray starts its actor again."""
+        if self.alive:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     @property
     def streams(self) -> dict[str, dict[str, Any]]:
@@ -152,17 +134,15 @@ class Relay:
             return {name: dict(one.config) for name, one in self._streams.items()}
 
     @property
-    def pid(self) -> int | None:
-        """The id of the worker's process; None while none runs."""
+    def alive(self) -> bool:
+        """Whether a worker runs."""
         with self._changed:
-            return self._worker.pid if self._worker is not None and self._worker.state != "ended" else None
+            return self._worker is not None and self._worker.alive
 
     # ---- from the worker
 
-    def _take(self, worker: Worker, message: Message) -> None:
+    def _take(self, message: Message) -> None:
         with self._changed:
-            if worker is not self._worker:
-                return
             kind = message["is"]
             if kind == "ready":
                 self._ready = message
@@ -181,7 +161,6 @@ class Relay:
     def _answered(self, message: Message) -> Message:
         name, key = message["stream"], message["key"]
         config = self._opening.pop(key, None)
-        self._held.pop(key, None)
         if message["is"] == "opened":
             one = self._streams[name] = _Open(config or {}, message["live"], key, key)
             if (command := self._later.get(name)) is not None and self._worker is not None:
@@ -189,7 +168,7 @@ class Relay:
                     del self._later[name]
                     one.asked_key = command["key"]
                     return {**message, "key": one.asked_key}
-                self._worker.send({"do": "close", "stream": name, "key": key})
+                self._worker.do({"do": "close", "stream": name, "key": key})
             return message
         known = self._streams.get(name)
         if known is not None and known.key == key:
@@ -198,7 +177,7 @@ class Relay:
         if name in self._later and self._worker is not None:
             command = self._later.pop(name)
             self._opening[command["key"]] = dict(command["config"])
-            self._worker.send(command)
+            self._worker.do(command)
         return message
 
     def _note_settings(self, report: Message) -> None:
@@ -212,19 +191,12 @@ class Relay:
         self._messages.append(message)
         self._changed.notify_all()
 
-    def _receive(self, connection: Connection) -> None:
-        """Keep results until they are taken; where too many wait, the process with the streams does."""
-        worker = self._worker
-        while True:
-            try:
-                data = connection.recv_bytes()
-            except (EOFError, OSError):
-                return
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS or self._worker is not worker)
-                if self._worker is worker:
-                    self._results.append(data)
-                    self._changed.notify_all()
+    def _take_result(self, data: bytes) -> None:
+        """Keep a result until it is taken; where too many wait, the stream does."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
+            self._results.append(data)
+            self._changed.notify_all()
 
 
 def _lasting(messages: Iterable[Message]) -> deque[Message]:
@@ -240,9 +212,3 @@ def newer_report(old: Message, new: Message) -> Message:
         for one in new["streams"]
     ]
     return {**new, "streams": streams}
-
-
-def _kill(worker: ProcessWorker | None) -> None:
-    if worker is not None and worker.state != "ended":
-        with contextlib.suppress(ValueError):  # it has ended just now
-            worker.kill()

@@ -9,7 +9,6 @@ import pickle
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from saccade.engine.results import Result
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
 from saccade.pipeline.runtime.output import Output
-from saccade.sinks import Latency, SinkClosedError
+from saccade.sinks import Latency
 from saccade.sources import Frame
 
 _END_S = 5.0  # for the sinks to take what waits of a stream that has ended
@@ -41,24 +40,19 @@ _CARRIED = (
 class RelaySink:
     """In a worker: takes what every stream finds, and sends it.
 
-    While the other end does not read, `write` waits: a file is held back, and a live stream loses its oldest results.
+    While too many wait there, `write` waits: a file is held back, and a live stream loses its oldest results.
 
     Args:
-        connection: to the process with the sinks; it stays the caller's.
+        send: takes each, pickled; may wait.
     """
 
     shared: ClassVar[bool] = True
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send_bytes = send
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Send one.
-
-        Raises:
-            SinkClosedError: if the other process is gone, or wants no more.
-        """
+        """Send one."""
         head = {name: getattr(frame, name) for name in _CARRIED}
         self._send((head, frame.width, frame.height, result, latency))
 
@@ -70,12 +64,7 @@ class RelaySink:
         """Nothing is left to do."""
 
     def _send(self, what: Any) -> None:
-        data = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
-        try:
-            with self._lock:
-                self._connection.send_bytes(data)
-        except (OSError, ValueError):
-            raise SinkClosedError("the process that writes the results has ended") from None
+        self._send_bytes(pickle.dumps(what, pickle.HIGHEST_PROTOCOL))
 
 
 class ResultReceiver:
@@ -96,20 +85,16 @@ class ResultReceiver:
         self._ending: list[str] = []
         self._changed = threading.Condition(self._lock)  # when one has ended
 
-    def receive(self, connection: Connection) -> None:
-        """Hand on what comes through a connection, until its other end is gone."""
-        while True:
-            try:
-                what = pickle.loads(connection.recv_bytes())  # from a process of our own, which has our code
-            except (EOFError, OSError, ValueError):
-                return
-            if isinstance(what, str):
-                self.end(what)
-                continue
-            head, width, height, result, latency = what
-            image = np.broadcast_to(_BLACK, (height, width, 3))  # of the right size, and of no memory
-            delivery = Delivery(Frame(image=image, **head), result, latency)
-            self._delivery(head["stream"]).put(delivery, head["dropped_before"])
+    def take(self, data: bytes) -> None:
+        """Hand on what a `RelaySink` has sent."""
+        what = pickle.loads(data)  # from a process of our own, which has our code
+        if isinstance(what, str):
+            self.end(what)
+            return
+        head, width, height, result, latency = what
+        image = np.broadcast_to(_BLACK, (height, width, 3))  # of the right size, and of no memory
+        delivery = Delivery(Frame(image=image, **head), result, latency)
+        self._delivery(head["stream"]).put(delivery, head["dropped_before"])
 
     def wait_end(self, stream: str, timeout_s: float) -> None:
         """Wait until everything has come that its worker has sent of a stream, which it has let go of."""

@@ -1,4 +1,4 @@
-"""A relay over a real worker's process: supervisors come and go, and the streams go on."""
+"""A relay over a real worker: supervisors come and go, and the streams go on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from saccade.pipeline.workers.cluster.relay import Relay, newer_report
 from saccade.pipeline.workers.protocol import Message
-from tests.support.worker_process import SETTINGS, small_camera
+from saccade.pipeline.workers.relay import Relay, newer_report
+from tests.support.worker_here import SETTINGS, small_camera
 
 LONG_S = 90.0
 
@@ -52,7 +52,7 @@ def relay() -> Iterator[Relay]:
     yield one
     one.send({"do": "stop"})
     until(one, lambda message: message["is"] == "ended")
-    assert one.pid is None
+    assert not one.alive
 
 
 def config(camera: str, name: str = "room", **values: Any) -> dict[str, Any]:
@@ -110,8 +110,7 @@ def test_nothing_is_taken_over_where_nothing_runs() -> None:
     assert not empty.attach([])
     assert empty.poll(0.0) == ([], [])
     empty.send({"do": "report"})
-    empty.kill()
-    assert empty.pid is None
+    assert not empty.alive
 
 
 def test_unread_reports_keep_what_changed_before_the_newest() -> None:
@@ -121,22 +120,6 @@ def test_unread_reports_keep_what_changed_before_the_newest() -> None:
     room, hall = newer_report(old, new)["streams"]
     assert room == {"name": "room", "settings": {"conf": 0.4}, "frames": 2}
     assert hall["settings"] is None
-
-
-def test_a_held_stream_begins_or_is_closed_with_its_supervisor(relay: Relay, camera: str) -> None:
-    relay.attach([])
-    relay.send({**opening("room", 7, config(camera)), "held": True})
-    answer(relay, "held", 7)
-    assert relay.streams == {}
-    relay.send({"do": "begin", "stream": "room", "key": 7, "after": None, "events": []})
-    assert answer(relay, "opened", 7)["live"]
-    relay.send({**opening("room", 8, config(camera, conf=0.9)), "held": True})
-    answer(relay, "held", 8)
-    assert relay.attach(["room"])  # by one that knows nothing of that
-    assert answer(relay, "closed", 8)["error"] is None
-    assert relay.streams["room"].get("conf") is None
-    relay.send({"do": "close", "stream": "room", "key": 7, "moves": True})
-    assert answer(relay, "closed", 7)["error"] is None
 
 
 def test_an_opening_under_way_is_answered_to_the_next_supervisor(relay: Relay, camera: str) -> None:

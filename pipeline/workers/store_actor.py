@@ -106,7 +106,7 @@ class StoreActor:
 
 
 def store_here(settings: Mapping[str, Any], folder: str, host: str) -> dict[str, Any]:
-    """Where a worker on this machine keeps events and their files, as settings of `run_worker`; made if there is none.
+    """Where a worker on this machine keeps events and their files, as settings of `WorkerRun`; made if there is none.
 
     Nothing if no events are kept, if the supervisor is on this machine, or if the store cannot be used here: such as
     one in a folder that the machines share, which is the supervisor's.

@@ -1,8 +1,8 @@
-"""The supervisor of a cluster's workers, as an actor: detached and named, so that it outlives the command and is found.
+"""The supervisor of workers, with the front of all: as an actor of a cluster, or in the command's process.
 
-It has the front of all workers, with its HTTP server, and keeps the desired state on its machine's disk. Started anew,
-it takes over the workers as they run. What a configuration holds, passwords too, comes by calls: what an actor is made
-with is stored by Ray.
+As an actor it is detached and named, so that it outlives the command and is found; started again, it takes over the
+workers as they run. It keeps the desired state on its machine's disk. What a configuration holds, passwords too, comes
+by calls: what an actor is made with is stored by Ray.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from ray.util.placement_group import get_placement_group
 
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import StreamError, one_line
-from saccade.pipeline.workers.cluster.ray_worker import NAMESPACE, RayWorker, actor_of
 from saccade.pipeline.workers.desired.file import StateFile
 from saccade.pipeline.workers.desired.state import DesiredState
 from saccade.pipeline.workers.front.front import CLOSE_S, Front, opened_front, streams_of
 from saccade.pipeline.workers.front.reload import Changer
 from saccade.pipeline.workers.placement import Placement
 from saccade.pipeline.workers.protocol import Message, Worker
+from saccade.pipeline.workers.ray_worker import RayWorker, actor_of
 from saccade.pipeline.workers.states import number_of
 
 log = logging.getLogger(__name__)
@@ -49,12 +48,16 @@ class SupervisorActor:
     Args:
         folder: that relative paths of the configuration begin in.
         state: path of the file of the desired state.
+        local: it runs in the command's process, and its workers on this machine alone.
+
+    Raises:
+        ConfigError: if the state cannot be kept there.
     """
 
-    def __init__(self, folder: str, state: str) -> None:
+    def __init__(self, folder: str, state: str, *, local: bool = False) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        self._folder = folder
+        self._folder, self._local = folder, local
         self._file = StateFile(Path(state))
         self._stack = ExitStack()
         self._front: Front | None = None
@@ -63,8 +66,9 @@ class SupervisorActor:
         self._closing = threading.Event()
         self._saving = threading.Lock()  # over the state, from reading it to keeping it
         self._error: tuple[str, str] | None = None
-        handler = _Lines(self._warnings)
-        logging.getLogger("saccade").addHandler(handler)
+        if local:
+            return  # which shows warnings itself
+        logging.getLogger("saccade").addHandler(_Lines(self._warnings))
         if ray.get_runtime_context().was_current_actor_reconstructed and "config" in self._file.state.settings:
             self._open(self._file.state.settings["config"], again=True)
 
@@ -80,6 +84,16 @@ class SupervisorActor:
         if self._front is None:
             self._open(values, again=False)
         return self._error
+
+    @property
+    def front(self) -> Front | None:
+        """What runs, once it has begun."""
+        return self._front
+
+    @property
+    def changer(self) -> Changer | None:
+        """By which it runs something else, once it has begun."""
+        return self._changer
 
     def update(self, values: Mapping[str, Any]) -> list[str]:
         """Run what another configuration says; returns a line for each change.
@@ -118,6 +132,7 @@ class SupervisorActor:
         over = opened and not front.endless and all(stream.phase == "failed" for stream in streams.values())
         return {
             "begun": True,
+            "opened": opened,
             "over": over,
             "error": self._error,
             "warnings": warnings,
@@ -126,15 +141,21 @@ class SupervisorActor:
         }
 
     def close(self, timeout_s: float = CLOSE_S) -> dict[str, Message]:
-        """End everything; returns what each stream that has ended has counted."""
+        """End everything; returns what each stream that has ended has counted.
+
+        Raises:
+            RunFailed: in the command's process, as `Front.close`.
+        """
         self._closing.set()
         front = self._front
         if front is None:
             return {}
-        with contextlib.suppress(Exception):
-            front.close(timeout_s)
-        self._stack.close()
-        self._file.close()
+        try:
+            with contextlib.suppress(*([] if self._local else [Exception])):
+                front.close(timeout_s)
+        finally:
+            self._stack.close()
+            self._file.close()
         return front.supervisor.finished()
 
     def _open(self, values: Mapping[str, Any], *, again: bool) -> None:
@@ -153,7 +174,7 @@ class SupervisorActor:
             opening = config.model_copy(update={"source": "", "streams": []}) if again else config
             self._config = config
             self._front = self._stack.enter_context(
-                opened_front(opening, make=self._make, secret=secret, placement=placement, names=workers)
+                opened_front(opening, self._make, secret=secret, placement=placement, names=workers)
             )
             self._changer = Changer(self._front, config, self._taken)
             names = state.settings.get("configured", []) if again else self._front.first_names
@@ -179,7 +200,7 @@ class SupervisorActor:
         asked: dict[Any, Any] = {}
         for name in names:
             with contextlib.suppress(ValueError):
-                actor = ray.get_actor(f"worker-{number_of(name)}", NAMESPACE)
+                actor = ray.get_actor(f"worker-{number_of(name)}")
                 asked[actor.streams.remote()] = actor
         found: dict[str, list[str]] = {}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ASK_S) if asked else ([], [])
@@ -195,14 +216,16 @@ class SupervisorActor:
         name: str,
         settings: Mapping[str, Any],
         on_message: Callable[[Worker, Message], None],
-        on_results: Callable[[Connection], None] | None,
+        on_results: Callable[[bytes], None] | None,
     ) -> Worker:
         settings = {**settings, "front_node": ray.get_runtime_context().get_node_id()}
         attach = self._wanted if self._adopted.pop(name, None) is not None else None
 
         def actor() -> Any:
             group = get_placement_group(GROUP)
-            return actor_of(name, group, self._folder, self._config.ray_cpus, self._config.ray_gpus)
+            bundle: Any = group.bundle_specs[number_of(name) - 1]
+            processors = None if self._local else self._config.ray_cpus
+            return actor_of(name, group, self._folder, bundle["CPU"], bundle.get("GPU", 0.0), processors)
 
         return RayWorker(name, actor, settings, on_message, on_results, attach=attach)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from saccade.pipeline.workers.process.memory import available_bytes, room_for, rss_bytes
+from saccade.pipeline.workers.memory import available_bytes, room_for, rss_bytes
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""What many workers carry: measured on this machine, and simulated for more than it has."""

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from saccade.distribution import install_command
+from tests.support.command import Command
+
+
+@pytest.mark.parametrize(("flags", "named"), [(["--workers", "2"], "--workers"), (["--ray", "auto"], "--ray")])
+def test_the_extra_is_named_where_ray_is_missing(
+    flags: list[str], named: str, tmp_path: Path, saccade: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for module in [name for name in sys.modules if name.startswith("saccade.pipeline.workers.ray_")]:
+        monkeypatch.delitem(sys.modules, module)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")  # so that the test's end takes them back
+    done = saccade("run", "rtsp://127.0.0.1:9/x", "--detect", "person", *flags, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [f"saccade: {named} needs Ray: {install_command('ray')}"]
