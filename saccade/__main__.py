@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 INTERRUPTED = 130
+_SERVICES = {"demo", "run"}  # commands that last until they are ended
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
@@ -25,17 +27,20 @@ def main() -> None:
     run_command_line()
 
 
-def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but within an import exit at once.
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt with the exit code, but within an import exit at once.
+
+    The code is 0 where SIGTERM ends a command that lasts, so that service managers count no failure while it starts.
 
     What is imported would turn the exception into another (pydantic, aiortc) or abort (torch, in C++); and it comes as
     a traceback where no command catches it yet.
     """
+    code = 0 if number == signal.SIGTERM and set(sys.argv[1:2]) & _SERVICES else INTERRUPTED
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os._exit(INTERRUPTED)
+            os._exit(code)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(code)
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def guarded(command: Callable[[], int]) -> int:
         for line in take_warnings():
             print(f"saccade: {line}", file=sys.stderr)
         return code
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return int(interrupt.args[0]) if interrupt.args else INTERRUPTED
     except BrokenPipeError:
         # The reader of the output is gone (`saccade models | head`): what Python would flush at exit has no reader.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

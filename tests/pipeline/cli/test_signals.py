@@ -81,6 +81,20 @@ def test_a_signal_during_an_import_prints_nothing(module: str, number: signal.Si
     assert [line for line in rest.splitlines() if not line.startswith(("#", "import "))] == []
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_sigterm_is_no_failure_while_a_run_starts(module: str, number: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-v", "-m", "saccade", "run", str(DEMO_CLIP), "--detect", "person"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if f"/{module}/__init__.py" in line:
+                break
+        process.send_signal(number)
+        process.stderr.read()
+        assert process.wait(LONG_S) == code
+
+
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
 
 
