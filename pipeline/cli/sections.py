@@ -20,6 +20,8 @@ _SECTIONS = {
         "conf",
         "max_objects",
         "tiles",
+        "saccades",
+        "saccade_sweep",
         "stages",
         "gates",
     ],

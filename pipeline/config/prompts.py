@@ -9,7 +9,18 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from saccade.pipeline.settings import Names, NullIsUnset, Questions, SkillText, as_list, setting
+from saccade.pipeline.settings import (
+    Names,
+    NullIsUnset,
+    Questions,
+    Seconds,
+    SkillText,
+    as_list,
+    read_number,
+    setting,
+)
+
+Saccades = Annotated[str, BeforeValidator(read_number), Field(pattern="^([0-8]|auto)$")]
 
 
 class Prompts(NullIsUnset):
@@ -102,6 +113,23 @@ class ShareSettings(NullIsUnset):
         gt=0,
         le=60000,
     )
+
+    saccades: Saccades = setting(
+        "0",
+        "Windows of a frame that are looked at again at native resolution: 0, a number, or auto; for small objects.",
+        more="A window costs as much as a frame. It goes where something moves that no box explains, where small "
+        "objects are expected, and in a slow sweep over the whole frame. auto takes as many "
+        "as cost a live stream no frames. Frames that are no larger than the model sees them have no windows.",
+        metavar="N",
+    )
+    saccade_sweep: Seconds = setting(
+        5.0, "Within how many seconds each part of a frame is looked at by `saccades`.", metavar="SECONDS", gt=0
+    )
+
+    @property
+    def most_saccades(self) -> int | None:
+        """Most windows a frame; None for as many as cost no frames."""
+        return None if self.saccades == "auto" else int(self.saccades)
 
 
 class Changes(Prompts, ShareSettings):

@@ -20,7 +20,9 @@ from saccade.engine.errors import SupersededError
 from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Result
 from saccade.engine.tasks.task import Task
-from saccade.pipeline.config import ShareSettings
+from saccade.engine.tasks.tiles import Window
+from saccade.pipeline.analytics.saccades.stage import SaccadeSettings
+from saccade.pipeline.config import ShareSettings, StreamConfig
 from saccade.pipeline.runtime.bounded_queue import QueueClosed
 from saccade.sources import Frame, YuvPlanes
 
@@ -50,6 +52,11 @@ class Share:
 def share_of(settings: ShareSettings) -> Share:
     """What a configuration gives a stream."""
     return Share(settings.weight, settings.max_fps, settings.deadline_ms)
+
+
+def saccades_of(settings: StreamConfig) -> SaccadeSettings:
+    """What a configuration wants to be looked at again."""
+    return SaccadeSettings(settings.most_saccades, settings.saccade_sweep, settings.max_fps, settings.motion_mask)
 
 
 class EngineStream:
@@ -110,16 +117,18 @@ class EngineStream:
         rate = self._share.max_fps if self._live else None
         self._engine.configure_stream(self._key, StreamSettings(weight, rate, self._in_flight, self._newest))
 
-    def submit(self, frame: Frame, tasks: Sequence[Task], tiles: int, now: float) -> ResultFuture:
+    def submit(
+        self, frame: Frame, tasks: Sequence[Task], tiles: int, now: float, windows: Sequence[Window] = ()
+    ) -> ResultFuture:
         """Give the engine a frame; `now` is `time.monotonic()`. Errors as in `Engine.submit`."""
         limit_ms, left_s = self._share.deadline_ms, None
         if limit_ms is not None and self._live:
             left_s = (limit_ms - frame.decode_ms) / 1e3 - (now - frame.decoded_at)
-        # Of windows of it, the engine needs the RGB.
+        # Tiles are cut from the RGB.
         later = partial(_image_of, frame, self._gpu if tiles == 1 else None)
         image = later if self._newest else later()
         self._note_begun()
-        result = self._engine.submit(image, tasks, tiles, deadline_s=left_s, stream=self._key)
+        result = self._engine.submit(image, tasks, tiles, deadline_s=left_s, stream=self._key, windows=windows)
         self._newest_submitted = result, now
         return result
 

@@ -25,15 +25,17 @@ from typing import TYPE_CHECKING
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
 from saccade.engine.results import Result
 from saccade.engine.tasks.task import Task
+from saccade.engine.tasks.tiles import Window
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import MotionGate
+from saccade.pipeline.analytics.saccades.stage import SaccadeStage
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
-from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share, share_of
+from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share, saccades_of, share_of
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.stats import Report, Stats, latency_of
 from saccade.pipeline.runtime.tasks import tasks_for
@@ -107,6 +109,7 @@ class Run:
         self._source, self._engine = source, engine
         self._tasks, self._tiles = tuple(tasks), tiles
         self._stages, self._gates = tuple(stages), tuple(gates)
+        self._saccades = next((stage for stage in stages if isinstance(stage, SaccadeStage)), None)
         self.name = source.name if name is None else name
         live = source.info.live
         policy = queue or (NEWEST if live else WAIT)
@@ -166,6 +169,8 @@ class Run:
                 part.configure(config, track=bool(config.rules))
             elif isinstance(part, EventStage | MotionGate):
                 part.configure(config)
+            elif isinstance(part, SaccadeStage):
+                part.configure(saccades_of(config))
 
     def watch(self, *, watched: bool) -> None:
         """Note whether it is being watched: it has more weight then."""
@@ -247,7 +252,8 @@ class Run:
         drops: Counter[str] = Counter(self._frames.drops) + self._flights.superseded
         drops.update(self._delivery.drops())
         waiting = {"engine": len(self._frames), **self._delivery.waiting()}
-        return self._stats.report(drops, self._source.corrupt_packets, waiting)
+        looks = self._saccades.counts if self._saccades else {}
+        return self._stats.report(drops, self._source.corrupt_packets, waiting, looks)
 
     def sink_statuses(self) -> list[SinkStatus]:
         """The status of each sink that is this run's own."""
@@ -312,7 +318,9 @@ class Run:
                 self._free_place()
                 return frame.dropped_before + 1
             self._stats.note_submit(now)
-            result: Future[Result] = self._stream.submit(frame, self._tasks, self._tiles, now)
+            looks = self._saccades.choose(frame) if self._saccades else ()
+            windows = [Window(look.x, look.y, look.width, look.height) for look in looks]
+            result: Future[Result] = self._stream.submit(frame, self._tasks, self._tiles, now, windows)
         except EngineClosedError:
             raise
         except Exception as error:  # of a gate, or of an image that cannot be made

@@ -71,6 +71,7 @@ class Report:
         recent: its current rates.
         histograms: by the parts of `Latency`.
         objects_by_class: the objects found, by class: the first 1000 classes.
+        looks: windows that were looked at besides whole frames, by reason.
     """
 
     frames: int
@@ -84,6 +85,7 @@ class Report:
     recent: Recent = field(default_factory=Recent)
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     objects_by_class: Mapping[str, int] = field(default_factory=dict)
+    looks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fps(self) -> float:
@@ -151,7 +153,13 @@ class Stats:
                 counts[bisect_left(BUCKETS_MS, ms)] += 1
                 self._sums[stage] = self._sums.get(stage, 0.0) + ms
 
-    def report(self, drops: Mapping[str, int], corrupt_packets: int, waiting: dict[str, int]) -> Report:
+    def report(
+        self,
+        drops: Mapping[str, int],
+        corrupt_packets: int,
+        waiting: dict[str, int],
+        looks: Mapping[str, int] | None = None,
+    ) -> Report:
         """Everything, with what the run's queues and its source have counted themselves."""
         every = Counter(drops)
         with self._lock:
@@ -169,6 +177,7 @@ class Stats:
                 recent=self._now(),
                 histograms={stage: Histogram(tuple(c), self._sums[stage]) for stage, c in self._counts.items()},
                 objects_by_class=dict(self._by_class),
+                looks=dict(looks or {}),
             )
 
     def _now(self) -> Recent:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Self, cast, get_args
 from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import HeatmapStage
-from saccade.pipeline.analytics.motion import MotionGate
+from saccade.pipeline.analytics.motion import FINE_ROWS, MotionGate, MotionMap
+from saccade.pipeline.analytics.saccades.stage import SaccadeStage
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
 from saccade.pipeline.config.queue_policy import QueuePolicy
@@ -27,7 +28,7 @@ from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
-from saccade.pipeline.runtime.engine_stream import share_of
+from saccade.pipeline.runtime.engine_stream import saccades_of, share_of
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
@@ -171,9 +172,16 @@ def open_stream(
         tasks = tasks_for(engine, config)
         check_asked(ask or engine, config)
         source.gpu = engine.model.gpu
-        motion = MotionGate(config) if "motion" in config.gates else None
+        moving = MotionMap(FINE_ROWS) if config.saccades != "0" else MotionMap()
+        motion = MotionGate(config, moving) if "motion" in config.gates else None
+        saccades = SaccadeStage(
+            saccades_of(config),
+            engine.input_size,
+            live=source.info.live,
+            motion=moving if config.saccades != "0" else None,
+        )
         analysis = AnalyzeStage(config, motion.still_before if motion else None, track=bool(config.rules))
-        stages: list[Stage] = [analysis]
+        stages: list[Stage] = [saccades, analysis]
         if events is not None:
             began = config.began.timestamp() if config.began else None
             stages.append(

@@ -89,6 +89,12 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
         "Boxes and points found, by class; an object counts once in each frame",
         labels=by_class,
     )
+    looks = CounterMetricFamily(
+        "saccade_looks",
+        "Windows looked at besides whole frames, by reason: motion that no box explains, a track that is small, a find "
+        "that is unsure, or the sweep",
+        labels=["stream", "reason"],
+    )
     corrupt = CounterMetricFamily(
         "saccade_corrupt_packets", "Packets of the source that could not be decoded", labels=one
     )
@@ -109,12 +115,14 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
         out.add_metric(label, report.frames)
         for name, count in report.objects_by_class.items():
             found.add_metric([status.name, name], count)
+        for reason, count in report.looks.items():
+            looks.add_metric([status.name, reason], count)
         corrupt.add_metric(label, report.corrupt_packets)
         for cause, count in report.drops.items():
             lost.add_metric([status.name, cause], count)
         for queue, length in report.waiting.items():
             waiting.add_metric([status.name, queue], length)
-    return up, state, made, age, read, out, lost, found, corrupt, waiting
+    return up, state, made, age, read, out, lost, found, looks, corrupt, waiting
 
 
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
