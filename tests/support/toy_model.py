@@ -209,24 +209,12 @@ class ToyPrompts:
         return [*_SKILLS[skill], *self.ids(words)]
 
 
-class ToyCosts:
-    """Not known."""
-
-    def decode_bytes(
-        self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
-    ) -> int:
-        return 0
-
-    def prefill_flops(self, height: int, width: int, prompt: int) -> int:
-        return 0
-
-
 def load_toy(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """The loader that the registry calls."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     model = Toy(ToyConfig(**values["sizes"])).eval().requires_grad_(False).to(device, dtype)
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    return LoadedModel(model, ToyPrompts(), None, {}, ToyCosts())
+    return LoadedModel(model, ToyPrompts(), None, {})
 
 
 def write_toy(folder: Path, seed: int = 0) -> Path:

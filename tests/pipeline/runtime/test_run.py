@@ -281,11 +281,11 @@ def test_a_live_stream_outlives_frames_the_engine_fails_on(
 
 
 class SpottedSource(ReplaySource):
-    """A camera, one frame of which cannot be converted."""
+    """A camera, every fourth frame of which cannot be converted: on a busy machine one alone may be superseded."""
 
     def __iter__(self) -> Iterator[Frame]:
         for frame in super().__iter__():
-            yield frame.changed(convert=lambda: 1 / 0) if frame.index == 3 else frame
+            yield frame.changed(convert=lambda: 1 / 0) if frame.index % 4 == 3 else frame
 
 
 @pytest.mark.parametrize("policy", ["newest", "keep 4"])
@@ -295,7 +295,7 @@ def test_a_live_stream_outlives_a_frame_without_an_image(engine: Engine, tmp_pat
     run = Run(source, engine, TASKS, [output], queue=QueuePolicy.parse(policy))
     run_for(run, 6)
     assert run.error is None
-    assert run.report().drops["failed"] == 1
+    assert run.report().drops["failed"] >= 1
 
 
 class BreakingSource:
