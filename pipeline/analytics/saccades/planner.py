@@ -31,6 +31,7 @@ _SMALL_ROWS = 28.0  # height in the model's pixels below which an object is miss
 _MOST_SCALE = 2.0  # a window is at most twice as wide as the model's input, unless its object is large
 _SHARED_SCALE = 1.25  # up to which a window is enlarged for others to share it
 _LEAST_GAIN = 1.3  # a window must show an object this much larger than the glance does
+_THRIFTY_GAIN = 2.0  # 640x360 stays without windows: nano sees it at 1:1.5, and they cost time and find nothing more
 _MARGIN = 0.3  # of an object's size, that a window leaves around it
 _UNSURE = 0.6  # below this score a find is looked at again
 _SURE_S = 0.25  # a find this recent explains motion
@@ -113,7 +114,7 @@ class Planner:
     @property
     def useful(self) -> bool:
         """Whether a window can show more than the glance: the frame is larger than the model's input."""
-        return self._glance >= _LEAST_GAIN
+        return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property
     def expected(self) -> Sequence[Known]:

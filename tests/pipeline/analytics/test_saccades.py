@@ -80,6 +80,11 @@ def test_a_frame_no_larger_than_the_model_sees_it_is_never_looked_at_again() -> 
     assert small.choose(0.0, 4, *moving((10.0, 10.0, 60.0, 90.0), size=(416, 234))) == []
 
 
+@pytest.mark.parametrize(("thrifty", "useful"), [(False, True), (True, False)])
+def test_auto_leaves_a_small_frame_alone(thrifty: bool, useful: bool) -> None:
+    assert Planner(640, 360, *NANO, thrifty=thrifty).useful == useful
+
+
 def test_overlapping_wishes_share_a_window_and_distant_ones_do_not() -> None:
     beside = (960.0, 500.0, 990.0, 580.0)
     looks = planner().choose(0.0, 4, *moving(PERSON, beside))

@@ -1,0 +1,124 @@
+"""A rendered 4K scene with small persons whose places are known: three that move and two that stand still.
+
+Each place shows the demo clip at a fraction of its size, at another time of the clip; a still place shows one frame of
+it. The background is a blurred, noisy picture without persons. The truth is what the model finds in the clip at its
+full size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Image = NDArray[np.uint8]
+Rect = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the clip is shown: its left upper corner in pixels, the persons' height, and the frame it begins with."""
+
+    x: int
+    y: int
+    person: float
+    offset: int
+    still: bool = False
+
+
+PLACES = [
+    Place(420, 300, 66, 20),
+    Place(1900, 1250, 75, 70),
+    Place(3300, 520, 61, 130),
+    Place(1150, 1620, 70, 0, still=True),
+    Place(2650, 980, 64, 150, still=True),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A person on a frame of the scene, in pixels."""
+
+    box: Rect
+    still: bool
+
+
+class FarScene:
+    """The scene.
+
+    Args:
+        clip: the frames that are shown in small, (height, width, 3) uint8 RGB.
+        persons: the boxes of persons on each of them, in fractions.
+        width, height: of the scene in pixels.
+        places: where the clip is shown.
+    """
+
+    def __init__(
+        self,
+        clip: list[Image],
+        persons: list[list[Rect]],
+        width: int = 3840,
+        height: int = 2160,
+        places: list[Place] = PLACES,
+    ) -> None:
+        self._clip, self._persons, self._places = clip, persons, places
+        empty = next(image for image, boxes in zip(clip, persons, strict=True) if not boxes)
+        # Mirrored and upside down: nothing in it is taken for a person.
+        large = cv2.resize(cv2.GaussianBlur(empty[::-1, ::-1], (0, 0), 8), (width, height))
+        noise = np.random.default_rng(0).normal(0, 4, (height, width, 1))
+        self._background = np.clip(large + noise, 0, 255).astype(np.uint8)
+        tallest = max(box[3] - box[1] for boxes in persons for box in boxes)
+        self._scales = [place.person / (tallest * clip[0].shape[0]) for place in places]
+
+    def _frame_of(self, place: Place, number: int) -> int:
+        if not place.still:
+            return (number + place.offset) % len(self._clip)
+        return next(i for i in range(place.offset, len(self._clip)) if self._persons[i])
+
+    def frame(self, number: int) -> tuple[Image, list[Truth]]:
+        """A frame of the scene, (height, width, 3) uint8 RGB, and its persons."""
+        image, truth = self._background.copy(), []
+        for place, scale in zip(self._places, self._scales, strict=True):
+            shown = self._frame_of(place, number)
+            height, width = (round(side * scale) for side in self._clip[0].shape[:2])
+            small = cv2.resize(self._clip[shown], (width, height), interpolation=cv2.INTER_AREA)
+            image[place.y : place.y + height, place.x : place.x + width] = small
+            truth += [
+                Truth(
+                    (
+                        place.x + x1 * width,
+                        place.y + y1 * height,
+                        place.x + x2 * width,
+                        place.y + y2 * height,
+                    ),
+                    place.still,
+                )
+                for x1, y1, x2, y2 in self._persons[shown]
+            ]
+        return image, truth
+
+    def frames(self, count: int) -> Iterator[tuple[Image, list[Truth]]]:
+        """The first frames."""
+        return (self.frame(number) for number in range(count))
+
+
+def read_clip(path: Path, engine: Any) -> tuple[list[Image], list[list[Rect]]]:
+    """The frames of a clip, at 10 a second, and the persons that an engine finds on each at full size."""
+    from saccade.engine import Detect
+
+    capture = cv2.VideoCapture(str(path))
+    step = max(1, round(capture.get(cv2.CAP_PROP_FPS) / 10))
+    images: list[Image] = []
+    while True:
+        there, image = capture.read()
+        if not there:
+            break
+        images.append(np.ascontiguousarray(image[:, :, ::-1]))
+    images = images[::step]
+    results = [engine.submit(image, [Detect("person")]).result() for image in images]
+    return images, [[(box.x1, box.y1, box.x2, box.y2) for box in result.detections.boxes] for result in results]
