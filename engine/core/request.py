@@ -532,7 +532,8 @@ class RequestMaker(Generic[ImageT]):
     def _result(self, request: Request[ImageT]) -> Result:
         width, height = request.size
         answers: list[list[tuple[OutputState, Window]]] = [[] for _ in request.tasks]
-        places = windows(width, height, request.tiles, request.looks)
+        # Without an image, nobody reads the window.
+        places = windows(max(1, width), max(1, height), request.tiles, request.looks)
         for window in request.windows:
             for i, sequence in zip(window.tasks, window.sequences, strict=False):  # behind them branches
                 sequence.output.finish()
