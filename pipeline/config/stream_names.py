@@ -53,7 +53,9 @@ def name_of(source: str) -> str:
     """A name like the one that a source gives itself, without opening it; it may be invalid or taken."""
     from saccade.sources.urls import stream_name  # its package brings FFmpeg
 
-    if "://" in source or source.startswith("webrtc:"):
+    if source.startswith("webrtc:"):
+        return "webrtc"
+    if "://" in source:
         return stream_name(source)
     if source.isdecimal() and not Path(source).exists():
         return f"camera{source}"
