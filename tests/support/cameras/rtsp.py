@@ -118,6 +118,7 @@ class Watcher:
         self.ages: list[tuple[float, float]] = []  # when, in monotonic seconds, and how old, in ms
         self.indices: list[int] = []
         self.pts: list[int] = []
+        self.numbers: list[int] = []  # the sender's
         self.lost = 0
         self.bad = 0
         self.clocks: set[str] = set()
@@ -146,6 +147,7 @@ class Watcher:
         self.ages.append((time.monotonic(), age if age is not None else -1))
         self.indices.append(frame.index)
         self.pts.append(frame.pts)
+        self.numbers.append(burnt_in_number(frame.image))
         self.lost += frame.dropped_before
         self.clocks.add(frame.capture_clock)
 
@@ -155,6 +157,13 @@ class Watcher:
                 self.take(frame)
         except Exception as error:
             self.error = error
+
+
+def burnt_in_number(image: RgbImage) -> int:
+    """The sender's number of a frame, which `rtsp_server.py` writes below the clock."""
+    width = image.shape[1]
+    row = image[30, [(2 * bit + 1) * width // 64 for bit in range(32)]].mean(axis=1)
+    return sum(1 << bit for bit in range(32) if row[bit] > 128)
 
 
 def torn(image: RgbImage) -> bool:

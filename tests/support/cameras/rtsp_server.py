@@ -3,10 +3,12 @@
 
 Runs with the system's Python, for Debian's GStreamer. Its frames, 640×360 grey with a white square on its way across,
 hold the sender's clock in their top 20 rows: Unix time in ms, 32 bits from left to right, least significant first,
-bright for 1. Paths: /live (H.264), /hevc, /jpeg, /j2k (which FFmpeg cannot take from RTP) and /sound.
+bright for 1. The 20 rows below hold the frame's number in the same way. Paths: /live (H.264), /hevc, /jpeg, /j2k (which
+FFmpeg cannot take from RTP) and /sound.
 """
 
 import argparse
+import itertools
 import signal
 import time
 
@@ -42,10 +44,11 @@ CODERS = {
 }
 
 
-def frame(now_ms: int) -> bytes:
+def frame(now_ms: int, number: int) -> bytes:
     data = bytearray(EMPTY)
-    row = b"".join(bytes([235 if now_ms >> bit & 1 else 16]) * BLOCK for bit in range(32))
-    data[: 20 * WIDTH] = row * 20
+    for top, value in ((0, now_ms), (20, number)):
+        row = b"".join(bytes([235 if value >> bit & 1 else 16]) * BLOCK for bit in range(32))
+        data[top * WIDTH : (top + 20) * WIDTH] = row * 20
     left = now_ms // 4 % (WIDTH - 40)
     for y in range(160, 200):
         data[y * WIDTH + left : y * WIDTH + left + 40] = b"\xeb" * 40
@@ -55,12 +58,13 @@ def frame(now_ms: int) -> bytes:
 def configure(_: object, media: GstRtspServer.RTSPMedia) -> None:
     source = media.get_element().get_child_by_name("src")
     stopped = []
+    numbers = itertools.count()
 
     def tick() -> bool:
         if stopped:
             return False
         now_ms = int(time.time() * 1000) & 0xFFFFFFFF
-        source.emit("push-buffer", Gst.Buffer.new_wrapped(frame(now_ms)))
+        source.emit("push-buffer", Gst.Buffer.new_wrapped(frame(now_ms, next(numbers))))
         return True
 
     GLib.timeout_add(1000 // arguments.fps, tick)
