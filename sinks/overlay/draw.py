@@ -25,12 +25,16 @@ from saccade.sinks.overlay.style import (
     font_px,
     scale_of,
 )
-from saccade.sinks.overlay.text import Bitmap, joined, label, note, panel, paste, paste_best
+from saccade.sinks.overlay.text import Bitmap, best_place, joined, label, note, panel, paste, paste_best
 
 _RADIUS_PX = 5.0
 _DOT_PX = 4.5
 _FILL = 0.35  # of an outline's colour inside of it
 _TOP = 0.3  # of an object's height
+_SMALL = 4.5  # an object lower than this many labels is small
+_SMALL_LINE = 24  # a line is not thicker than this part of a small object's height
+_SMALL_FONT = 0.45, 0.75  # of the usual size of text, smallest and largest
+_COVERED = 0.02  # of a label may lie on what it must not hide
 
 
 def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = None) -> NDArray[np.uint8]:
@@ -50,8 +54,12 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     # Small boxes after large ones, and all text after all lines: no label is crossed by a line.
     boxes = sorted(result.detections.boxes, key=lambda b: (b.x1 - b.x2) * (b.y2 - b.y1))
     draw_scene(canvas, result, scale)
-    for box in boxes:
-        _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale * (0.5 if box.predicted else 1))
+    small = [_is_small(box, height, scale) for box in boxes]
+    for box, thin in zip(boxes, small, strict=True):
+        share = 0.5 if box.predicted else 1.0
+        if thin:
+            share = min(share, max(1.0, (box.y2 - box.y1) * height / _SMALL_LINE) / (LINE_PX * scale))
+        _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale * share)
     for outline in result.segments:
         _draw_outline(canvas, outline, color_of(outline.label), scale)
     spots = result.points.points
@@ -67,9 +75,9 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     if result.texts:
         answers = panel(result.texts, font_px(scale), width - 2 * margin)
         taken.append(paste(canvas, answers, margin, height - margin - answers.height))
-    tops = [_top_of(box, width, height) for box in boxes]
-    for box in boxes:
-        _label_box(canvas, box, scale, taken, tops)
+    spared = [_to_spare(box, width, height, whole=whole) for box, whole in zip(boxes, small, strict=True)]
+    for box, short in zip(boxes, small, strict=True):
+        _label_box(canvas, box, scale, taken, spared, small=short)
     for spot in spots:
         _label_spot(canvas, spot, scale, taken)
     for outline in result.segments:
@@ -143,30 +151,46 @@ def _draw_dot(canvas: NDArray[np.uint8], at: tuple[float, float], color: Rgb, sc
         cv2.circle(canvas, centre, round(radius * scale * 2**SHIFT), fill, cv2.FILLED, cv2.LINE_AA, SHIFT)
 
 
-def _top_of(box: Box, width: int, height: int) -> Rect:
-    """The part of an object that tells what it is, such as a head: its label goes elsewhere if it can."""
+def _is_small(box: Box, height: int, scale: float) -> bool:
+    """Whether a label of the usual size would hide the object that it names, or its neighbours."""
+    return (box.y2 - box.y1) * height < _SMALL * label("", INK, font_px(scale)).height
+
+
+def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
+    """What labels must not hide: a small object, and of others the part that tells what they are, such as a head."""
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
-    return x1, y1, x2, y1 + round(_TOP * (y2 - y1))
+    return x1, y1, x2, y2 if whole else y1 + round(_TOP * (y2 - y1))
 
 
-def _label_box(canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect], tops: list[Rect]) -> None:
+def _label_box(
+    canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect], spared: list[Rect], *, small: bool
+) -> None:
+    """Write what there is room for: all, or less, or of a small object nothing."""
     height, width = canvas.shape[:2]
-    chip = box_label(box, scale)
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     gap = round((LINE_PX / 2 + CASING_PX) * scale)
-    left, right = x1 - gap, x2 + gap - chip.width
     inside = gap + round(2 * scale)
-    places = (
-        (left, y1 - chip.height - round(scale)),
-        (right, y1 - chip.height - round(scale)),
-        (left, y2 + round(scale)),
-        (x2 + gap, y1),
-        (x1 - gap - chip.width, y1),
-        (x1 + inside, y2 - inside - chip.height),
-        (x1 + inside, y1 + inside),
-        (x2 - inside - chip.width, y1 + inside),
-    )
-    taken.append(paste_best(canvas, chip, places, taken, tops))
+    if small:
+        share = (y2 - y1) / (3 * label("", INK, font_px(scale)).height)
+        chips = _short_labels(box, min(max(share, _SMALL_FONT[0]), _SMALL_FONT[1]) * scale)
+    else:
+        chips = [box_label(box, scale), *_short_labels(box, scale)]
+    for number, chip in enumerate(chips):
+        left, right = x1 - gap, x2 + gap - chip.width
+        places = (
+            (left, y1 - chip.height - round(scale)),
+            (right, y1 - chip.height - round(scale)),
+            (left, y2 + round(scale)),
+            (x2 + gap, y1),
+            (x1 - gap - chip.width, y1),
+            (x1 + inside, y2 - inside - chip.height),
+            (x1 + inside, y1 + inside),
+            (x2 - inside - chip.width, y1 + inside),
+        )
+        place, covered = best_place(canvas, chip, places, taken, spared)
+        if covered <= _COVERED or (number == len(chips) - 1 and not small):
+            taken.append(paste(canvas, chip, *place))
+            return
 
 
 def box_label(box: Box, scale: float) -> Bitmap:
@@ -176,6 +200,16 @@ def box_label(box: Box, scale: float) -> Bitmap:
     if box.track_id is None:
         return chip
     return joined(label(str(box.track_id), PAPER, font_px(scale)), chip)
+
+
+def _short_labels(box: Box, scale: float) -> list[Bitmap]:
+    """The class, and where there is one the number of the track alone, on the colour of the class."""
+    chip = label(box.label, color_of(box.label), font_px(scale))
+    if box.track_id is None:
+        return [chip]
+    number = str(box.track_id)
+    alone = label(number, color_of(box.label), font_px(scale))
+    return [joined(label(number, PAPER, font_px(scale)), chip), alone]
 
 
 def _label_spot(canvas: NDArray[np.uint8], spot: Spot, scale: float, taken: list[Rect]) -> None:

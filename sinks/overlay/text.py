@@ -46,29 +46,37 @@ class Bitmap:
 
 
 def paste_best(
+    canvas: NDArray[np.uint8], bitmap: Bitmap, places: Sequence[tuple[int, int]], taken: Sequence[Rect]
+) -> Rect:
+    """Paste at the first of `places` that is inside the image and free; else where least is covered."""
+    place, _ = best_place(canvas, bitmap, places, taken)
+    return paste(canvas, bitmap, *place)
+
+
+def best_place(
     canvas: NDArray[np.uint8],
     bitmap: Bitmap,
     places: Sequence[tuple[int, int]],
     taken: Sequence[Rect],
     spared: Sequence[Rect] = (),
-) -> Rect:
-    """Paste at the first of `places` that is inside the image and free; else where least is covered.
+) -> tuple[tuple[int, int], float]:
+    """The first of the places that cover least, and how much that is as a share of the bitmap.
 
-    What is `spared` counts half as much as what is `taken`.
+    What is `spared` counts half as much as what is `taken`; what is outside the image counts as taken.
     """
     height, width = canvas.shape[:2]
-
-    def covered(place: tuple[int, int]) -> int:
-        x1, y1 = place
-        x2, y2 = x1 + bitmap.width, y1 + bitmap.height
-        outside: int = max(0, -x1) + max(0, -y1) + max(0, x2 - width) + max(0, y2 - height)
-
-        def shared(areas: Sequence[Rect]) -> int:
-            return sum(max(0, min(x2, t[2]) - max(x1, t[0])) * max(0, min(y2, t[3]) - max(y1, t[1])) for t in areas)
-
-        return shared(taken) + shared(spared) // 2 + outside * bitmap.height
-
-    return paste(canvas, bitmap, *min(places, key=covered))
+    corners = np.asarray(places, dtype=np.int64)
+    size = np.array([bitmap.width, bitmap.height])
+    begin, end = corners[:, None], corners[:, None] + size  # (places, 1, 2)
+    outside = np.maximum(0, -begin) + np.maximum(0, end - np.array([width, height]))
+    covered = outside.sum(axis=(1, 2)) * float(bitmap.height)
+    for areas, weight in ((taken, 1.0), (spared, 0.5)):
+        if areas:
+            rects = np.asarray(areas, dtype=np.int64)
+            shared = np.minimum(end, rects[:, 2:]) - np.maximum(begin, rects[:, :2])  # (places, areas, 2)
+            covered += weight * shared.clip(0).prod(axis=2).sum(axis=1)
+    best = int(covered.argmin())
+    return places[best], float(covered[best]) / (bitmap.width * bitmap.height)
 
 
 def paste(canvas: NDArray[np.uint8], bitmap: Bitmap, x: int, y: int) -> Rect:

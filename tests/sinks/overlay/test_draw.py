@@ -104,6 +104,39 @@ def test_labels_of_neighbours_do_not_cover_each_other() -> None:
         assert label_area(together, color_of(box.label)) >= 0.6 * alone
 
 
+def rows_of(count: int, size: tuple[int, int], person_px: int) -> tuple[Box, ...]:
+    """A crowd in rows, so close that there is hardly any room between them."""
+    width, height = size
+    w, h = 0.4 * person_px / width, person_px / height
+    across = max(1, int(0.95 / (1.4 * w)))
+    return tuple(
+        Box("person", 0.9, x, y, x + w, y + h, track_id=n)
+        for n in range(count)
+        for x, y in [(0.02 + n % across * 1.4 * w, 0.1 + n // across * 1.3 * h)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "person_px", "count"), [((640, 360), 45, 25), ((640, 480), 60, 20), ((3840, 2160), 70, 60)]
+)
+def test_labels_hide_no_small_object(size: tuple[int, int], person_px: int, count: int) -> None:
+    boxes = rows_of(count, size, person_px)
+    drawn = draw(np.full((size[1], size[0], 3), 128, np.uint8), result(boxes))
+    hidden = []
+    for box in boxes:
+        x1, y1, x2, y2 = (round(v) for v in box.pixels(*size))
+        inner = drawn[y1 + 6 : y2 - 6, x1 + 6 : x2 - 6]
+        hidden.append(float((inner != 128).any(axis=2).mean()))
+    assert max(hidden) < 0.05
+
+
+def test_a_small_object_has_a_short_label_and_a_thin_box() -> None:
+    background = np.full((480, 640, 3), 128, np.uint8)
+    usual, small = Box("person", 0.9, 0.4, 0.2, 0.7, 0.9), Box("person", 0.9, 0.4, 0.5, 0.44, 0.62)
+    areas = [label_area(draw(background, result((box,))), color_of("person")) for box in (usual, small)]
+    assert 0 < areas[1] < 0.6 * areas[0]
+
+
 def test_an_outline_is_filled_with_a_hole_in_it() -> None:
     square = "M 0 0 L 1 0 L 1 1 L 0 1 Z M 0.3 0.3 L 0.7 0.3 L 0.7 0.7 L 0.3 0.7 Z"
     parts = [Outline("cat", square, (0.2, 0.2, 0.8, 0.8), True), Outline("dog", "M 0 0", (0.0, 0.0, 0.1, 0.1), False)]

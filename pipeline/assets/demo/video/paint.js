@@ -3,6 +3,10 @@
 const INK = "#10131a";
 const PAPER = "#f5f7fa";
 const TOP = 0.3;  // of an object's height
+const SMALL = 4.5;  // an object lower than this many labels is small
+const SMALL_LINE = 24;  // a line is not thicker than this part of a small object's height
+const SMALL_FONT = [0.45, 0.75];  // of the usual size of text, smallest and largest
+const COVERED = 0.02;  // of a label may lie on what it must not hide
 
 /**
  * @param canvas - filled whole; its size in pixels is the caller's
@@ -16,20 +20,23 @@ export function paint(canvas, frame, seen, color, density = 1) {
   const context = canvas.getContext("2d", {alpha: false});
   context.drawImage(frame, 0, 0, width, height);
   const unit = density * Math.max(0.8, Math.min(width, height) / density / 360) ** 0.6;
-  const boxes = seen.objects.map(({label, score, box_norm: [x1, y1, x2, y2]}) => {
-    return {label, score, x1: x1 * width, y1: y1 * height, x2: x2 * width, y2: y2 * height};
+  const boxes = seen.objects.map(({label, score, track_id: id, box_norm: [x1, y1, x2, y2]}) => {
+    const small = (y2 - y1) * height < SMALL * 1.5 * 13 * unit;  // as `measure` makes labels
+    return {label, score, id, small, x1: x1 * width, y1: y1 * height, x2: x2 * width, y2: y2 * height};
   });
   boxes.sort((a, b) => (b.x2 - b.x1) * (b.y2 - b.y1) - (a.x2 - a.x1) * (a.y2 - a.y1));  // small ones on top
   const spots = seen.points.map(({label, score, x_norm, y_norm}) => {
     return {label, score, x: x_norm * width, y: y_norm * height};
   });
-  for (const box of boxes) drawBox(context, box, color(box.label), unit);
+  for (const box of boxes) drawBox(context, box, color(box.label), lineUnit(box, unit));
   for (const spot of spots) drawSpot(context, spot, color(spot.label), unit);
   const taken = [];  // writing comes last: nothing crosses it out
-  const tops = boxes.map(topOf);
-  for (const box of boxes) writeBox(context, box, color(box.label), unit, taken, tops);
+  const spared = boxes.map(toSpare);
+  for (const box of boxes) writeBox(context, box, color(box.label), unit, taken, spared);
   for (const spot of spots) writeSpot(context, spot, color(spot.label), unit, taken);
 }
+
+const lineUnit = ({small, y1, y2}, unit) => small ? Math.min(unit, Math.max(1, (y2 - y1) / SMALL_LINE) / 2) : unit;
 
 function drawBox(context, {x1, y1, x2, y2}, color, unit) {
   const line = 2 * unit;
@@ -61,57 +68,73 @@ function drawSpot(context, {x, y}, color, unit) {
   }
 }
 
-/** The part of an object that tells what it is, such as a head: writing goes elsewhere if it can. */
-const topOf = ({x1, y1, x2, y2}) => [x1, y1, x2, y1 + TOP * (y2 - y1)];
+/** What labels must not hide: a small object, and of others the part that tells what they are, such as a head. */
+const toSpare = ({x1, y1, x2, y2, small}) => [x1, y1, x2, small ? y2 : y1 + TOP * (y2 - y1)];
 
-function writeBox(context, {label, score, x1, y1, x2, y2}, color, unit, taken, tops) {
-  const chip = measure(context, label, score, unit);
+/** Write what there is room for: all, or less, or of a small object nothing. */
+function writeBox(context, {label, score, id, small, x1, y1, x2, y2}, color, unit, taken, spared) {
   const gap = 2 * unit;
   const inside = 4 * unit;
-  place(context, chip, color, taken, [
-    [x1 - gap, y1 - chip.height - gap],
-    [x2 + gap - chip.width, y1 - chip.height - gap],
-    [x1 - gap, y2 + gap],
-    [x2 + gap, y1],
-    [x1 - gap - chip.width, y1],
-    [x1 + inside, y2 - inside - chip.height],
-    [x1 + inside, y1 + inside],
-    [x2 - inside - chip.width, y1 + inside],
-  ], tops);
+  const words = [label, ...(id == null ? [] : [String(id)])];
+  if (!small) words.unshift(`${label} ${Math.round(100 * score)}%`);
+  const share = (y2 - y1) / (3 * 1.5 * 13 * unit);
+  const scale = small ? Math.min(Math.max(share, SMALL_FONT[0]), SMALL_FONT[1]) : 1;
+  for (const [number, text] of words.entries()) {
+    const chip = measure(context, text, unit * scale);
+    const [place, covered] = bestPlace(context, chip, taken, [
+      [x1 - gap, y1 - chip.height - gap],
+      [x2 + gap - chip.width, y1 - chip.height - gap],
+      [x1 - gap, y2 + gap],
+      [x2 + gap, y1],
+      [x1 - gap - chip.width, y1],
+      [x1 + inside, y2 - inside - chip.height],
+      [x1 + inside, y1 + inside],
+      [x2 - inside - chip.width, y1 + inside],
+    ], spared);
+    if (covered <= COVERED || (number === words.length - 1 && !small)) {
+      write(context, chip, color, taken, place);
+      return;
+    }
+  }
 }
 
 function writeSpot(context, {label, score, x, y}, color, unit, taken) {
-  const chip = measure(context, label, score, unit);
+  const chip = measure(context, `${label} ${Math.round(100 * score)}%`, unit);
   const away = 10 * unit;
-  place(context, chip, color, taken, [
+  const [place] = bestPlace(context, chip, taken, [
     [x + away, y - chip.height / 2],
     [x - away - chip.width, y - chip.height / 2],
     [x - chip.width / 2, y - away - chip.height],
     [x - chip.width / 2, y + away],
   ]);
+  write(context, chip, color, taken, place);
 }
 
-function measure(context, label, score, unit) {
+function measure(context, text, unit) {
   const size = 13 * unit;
   const font = `600 ${size}px system-ui, sans-serif`;
-  const text = `${label} ${Math.round(100 * score)}%`;
   context.font = font;
   return {text, font, size, width: context.measureText(text).width + 0.9 * size, height: 1.5 * size};
 }
 
-/** Write at the first of the places that is in the frame and free, else where least is covered; `tops` weigh less. */
-function place(context, {text, font, size, width, height}, color, taken, places, tops = []) {
+/** The first of the places that cover least, and how much that is as a share of the label; `spared` weighs half. */
+function bestPlace(context, {width, height}, taken, places, spared = []) {
   const most = context.canvas;
   const common = (from, to, other, end) => Math.max(0, Math.min(to, end) - Math.max(from, other));
   const covered = ([x, y]) => {
     const inside = common(x, x + width, 0, most.width) * common(y, y + height, 0, most.height);
     const shared = ([x1, y1, x2, y2]) => common(x, x + width, x1, x2) * common(y, y + height, y1, y2);
     const sum = (areas) => areas.reduce((total, area) => total + shared(area), 0);
-    return Math.round(width * height - inside + sum(taken) + sum(tops) / 2);
+    return Math.round(width * height - inside + sum(taken) + sum(spared) / 2);
   };
-  let [x, y] = places.reduce((best, one) => (covered(one) < covered(best) ? one : best));
-  x = Math.max(0, Math.min(x, most.width - width));
-  y = Math.max(0, Math.min(y, most.height - height));
+  const costs = places.map(covered);
+  const least = Math.min(...costs);
+  return [places[costs.indexOf(least)], least / (width * height)];
+}
+
+function write(context, {text, font, size, width, height}, color, taken, [left, top]) {
+  const x = Math.max(0, Math.min(left, context.canvas.width - width));
+  const y = Math.max(0, Math.min(top, context.canvas.height - height));
   taken.push([x, y, x + width, y + height]);
   context.beginPath();
   context.roundRect(x, y, width, height, 0.32 * size);
