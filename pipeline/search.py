@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CANDIDATES = 200
 """Events that the model is asked about in one search."""
+REQUESTED = 50
+"""Those that it is asked about for a request over HTTP."""
 AT_ONCE = 4
 """Snapshots that an engine has at a time, on a GPU; on a CPU a frame would wait for all of them."""
 

@@ -41,8 +41,8 @@ ORDER = {
     "guard display jsonl messaging still video websocket | factory",
     "engine": "outline | errors fallbacks image phase process results | kernels | config models vocabulary "
     "futures | tasks | core | cpu | cuda | runtime | model_loader | api | golden",
-    "pipeline": "asset_files errors settings | analytics | events | config | runtime | control search | server | run | "
-    "workers | bench | cli",
+    "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | server | "
+    "run | workers | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
 to its left. The package's own `__init__` stands above all of them."""

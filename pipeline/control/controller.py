@@ -13,7 +13,7 @@
 Each of these validates, **stores, and then acts**: what has returned outlives `kill -9`. `change` does it for any edit:
 it takes a function from the desired configuration to the next one, which may be called again where another change came
 in between. What runs is derived from the desired configuration, stream by stream, and never read back: `config` and
-`stream(name)` say what is wanted; `streams.snapshot()` says how it is doing, with `status.config`.
+`stream(name)` say what is wanted; `runner.statuses()` says how it is doing, with `status.config`.
 
 Errors are exceptions with one line for the user: `ConfigError` (`NotKeptError` where the disk fails), `EngineError`,
 `SourceError` (`NotAllowedError` where the policy refuses), `SinkError`; `StreamError` where there is no such stream,
@@ -45,11 +45,12 @@ from saccade.pipeline.config.stream_names import free_name, name_of
 from saccade.pipeline.control.config_file import ConfigFile
 from saccade.pipeline.control.local import ERRORS, Local
 from saccade.pipeline.control.plan import Change, Close, Open, Reopen, Update, later, merge, plan
+from saccade.pipeline.control.runner import Ended, Runner
 from saccade.pipeline.control.state import StateFile
 from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stream import OpenedStream
-from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.runtime.streams import Streams, StreamStatus
 
 log = logging.getLogger(__name__)
 
@@ -74,21 +75,21 @@ class _Desired:
 
 @dataclass(slots=True, frozen=True)
 class _Outcome:
-    """What has become of a change: its run where there is one, or why it failed."""
+    """What has become of a change: how its stream is doing where there is one, or why it failed."""
 
     change: Change
-    run: Run | None = None
+    status: StreamStatus | None = None
     error: Exception | None = None
 
 
 class Controller:
-    """Holds the desired state of one `Local`, and has it run.
+    """Holds the desired state of a run, and has it run.
 
     Attributes:
-        local: runs it.
+        runner: runs it.
 
     Args:
-        local: runs it.
+        runner: runs it; a `Local`, or one with the same methods.
         base: the configuration that the command and its file give.
         desired: what is to run, if that is another: `base` with what was changed before.
         first: streams of it that are open, for `start`.
@@ -100,7 +101,7 @@ class Controller:
 
     def __init__(
         self,
-        local: Local,
+        runner: Runner,
         base: RunConfig | None = None,
         *,
         desired: RunConfig | None = None,
@@ -110,7 +111,8 @@ class Controller:
         save_at_once: bool = False,
         endless: bool = False,
     ) -> None:
-        self.local = local
+        self.runner = runner
+        runner.on_end = self._ended
         self._base = (base or RunConfig.model_construct()).resolved()
         self._desired = self._base if desired is None else desired.resolved()
         self._first = list(first)
@@ -133,8 +135,14 @@ class Controller:
             return self._desired
 
     @property
+    def local(self) -> Local:
+        """The runner, where it is of this process: for what a program does with its streams."""
+        assert isinstance(self.runner, Local)
+        return self.runner
+
+    @property
     def streams(self) -> Streams:
-        """What runs."""
+        """What runs in this process."""
         return self.local.streams
 
     @property
@@ -153,18 +161,14 @@ class Controller:
     # ---- changes
 
     def start(self) -> list[Run]:
-        """Start the streams that are wanted; returns those of the configuration, once they run.
+        """Start the streams that are wanted; returns those of the configuration that run in this process.
 
         One that was added before the process was started again, and cannot be opened now, is listed as failed.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if one of the configuration cannot be opened.
         """
-        runs = []
-        for stream in self._first:
-            name = stream.config.name or ""
-            stream.on_end.append(partial(self._ended, name))
-            runs.append(self.local.start(stream))
+        runs = [self.local.start(stream) for stream in self._first]
         known = {stream.config.name for stream in self._first}
         self._first = []
         others = [Open(name, stream) for name, stream in self.config.named().items() if name not in known]
@@ -174,7 +178,7 @@ class Controller:
                 if outcome.change.name in self._base.named():
                     raise outcome.error
                 log.warning("%s: %s", outcome.change.name, outcome.error)
-                self.local.fail(outcome.change.stream, outcome.error)
+                self.runner.fail(outcome.change.stream, outcome.error)
         return runs
 
     def apply(self, config: RunConfig) -> list[Change]:
@@ -192,7 +196,7 @@ class Controller:
         """As `apply`, with what an edit of a client makes of the desired configuration."""
         return _logged(self._change(edit))
 
-    def add(self, config: StreamConfig) -> Run:
+    def add(self, config: StreamConfig) -> StreamStatus:
         """Add a stream; without a name it gets a free one like its source's.
 
         Raises:
@@ -213,8 +217,8 @@ class Controller:
         if outcome.error is not None:
             self._undo(outcome.change.name, before.get(outcome.change.name))
             raise outcome.error
-        assert outcome.run is not None
-        return outcome.run
+        assert outcome.status is not None
+        return outcome.status
 
     def attach(self, stream: OpenedStream) -> Run:
         """Run a stream that was opened by `Local.open` from a source without an address; it is not stored.
@@ -226,12 +230,12 @@ class Controller:
         assert name is not None
         try:
             with self._lock:
-                if name in self.streams.names or name in self._desired.named().keys() - self._attached:
+                if name in self.runner.names or name in self._desired.named().keys() - self._attached:
                     raise StreamError(f"there is a stream called '{name}' already")
                 self._attached.add(name)
                 self._desired = _with(self._desired, stream.config)
             with self._turns[name]:
-                return self.local.begin(stream, partial(self._ended, name))
+                return self.local.begin(stream)
         except Exception:
             stream.close()
             with self._lock:
@@ -265,7 +269,7 @@ class Controller:
             PlacedError: as `runtime.tasks.check_rules`.
             StreamError: if none of that name runs.
         """
-        self.local.check_rules(_changed(self.stream(name), values))
+        self.runner.check_rules(_changed(self.stream(name), values))
 
     def remove(self, name: str) -> None:
         """End a stream, or forget one that failed.
@@ -274,13 +278,13 @@ class Controller:
             StreamError: if there is none of that name, or it has not ended yet.
         """
         if name not in self.config.named():
-            self.streams.remove(name)  # a program's, or an error
+            self.runner.remove(name)  # a program's, or an error
             return
         for outcome in self._change(partial(_without, name)):
             if outcome.error is not None:
                 raise outcome.error
 
-    def restart(self, name: str) -> Run:
+    def restart(self, name: str) -> StreamStatus:
         """End a stream and open it again as it is wanted; also one that failed. Where that fails, it has failed.
 
         Raises:
@@ -289,13 +293,13 @@ class Controller:
         """
         wanted = self.config.named().get(name)
         if wanted is None or name in self._attached:
-            self.streams.get(name)
+            self.runner.require(name)
             raise StreamError(f"'{name}' was started by a program, not from a configuration")
         (outcome,) = self._act([Reopen(name, wanted)], {})
         if outcome.error is not None:
             raise outcome.error
-        assert outcome.run is not None
-        return outcome.run
+        assert outcome.status is not None
+        return outcome.status
 
     # ---- the file
 
@@ -366,7 +370,7 @@ class Controller:
             base: what the file gives from then on; None for what it gave.
             renewed: streams that have ended, and count as new where they are wanted again.
         """
-        prepared: dict[str, OpenedStream] = {}
+        prepared: dict[str, object] = {}
         checked: dict[str, Change] = {}
         with ExitStack() as stack:
             while True:
@@ -377,7 +381,7 @@ class Controller:
                     if checked.get(change.name) == change:
                         continue
                     checked[change.name] = change
-                    stream = self.local.prepare(change, checked=self._is_foreign(change, base or self._base))
+                    stream = self.runner.prepare(change, checked=self._is_foreign(change, base or self._base))
                     if stream is not None:
                         prepared[change.name] = stack.enter_context(stream)
                 with self._lock:
@@ -386,7 +390,7 @@ class Controller:
                         break
             return self._act(changes, prepared)
 
-    def _act(self, changes: Sequence[Change], prepared: Mapping[str, OpenedStream]) -> list[_Outcome]:
+    def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[_Outcome]:
         """Have the streams of these changes run as they are wanted now, each in its turn."""
         outcomes = []
         for change in changes:
@@ -394,18 +398,17 @@ class Controller:
             with self._turns[name]:
                 # Another change of it may have been stored since: then this does what that asks for.
                 wanted = self.config.named().get(name)
-                on_end = partial(self._ended, name)
                 foreign = wanted is not None and self._is_foreign(Open(name, wanted), self._base)
                 try:
                     if isinstance(change, Reopen) and not change.keys and wanted is not None:
-                        run: Run | None = self.local.reopen(name, wanted, checked=foreign, on_end=on_end)
+                        status: StreamStatus | None = self.runner.reopen(name, wanted, checked=foreign)
                     else:
-                        run = self.local.follow(name, wanted, prepared.get(name), checked=foreign, on_end=on_end)
+                        status = self.runner.follow(name, wanted, prepared.get(name), checked=foreign)
                 except ERRORS as error:
                     outcomes.append(_Outcome(change, error=error))
                 else:
                     self._over.discard(name)
-                    outcomes.append(_Outcome(change, run))
+                    outcomes.append(_Outcome(change, status))
         return outcomes
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
@@ -434,15 +437,16 @@ class Controller:
             return desired
         return desired.with_streams(stream for name, stream in desired.named().items() if name not in self._attached)
 
-    def _ended(self, name: str, run: Run | None) -> None:
-        """A run has ended. One that a client has added is not wanted any more when its source has ended."""
-        if run is None or self.streams.closed:
+    def _ended(self, ended: Ended) -> None:
+        """A stream has ended. One that a client has added is not wanted any more when its source has ended."""
+        if self.runner.closed:
             return
+        name = ended.name
         with self._lock:
             if name in self._attached:
-                self._drop(name, run.config)
-            elif not run.stopped and run.error is None and name in (wanted := self._desired.named()):
-                if name in self._base.named() or wanted[name] != run.config:
+                self._drop(name, ended.config)
+            elif not ended.stopped and ended.error is None and name in (wanted := self._desired.named()):
+                if name in self._base.named() or wanted[name] != ended.config:
                     self._over.add(name)
                 else:
                     try:
@@ -459,7 +463,7 @@ class Controller:
 
     def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
         """What a stream that runs is to run by; raises StreamError if none of that name runs, or a program began it."""
-        self.streams.get(name)
+        self.runner.require(name)
         wanted = desired.named().get(name)
         if wanted is None:
             raise StreamError(f"'{name}' was started by a program, not from a configuration")
@@ -474,11 +478,11 @@ class Controller:
 
     def _gone(self) -> set[str]:
         """The wanted streams whose names may be taken: those that have ended or failed."""
-        failed = {status.name for status in self.streams.snapshot() if status.state == "failed"}
-        return (self._over | failed) - set(self.streams.names)
+        failed = {status.name for status in self.runner.statuses() if status.state == "failed"}
+        return (self._over | failed) - set(self.runner.names)
 
     def _free_name(self, config: StreamConfig, streams: Mapping[str, ListedStream]) -> str:
-        taken = {*streams, *self.streams.names} - self._gone()
+        taken = {*streams, *self.runner.names} - self._gone()
         if config.name is None:
             return free_name(name_of(config.source), taken)
         if config.name in taken:

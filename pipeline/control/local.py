@@ -8,33 +8,44 @@ elsewhere can hold one. Knows nothing of HTTP, terminals or signals.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saccade.engine.errors import EngineError
+from saccade.pipeline.analytics.analyze import analyze_stage
+from saccade.pipeline.analytics.counts import Minute, Totals
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.control.load import Load, rss_bytes
 from saccade.pipeline.control.plan import Change as StreamChange
 from saccade.pipeline.control.plan import Close, Reopen, change_of
+from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
 from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.record import Change, read_event
+from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.events.storage.store import EventStore
-from saccade.pipeline.events.storage.store_reader import StoreError
+from saccade.pipeline.events.storage.store_reader import EventQuery, StoreError
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stats import Stats
 from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream, load_engine, open_source_of, open_stream
-from saccade.pipeline.runtime.streams import Streams, StreamStatus
+from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of
 from saccade.pipeline.runtime.targets import HEATMAP, Target, check_frames, check_targets, open_output, targets_of
-from saccade.pipeline.runtime.tasks import check_asked, check_rules, tasks_for
-from saccade.sinks import SinkError, SupportsEvents
+from saccade.pipeline.runtime.tasks import check_asked, check_rules, in_model_names, tasks_for
+from saccade.pipeline.search import REQUESTED, Progress, Searched, search_events
+from saccade.sinks import SinkError, SinkStatus, SupportsEvents
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Source, SourceError, redact
 
@@ -58,6 +69,8 @@ class Local:
         videos: what shows them to people; None where nothing does.
         store: keeps their events; None where nothing does.
         asks: the engine that answers questions: that of `ask`, or of the streams.
+        started: the runs that `start` has begun.
+        on_end: as in `Runner`.
 
     Args:
         streams: where they run; closed with this.
@@ -87,11 +100,14 @@ class Local:
         self.store = store
         self.videos = videos
         self.asks = ask or streams.engine
+        self.started: list[Run] = []
+        self.on_end: Callable[[Ended], object] = lambda ended: None
         for sink in streams.sinks:
             if isinstance(sink, SupportsEvents):
                 self.events.hub.add(sink.write_event)
         self._policy = policy
         self._each = list(each)
+        self._load = Load()
         self._lock = threading.Lock()  # over what follows
         self._written: dict[Path, str] = {}  # file → its stream; also of streams that have ended
         self._note(_EVERY, shared)
@@ -163,62 +179,60 @@ class Local:
         Raises:
             StreamError: if its name is taken, or too many streams run.
         """
-        self._note(_name(stream), self._files(stream.config, _name(stream)))
-        return stream.start(self.streams)
+        name = _name(stream)
+        self._note(name, self._files(stream.config, name))
+        stream.on_end.append(partial(self._ended, name))
+        run = stream.start(self.streams)
+        self.started.append(run)
+        return run
 
     def follow(
-        self,
-        name: str,
-        wanted: ListedStream | None,
-        prepared: OpenedStream | None = None,
-        *,
-        checked: bool = False,
-        on_end: Callable[[Run | None], object] = lambda run: None,
-    ) -> Run | None:
+        self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
+    ) -> StreamStatus | None:
         """Have a stream run by this configuration from now on, whatever it does at the moment.
 
         Args:
             name: of the stream.
             wanted: what it runs by; None to end it.
-            prepared: the stream, if it is open; used where it was opened from what is wanted, else closed.
+            prepared: what `prepare` returned; used where it was opened from what is wanted, else closed.
             checked: as in `open`.
-            on_end: called with its run, if this begins one, when that has ended.
 
         Returns:
-            The run; None where the stream is ended.
+            How it is doing; None where it is ended.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if that cannot be.
         """
         run = self._running(name)
-        if prepared is not None and (wanted is None or run is not None or prepared.config != wanted):
-            prepared.close()
-            prepared = None
+        opened = prepared if isinstance(prepared, OpenedStream) else None
+        if opened is not None and (wanted is None or run is not None or opened.config != wanted):
+            opened.close()
+            opened = None
         if wanted is None:
             self._end(name)
             return None
         if run is not None and run.config is not None:
             change = change_of(name, run.config, wanted)
             if isinstance(change, Reopen):
-                return self.reopen(name, wanted, checked=checked, on_end=on_end)
+                return self.reopen(name, wanted, checked=checked)
             if change is not None:
                 run.update(wanted)
-            return run
-        return self.begin(prepared or self.open(wanted, checked=checked), on_end)
+            return self._status_of(run)
+        return self._status_of(self.begin(opened or self.open(wanted, checked=checked)))
 
-    def reopen(self, name: str, wanted: ListedStream, *, checked: bool, on_end: Callable[[Run | None], object]) -> Run:
+    def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
         """End a stream, or forget one that failed, and open it again; where that fails it is listed as failed.
 
         Arguments and errors are as in `follow`.
         """
         with self.streams.reopening(name):
-            return self.begin(self.open(wanted, checked=checked), on_end)
+            return self._status_of(self.begin(self.open(wanted, checked=checked)))
 
-    def begin(self, stream: OpenedStream, on_end: Callable[[Run | None], object] = lambda run: None) -> Run:
-        """Open the outputs of a stream and start it, or close it if that fails; arguments and errors as in `follow`."""
+    def begin(self, stream: OpenedStream) -> Run:
+        """Open the outputs of a stream and start it, or close it if that fails; errors are as in `follow`."""
         name = _name(stream)
         with stream, self.streams.reserve(name):
-            stream.on_end.append(on_end)
+            stream.on_end.append(partial(self._ended, name))
             files = self._files(stream.config, name)
             with self._lock:
                 self._check_files(name, files, stream.config.source)
@@ -226,6 +240,19 @@ class Local:
                 self._note(name, files)
             open_outputs(stream, self._each, self.events.hub)
             return stream.start(self.streams, reserved=True)
+
+    def remove(self, name: str) -> None:
+        """End a stream, or forget one that failed; raises StreamError if there is none, or it does not end."""
+        self.streams.remove(name)
+
+    def require(self, name: str) -> None:
+        """Check that a stream runs; raises StreamError."""
+        self.streams.get(name)
+
+    def _ended(self, name: str, run: Run | None) -> None:
+        if run is not None:
+            error = one_line(str(run.error)) if run.error else None
+            self.on_end(Ended(name, run.config, error, run.stopped))
 
     def _end(self, name: str) -> None:
         try:
@@ -242,6 +269,93 @@ class Local:
         self.streams.fail(
             StreamStatus(name, source, "failed", reason, True, 0, None, Stats().report(Counter(), 0, {}), None, stream)
         )
+
+    # ---- how it is doing
+
+    @property
+    def names(self) -> list[str]:
+        """The streams that run, or are being opened."""
+        return self.streams.names
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything is being closed."""
+        return self.streams.closed
+
+    @property
+    def ready(self) -> bool:
+        """Whether streams can be added."""
+        return not self.streams.closed
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that finds things."""
+        model = self.engine.model
+        return ModelInfo(model.name, model.device, model.classes, model.skills, "query" in self.asks.model.skills)
+
+    def statuses(self) -> list[StreamStatus]:
+        """The status of every stream, also of those that failed."""
+        return [self._with_prompts(status) for status in self.streams.snapshot()]
+
+    def status(self, name: str) -> StreamStatus:
+        """The status of a stream; raises StreamError if there is none of that name."""
+        found = next((status for status in self.streams.snapshot() if status.name == name), None)
+        return self._status_of(self.streams.get(name)) if found is None else self._with_prompts(found)
+
+    def workers(self) -> list[WorkerStatus]:
+        """Only the process of the streams."""
+        counters = {engine: engine.counters() for engine in dict.fromkeys((self.engine, self.asks))}
+        busy_s = max(one.get("busy_seconds_total", 0.0) for one in counters.values())
+        return [
+            WorkerStatus(
+                "1",
+                "ready",
+                pid=os.getpid(),
+                streams=self.streams.names,
+                busy=self._load.share(busy_s, time.monotonic()),
+                rss_bytes=rss_bytes(),
+                counters=counters[self.engine],
+            )
+        ]
+
+    def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
+        """As `Streams.sink_statuses`."""
+        return self.streams.sink_statuses()
+
+    def lost_changes(self) -> dict[str, int]:
+        """Where changes of events may be lost → how many were."""
+        return {"hub": self.events.hub.dropped} | ({"store": self.store.dropped} if self.store else {})
+
+    def rule_states(self, name: str) -> list[RuleState] | None:
+        """How each rule of a stream is doing; None if it can have none. Raises StreamError."""
+        run = self.streams.get(name)
+        stage = event_stage(run.stages)
+        return None if stage is None or run.config is None else list(stage.states)
+
+    def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
+        """What was counted in a stream: in all, and in each minute from a time on. Raises StreamError."""
+        stage = analyze_stage(self.streams.get(name).stages)
+        if stage is None:
+            raise StreamError("the stream was started by a program without a stage for zones")
+        return stage.totals(), list(stage.minutes(since))
+
+    def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
+        """Ask a model which stored events show something; raises ConfigError or EngineError."""
+        if self.store is None:
+            raise ConfigError("no events are stored: start with --store DIR")
+        return Searched(search_events(self.store, self.asks, text, query, candidates=REQUESTED, progress=progress))
+
+    def address(self, stream: str | None) -> Address | None:
+        """None: it is the process of the caller."""
+        return None
+
+    def _status_of(self, run: Run) -> StreamStatus:
+        return self._with_prompts(status_of(run))
+
+    def _with_prompts(self, status: StreamStatus) -> StreamStatus:
+        if status.config is None:
+            return status
+        return replace(status, prompts=in_model_names(self.engine, status.config))
 
     def close(self) -> None:
         """End every stream, and close what all of them share. A second call does nothing.

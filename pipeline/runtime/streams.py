@@ -22,7 +22,7 @@ from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
-from saccade.pipeline.config import ListedStream
+from saccade.pipeline.config import ListedStream, Prompts
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.config.stream_names import check_free
 from saccade.pipeline.errors import StreamError, one_line
@@ -61,11 +61,13 @@ class StreamStatus:
         report: its counters.
         counts: what has been counted over time; None where nothing is.
         config: what it runs by; None where a program gave its parts.
+        prompts: what it asks for in the model's own names, its rules' labels included; None where that is not known.
+        worker: that has it; None in a run of one process, and while none has it, which is `waiting`.
     """
 
     name: str
     source: str
-    state: State | Literal["running", "stuck", "failed"]
+    state: State | Literal["running", "stuck", "failed", "waiting"]
     reason: str | None
     live: bool
     connections: int
@@ -73,6 +75,8 @@ class StreamStatus:
     report: Report
     counts: Totals | None = None
     config: ListedStream | None = None
+    prompts: Prompts | None = None
+    worker: str | None = None
 
     @property
     def ok(self) -> bool:

@@ -19,12 +19,13 @@ from typing import Any
 import cv2
 from aiohttp import web
 
-from saccade.pipeline.analytics.analyze import AnalyzeStage, analyze_stage
+from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.errors import StreamError
 from saccade.pipeline.server.blocking_calls import BlockingCalls
-from saccade.pipeline.server.streams_api import OPEN_S, read_body, run_of, update, wanted_of
+from saccade.pipeline.server.streams_api import OPEN_S, name_of, read_body, update, wanted_of
 from saccade.sources.http.auth import HttpAuth, refusal
 
 _MAX_CHANGING = 32
@@ -40,7 +41,7 @@ class AnalyticsApi:
 
     def __init__(self, controller: Controller, auth: HttpAuth) -> None:
         self._controller = controller
-        self._streams = controller.streams
+        self._runner = controller.runner
         self._auth = auth
         self._calls = BlockingCalls(_MAX_CHANGING, OPEN_S)
 
@@ -57,17 +58,16 @@ class AnalyticsApi:
         ]
 
     async def _show(self, request: web.Request) -> web.Response:
-        run = run_of(self._streams, request)
-        return web.json_response(_regions(wanted_of(self._controller, run.name)))
+        return web.json_response(_regions(wanted_of(self._controller, name_of(self._runner, request))))
 
     async def _replace(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, Regions)
-        name = run_of(self._streams, request).name
+        name = name_of(self._runner, request)
         values = {"zones": wanted.zones, "lines": wanted.lines}
         return web.json_response(_regions(await update(self._controller, name, values, self._calls)))
 
     async def _remove(self, request: web.Request) -> web.Response:
-        name = run_of(self._streams, request).name
+        name = name_of(self._runner, request)
         await update(self._controller, name, {"zones": {}, "lines": {}}, self._calls)
         return web.Response(status=204)
 
@@ -78,12 +78,19 @@ class AnalyticsApi:
             since = math.nan
         if not math.isfinite(since):
             raise refusal(web.HTTPUnprocessableEntity, "since should be a time in seconds, such as 1795262111")
-        stage = self._stage(request)
-        minutes = [{"start": minute.start, **asdict(minute.counts)} for minute in stage.minutes(since)]
-        return web.json_response({"totals": asdict(stage.totals()), "minutes": minutes})
+        name = name_of(self._runner, request)
+        try:
+            totals, found = await asyncio.to_thread(self._runner.counts, name, since)
+        except StreamError as error:
+            raise refusal(web.HTTPConflict, str(error)) from None
+        minutes = [{"start": minute.start, **asdict(minute.counts)} for minute in found]
+        return web.json_response({"totals": asdict(totals), "minutes": minutes})
 
     async def _heatmap(self, request: web.Request) -> web.Response:
-        heat = self._stage(request).heat
+        stage = analyze_stage(self._controller.local.streams.get(name_of(self._runner, request)).stages)
+        if stage is None:
+            raise refusal(web.HTTPConflict, "the stream was started by a program without a stage for zones")
+        heat = stage.heat
 
         def draw() -> bytes:
             done, data = cv2.imencode(".png", cv2.cvtColor(heat.overlay(), cv2.COLOR_RGBA2BGRA))
@@ -95,12 +102,6 @@ class AnalyticsApi:
 
     async def _preflight(self, request: web.Request) -> web.Response:
         return await self._auth.preflight(request, "GET, PUT, DELETE", "application/json")
-
-    def _stage(self, request: web.Request) -> AnalyzeStage:
-        stage = analyze_stage(run_of(self._streams, request).stages)
-        if stage is None:
-            raise refusal(web.HTTPConflict, "the stream was started by a program without a stage for zones")
-        return stage
 
 
 def _regions(config: ListedStream) -> dict[str, Any]:

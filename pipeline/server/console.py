@@ -43,7 +43,7 @@ _JPEG = 88  # quality
 
 
 class Console:
-    """The routes of the page.
+    """The routes of the page, and of what a `Local` alone can answer, since it needs pixels or the engine.
 
     Attributes:
         whep: the video of every stream.
@@ -66,7 +66,6 @@ class Console:
     ) -> None:
         local = controller.local
         self._controller = controller
-        self._streams = controller.streams
         self._events = local.store is not None
         self._talks = "query" in local.asks.model.skills
         self._engine = local.engine
@@ -106,7 +105,7 @@ class Console:
     def _watch(self, stream: str, viewers: int) -> None:
         """Give a stream that is watched more of the model."""
         with suppress(StreamError):  # it has ended
-            self._streams.get(stream).watch(watched=viewers > 0)
+            self._controller.streams.get(stream).watch(watched=viewers > 0)
 
     async def _model(self, request: web.Request) -> web.Response:
         model = self._engine.model

@@ -25,8 +25,7 @@ from saccade.pipeline.control.local import Local
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.errors import StreamError
 from saccade.pipeline.runtime.output import Output
-from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.runtime.streams import Streams, StreamStatus
 from saccade.pipeline.runtime.tasks import in_model_names, tasks_for
 from saccade.pipeline.server.console import Console
 from saccade.pipeline.server.http_server import HttpServer
@@ -50,7 +49,7 @@ MAX_PUBLISHERS = 4
 class _Cameras(Controller):
     """Plays each file that is added over and over, as if it were a camera."""
 
-    def add(self, config: StreamConfig) -> Run:
+    def add(self, config: StreamConfig) -> StreamStatus:
         return super().add(config.model_copy(update={"loop": True}))
 
 

@@ -12,8 +12,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -21,13 +20,11 @@ from aiohttp import web
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.errors import ConfigError, one_line
 from saccade.pipeline.events.storage.store import EventStore
-from saccade.pipeline.events.storage.store_reader import EventQuery
-from saccade.pipeline.search import Progress, Searched, search_events
 from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.analytics_api import AnalyticsApi
 from saccade.pipeline.server.api.asker import Asker
 from saccade.pipeline.server.api.events import EventsApi
-from saccade.pipeline.server.api.events_search import MAX_ASKED, SearchEvents
+from saccade.pipeline.server.api.events_search import SearchEvents
 from saccade.pipeline.server.api.moondream import MoondreamApi
 from saccade.pipeline.server.api.openai_chat import OpenAiApi
 from saccade.pipeline.server.rules_api import RulesApi
@@ -36,9 +33,6 @@ from saccade.sources.http.app_server import AppServer
 from saccade.sources.http.auth import HttpAuth, refusal
 from saccade.sources.http.tls import optional_context
 from saccade.sources.http.tokens import is_loopback, read_token
-
-if TYPE_CHECKING:
-    from saccade.engine import Engine
 
 log = logging.getLogger(__name__)
 _CORS = web.RequestKey("cors", dict)
@@ -62,8 +56,7 @@ class HttpServer(AppServer):
         on_startup: called on the event loop before the first request.
         on_cleanup: called on the event loop after the last request.
         events: whose events are served; None for those of the controller's store, if it has one.
-        ask: searches them; None for what answers questions of the controller's streams.
-        search: searches them instead.
+        search: searches them; None for the controller's streams.
         access: who may do what, instead of `token` and `origins`.
 
     Raises:
@@ -84,7 +77,6 @@ class HttpServer(AppServer):
         on_startup: Sequence[Hook] = (),
         on_cleanup: Sequence[Hook] = (),
         events: EventStore | None = None,
-        ask: Engine | None = None,
         search: SearchEvents | None = None,
         access: HttpAuth | None = None,
     ) -> None:
@@ -96,20 +88,16 @@ class HttpServer(AppServer):
         self._public = frozenset([*public, "/livez", "/readyz"])
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         if controller is not None:
+            runner = controller.runner
+            events, search = events or runner.store, search or runner.search
             local = controller.local
-            events, ask = events or local.store, ask or local.asks
-            counts: dict[str, Callable[[], int]] = {"hub": lambda: local.events.hub.dropped}
-            if events is not None:
-                counts["store"] = lambda: events.dropped
-            application.add_routes(Api(controller, self._auth, counts).routes())
-            application.add_routes(AnalyticsApi(controller, self._auth).routes())
             asker = Asker(local.engine)
             talker = asker if local.asks is local.engine else Asker(local.asks)
             application.add_routes([*MoondreamApi(asker, talker).routes(), *OpenAiApi(asker, talker).routes()])
+            application.add_routes(Api(controller, self._auth).routes())
+            application.add_routes(AnalyticsApi(controller, self._auth).routes())
             application.add_routes(RulesApi(controller, self._auth).routes())
         if events is not None:
-            if ask is not None and search is None:
-                search = partial(_search, events, ask)
             application.add_routes(EventsApi(events, self._auth, search).routes())
         application.add_routes(routes)
         application.on_response_prepare.append(_add_cors)
@@ -206,10 +194,6 @@ def _described(request: web.Request, line: str, status: int) -> str | dict[str, 
 async def _add_cors(request: web.Request, response: web.StreamResponse) -> None:
     """Hook for `on_response_prepare`: also of events and clips, which begin before their handler has ended."""
     response.headers.update(request.get(_CORS, {}))
-
-
-def _search(store: EventStore, engine: Engine, text: str, query: EventQuery, progress: Progress) -> Searched:
-    return Searched(search_events(store, engine, text, query, candidates=MAX_ASKED, progress=progress))
 
 
 def _is_address(place: str) -> bool:

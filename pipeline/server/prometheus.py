@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from saccade.pipeline.control.runner import Runner, WorkerStatus
 from saccade.pipeline.runtime.stats import BUCKETS_MS
-from saccade.pipeline.runtime.streams import Streams, StreamStatus
+from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.sinks import SinkStatus
 
 _EDGES = [f"{ms / 1000:g}" for ms in BUCKETS_MS] + ["+Inf"]
@@ -24,13 +25,11 @@ class Metrics:
     """What `/metrics` shows: every stream by its name, the engine's counters where it has any, and the process.
 
     Args:
-        streams: whose streams and engine.
-        lost: where changes of events may be lost → how many were.
+        runner: whose streams and engines.
     """
 
-    def __init__(self, streams: Streams, lost: Mapping[str, Callable[[], int]] | None = None) -> None:
-        self._streams = streams
-        self._lost = lost or {}
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -41,22 +40,23 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Read everything anew; called by the registry."""
-        statuses = self._streams.snapshot()
+        statuses = self._runner.statuses()
         yield from _streams(statuses)
         yield from _latencies(statuses)
         yield from _counts(statuses)
-        yield from sink_metrics(self._streams.sink_statuses())
+        yield from sink_metrics(self._runner.sink_statuses())
         changes = CounterMetricFamily(
             "saccade_event_changes_dropped",
             "Beginnings, updates and ends of events lost because too many waited: hub for outputs, store for its disk",
             labels=["where"],
         )
-        for where, count in self._lost.items():
-            changes.add_metric([where], count())
+        for where, count in self._runner.lost_changes().items():
+            changes.add_metric([where], count)
         yield changes
-        counters = getattr(self._streams.engine, "counters", None)
-        if counters is not None:
-            yield from _engine(counters())
+        workers = self._runner.workers()
+        yield from _engines(workers)
+        if len(workers) > 1:
+            yield from _workers(workers)
 
 
 def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
@@ -197,8 +197,36 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
     return up, state, lost, *counted.values()
 
 
-def _engine(counters: dict[str, float]) -> Iterable[Metric]:
-    for key, value in counters.items():
-        name = "saccade_engine_" + re.sub(r"\W", "_", key)
+def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
+    """The counters of all engines together, and where there are several, of each."""
+    each: dict[str, dict[str, float]] = {}
+    for worker in workers:
+        for key, value in worker.counters.items():
+            each.setdefault(key, {})[worker.name] = value
+    for key, values in each.items():
+        name = "engine_" + re.sub(r"\W", "_", key)
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        yield kind(name, f"Counter of the engine: {key}; see Engine.counters", value=value)
+        yield kind(f"saccade_{name}", f"Counter of the engine: {key}; see Engine.counters", value=sum(values.values()))
+        if len(workers) > 1:
+            family = kind(f"saccade_worker_{name}", f"Counter of each engine: {key}", labels=["worker"])
+            for name_of_one, value in values.items():
+                family.add_metric([name_of_one], value)
+            yield family
+
+
+def _workers(workers: list[WorkerStatus]) -> Iterable[Metric]:
+    one = ["worker"]
+    up = GaugeMetricFamily("saccade_worker_up", "1 while the worker takes streams, else 0", labels=one)
+    starts = CounterMetricFamily("saccade_worker_starts", "How often the worker was started", labels=one)
+    busy = GaugeMetricFamily("saccade_worker_busy", "Share of time in which its engine is at work", labels=one)
+    rss = GaugeMetricFamily("saccade_worker_resident_memory_bytes", "Resident memory of the worker", labels=one)
+    streams = GaugeMetricFamily("saccade_worker_streams", "Streams that the worker has", labels=one)
+    for worker in workers:
+        up.add_metric([worker.name], float(worker.state == "ready"))
+        starts.add_metric([worker.name], worker.starts)
+        streams.add_metric([worker.name], len(worker.streams))
+        if worker.busy is not None:
+            busy.add_metric([worker.name], worker.busy)
+        if worker.rss_bytes is not None:
+            rss.add_metric([worker.name], worker.rss_bytes)
+    return up, starts, busy, rss, streams

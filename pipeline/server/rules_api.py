@@ -13,6 +13,7 @@ Authentication is elsewhere (`saccade.pipeline.server.http_server`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -26,9 +27,8 @@ from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.errors import ConfigError, StreamError, TextError
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.settings import RuleSettings, check_places
-from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.server.blocking_calls import BlockingCalls
-from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, OPEN_S, YAML, read_body, run_of, update, wanted_of
+from saccade.pipeline.server.streams_api import MAX_BODY_BYTES, OPEN_S, YAML, name_of, read_body, update, wanted_of
 from saccade.pipeline.settings import PlacedError
 from saccade.sources.http.auth import HttpAuth, read_text, refusal
 
@@ -45,7 +45,7 @@ class RulesApi:
 
     def __init__(self, controller: Controller, auth: HttpAuth) -> None:
         self._controller = controller
-        self._streams = controller.streams
+        self._runner = controller.runner
         self._auth = auth
         self._calls = BlockingCalls(_MAX_CHANGING, OPEN_S)
 
@@ -62,13 +62,13 @@ class RulesApi:
         ]
 
     async def _show(self, request: web.Request) -> web.Response:
-        rules = wanted_of(self._controller, run_of(self._streams, request).name).rules
+        rules = wanted_of(self._controller, name_of(self._runner, request)).rules
         if YAML in request.headers.get("Accept", ""):
             return web.Response(text=text_of_rules(rules), content_type=YAML)
         return _listed(rules)
 
     async def _replace(self, request: web.Request) -> web.Response:
-        name = run_of(self._streams, request).name
+        name = name_of(self._runner, request)
         try:
             rules = await self._wanted(request, name)
         except TextError as error:
@@ -77,22 +77,25 @@ class RulesApi:
         return _listed(rules)
 
     async def _check(self, request: web.Request) -> web.Response:
-        name = run_of(self._streams, request).name
+        name = name_of(self._runner, request)
         try:
             return _listed(await self._wanted(request, name))
         except TextError as error:
             return _mistake(error)
 
     async def _remove(self, request: web.Request) -> web.Response:
-        await update(self._controller, run_of(self._streams, request).name, {"rules": []}, self._calls)
+        await update(self._controller, name_of(self._runner, request), {"rules": []}, self._calls)
         return web.Response(status=204)
 
     async def _state(self, request: web.Request) -> web.Response:
-        run = run_of(self._streams, request)
-        stage = event_stage(run.stages)
-        if stage is None or run.config is None:
+        name = name_of(self._runner, request)
+        try:
+            found = await asyncio.to_thread(self._runner.rule_states, name)
+        except StreamError as error:
+            raise refusal(web.HTTPServiceUnavailable, str(error)) from None
+        if found is None:
             return web.json_response({"rules": None})
-        config, states = run.config, {state.name: state for state in stage.states}
+        config, states = wanted_of(self._controller, name), {state.name: state for state in found}
         return web.json_response({"rules": [_described(rule, states.get(rule.name), config) for rule in config.rules]})
 
     async def _preflight(self, request: web.Request) -> web.Response:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,15 +30,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from saccade.engine import EngineError
-from saccade.pipeline.config import Changes, ListedStream, ShareSettings, StreamConfig
+from saccade.pipeline.config import Changes, ListedStream, Prompts, ShareSettings, StreamConfig
 from saccade.pipeline.config.file import NOT_UNICODE, explain, first_mistake
 from saccade.pipeline.config.text import shown_stream, text_of_stream
 from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.runner import Runner
 from saccade.pipeline.control.source_policy import NotAllowedError
 from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError
-from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of
-from saccade.pipeline.runtime.tasks import in_model_names
+from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.pipeline.server.access import client_of
 from saccade.pipeline.server.blocking_calls import BlockingCalls, BusyError
 from saccade.pipeline.server.prometheus import Metrics
@@ -62,16 +61,13 @@ class Api:
     Args:
         controller: changes what they list.
         auth: answers preflight requests.
-        lost: as in `Metrics`.
     """
 
-    def __init__(
-        self, controller: Controller, auth: HttpAuth, lost: Mapping[str, Callable[[], int]] | None = None
-    ) -> None:
+    def __init__(self, controller: Controller, auth: HttpAuth) -> None:
         self._controller = controller
-        self._streams = controller.streams
+        self._runner = controller.runner
         self._auth = auth
-        self._metrics = Metrics(controller.streams, lost)
+        self._metrics = Metrics(controller.runner)
         self._opening = BlockingCalls(_MAX_OPENING, OPEN_S)
         self._ending = BlockingCalls(_MAX_OPENING, _END_S)
         self._reopening = BlockingCalls(_MAX_OPENING, _END_S + OPEN_S)
@@ -100,14 +96,14 @@ class Api:
         return web.json_response({"ok": True})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        ready = not self._streams.closed and all(status.state != "stuck" for status in self._streams.snapshot())
+        ready = self._runner.ready and all(status.state != "stuck" for status in self._runner.statuses())
         return web.json_response({"ok": ready}, status=200 if ready else 503)
 
     async def _health(self, request: web.Request) -> web.Response:
-        statuses = self._streams.snapshot()
+        statuses = self._runner.statuses()
         unhealthy = {one.name: f"{one.state}: {one.reason or 'no frame'}" for one in statuses if not one.ok}
         health: dict[str, Any] = {"ok": not unhealthy, "streams": len(statuses), "unhealthy": unhealthy}
-        if paused := {sink.name: sink.reason for _, sink in self._streams.sink_statuses() if sink.state == "paused"}:
+        if paused := {sink.name: sink.reason for _, sink in self._runner.sink_statuses() if sink.state == "paused"}:
             health["sinks"] = paused  # a restart would not help them: the status stays 200
         return web.json_response(health, status=503 if unhealthy else 200)
 
@@ -117,7 +113,7 @@ class Api:
 
     async def _list(self, request: web.Request) -> web.Response:
         client = client_of(request)
-        seen = [status for status in self._streams.snapshot() if client.sees(status.name)]
+        seen = [status for status in self._runner.statuses() if client.sees(status.name)]
         return web.json_response({"streams": [self._as_json(status) for status in seen]})
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -130,17 +126,15 @@ class Api:
     async def _begin(self, request: web.Request) -> web.Response:
         wanted = await read_stream(request)
         opening = self._opening.run(partial(self._controller.add, wanted), undo=self._undo)
-        run = await self._opened(opening, OPEN_S)
-        return web.json_response(
-            self._as_json(status_of(run)), status=201, headers={"Location": f"/streams/{run.name}"}
-        )
+        status = await self._opened(opening, OPEN_S)
+        return web.json_response(self._as_json(status), status=201, headers={"Location": f"/streams/{status.name}"})
 
-    def _undo(self, run: Run) -> None:
+    def _undo(self, status: StreamStatus) -> None:
         """End a stream that opened when its client had been told that it did not."""
-        threading.Thread(target=self._controller.remove, args=(run.name,), name="saccade undo", daemon=True).start()
+        threading.Thread(target=self._controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
 
-    async def _opened(self, opening: Awaitable[Run], limit_s: float) -> Run:
-        """The run that a call opens; raises an HTTP error if it cannot."""
+    async def _opened(self, opening: Awaitable[StreamStatus], limit_s: float) -> StreamStatus:
+        """The status of the stream that a call opens; raises an HTTP error if it cannot."""
         try:
             return await opening
         except BusyError:
@@ -158,14 +152,14 @@ class Api:
 
     async def _restart(self, request: web.Request) -> web.Response:
         name = self._find(request).name
-        run = await self._opened(self._reopening.run(partial(self._controller.restart, name)), self._reopening.limit_s)
-        return web.json_response(self._as_json(status_of(run)))
+        restarting = self._reopening.run(partial(self._controller.restart, name))
+        return web.json_response(self._as_json(await self._opened(restarting, self._reopening.limit_s)))
 
     async def _change(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, Changes)
-        run = run_of(self._streams, request)
-        await update(self._controller, run.name, changes_of(wanted), self._changing)
-        return web.json_response(self._as_json(status_of(run)))
+        name = name_of(self._runner, request)
+        await update(self._controller, name, changes_of(wanted), self._changing)
+        return web.json_response(self._as_json(self._runner.status(name)))
 
     async def _end(self, request: web.Request) -> web.Response:
         self._find(request)
@@ -181,7 +175,7 @@ class Api:
         except ConfigError as error:  # as where the file cannot be written without the stream
             raise refusal(web.HTTPConflict, str(error)) from None
         except StreamError as error:
-            if name in self._streams.names:  # else it has ended meanwhile
+            if name in self._runner.names:  # else it has ended meanwhile
                 raise refusal(web.HTTPConflict, str(error)) from None
         return web.Response(status=204)
 
@@ -190,11 +184,13 @@ class Api:
 
     def _find(self, request: web.Request) -> StreamStatus:
         """The status of the stream that is asked for, which may have failed."""
-        name = request.match_info["name"]
-        found = next((status for status in self._streams.snapshot() if status.name == name), None)
-        return found or status_of(run_of(self._streams, request))
+        try:
+            return self._runner.status(request.match_info["name"])
+        except StreamError as error:
+            raise refusal(web.HTTPNotFound, str(error)) from None
 
-    def _as_json(self, status: StreamStatus) -> dict[str, Any]:
+    @staticmethod
+    def _as_json(status: StreamStatus) -> dict[str, Any]:
         """A stream as JSON; times in milliseconds, null where nothing is known yet."""
         report, now = status.report, status.report.recent
         return {
@@ -205,7 +201,7 @@ class Api:
             "reason": status.reason,
             "detail": status.detail,
             "live": status.live,
-            **self._prompts_and_share(status.config),
+            **_prompts_and_share(status),
             "fps": round(now.fps, 2),
             "age_ms": now.age_ms and round(now.age_ms, 1),
             "latency_ms": {"p50": now.p50_ms and round(now.p50_ms, 1), "p99": now.p99_ms and round(now.p99_ms, 1)},
@@ -213,20 +209,24 @@ class Api:
             "frames_in": report.read,
             "frames_out": report.frames,
             "dropped": report.drops,
+            **({} if status.worker is None and status.state != "waiting" else {"worker": status.worker}),
         }
 
-    def _prompts_and_share(self, config: ListedStream | None) -> dict[str, Any]:
-        wanted: Changes | ListedStream = config or Changes()
-        prompts = in_model_names(self._streams.engine, wanted).model_dump()
-        return {**prompts, **{key: getattr(wanted, key) for key in ShareSettings.model_fields}}
+
+def _prompts_and_share(status: StreamStatus) -> dict[str, Any]:
+    wanted: Changes | ListedStream = status.config or Changes()
+    prompts = status.prompts or Prompts.model_construct(**{key: getattr(wanted, key) for key in Prompts.model_fields})
+    return {**prompts.model_dump(), **{key: getattr(wanted, key) for key in ShareSettings.model_fields}}
 
 
-def run_of(streams: Streams, request: web.Request) -> Run:
-    """The run of the stream that a request names; raises an HTTP error if there is none."""
+def name_of(runner: Runner, request: web.Request) -> str:
+    """The name of the stream that a request is about; raises an HTTP error if none of that name runs."""
+    name: str = request.match_info["name"]
     try:
-        return streams.get(request.match_info["name"])
+        runner.require(name)
     except StreamError as error:
         raise refusal(web.HTTPNotFound, str(error)) from None
+    return name
 
 
 def wanted_of(controller: Controller, name: str) -> ListedStream:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.load import Load
 from saccade.pipeline.control.local import Local
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.control.state import plain
@@ -63,25 +64,6 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._send({"is": "warning", "line": one_line(record.getMessage())})
-
-
-class Load:
-    """The busy share of engines from one reading of their counters to the next."""
-
-    def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None
-
-    def share(self, busy_s: float, now_s: float) -> float:
-        """From 0 to 1; 0 at the first reading.
-
-        Args:
-            busy_s: seconds that the busiest engine has worked so far.
-            now_s: the time on a clock that never goes back.
-        """
-        last, self._last = self._last, (busy_s, now_s)
-        if last is None or now_s <= last[1]:
-            return 0.0
-        return min(1.0, max(0.0, (busy_s - last[0]) / (now_s - last[1])))
 
 
 class WorkerRun:

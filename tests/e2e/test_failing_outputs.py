@@ -17,6 +17,7 @@ import pytest
 
 from saccade.engine import Detect, Engine
 from saccade.pipeline import Output, Streams
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.prometheus import Metrics
 from saccade.sinks import JsonlSink, open_sink
@@ -77,7 +78,7 @@ def state_of(streams: Streams, number: int) -> str:
 
 
 def metric(streams: Streams, name: str, sink: str) -> float:
-    text = Metrics(streams).as_text().decode()
+    text = Metrics(Local(streams)).as_text().decode()
     (line,) = (line for line in text.splitlines() if line.startswith(name + "{") and f'sink="{sink}"' in line)
     return float(line.rpartition(" ")[2])
 

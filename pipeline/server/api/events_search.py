@@ -24,9 +24,6 @@ from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.api.server_sent_events import EventStream
 from saccade.sources.http.auth import refusal
 
-MAX_ASKED = 50
-"""Events that a request has the model asked about."""
-
 SearchEvents = Callable[[str, EventQuery, Progress], Searched]
 """Searches for a text; called in a thread. Raises ConfigError or EngineError if that cannot be."""
 

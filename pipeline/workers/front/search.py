@@ -21,8 +21,7 @@ from typing import Any
 
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store_reader import EventQuery
-from saccade.pipeline.search import AT_ONCE, Place, Progress, Searched, search
-from saccade.pipeline.server.api.events_search import MAX_ASKED
+from saccade.pipeline.search import AT_ONCE, REQUESTED, Place, Progress, Searched, search
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.front.merged_events import OWN
 from saccade.pipeline.workers.machines.stores import DIRECT, MachineStores
@@ -74,7 +73,7 @@ class WorkersSearch:
             lambda text, places: self._match(text, places, away, progress),
             text,
             query,
-            candidates=MAX_ASKED,
+            candidates=REQUESTED,
         )
         return Searched(found, sorted(machine or OWN for machine in away))
 

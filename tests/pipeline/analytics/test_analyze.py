@@ -20,6 +20,7 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.counts import CountLog, Totals
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.server.prometheus import Metrics
 from saccade.sinks import Latency
@@ -169,7 +170,10 @@ def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
             assert max(minute["objects"].get("person", 0) for minute in minutes) >= 1
             status, drawn = ask("GET", "/streams/door/heatmap.png")
             assert (status, drawn[:4]) == (200, b"\x89PNG")
-            assert b'saccade_zone_entered_total{class="person",stream="door",zone="all"}' in Metrics(streams).as_text()
+            assert (
+                b'saccade_zone_entered_total{class="person",stream="door",zone="all"}'
+                in Metrics(Local(streams)).as_text()
+            )
             assert ask("DELETE", "/streams/door/zones") == (204, None)
             assert ask("GET", "/streams/door/zones")[1] == {"zones": {}, "lines": {}}
             assert ask("GET", "/streams/none/zones")[0] == 404

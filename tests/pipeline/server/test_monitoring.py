@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.engine import Engine
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import StreamConfig
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.prometheus import Metrics
 from tests.support import REPO
@@ -31,12 +32,13 @@ def expressions() -> list[str]:
 def test_every_metric_asked_for_exists() -> None:
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
         config = {"zones": {"z": ".1,.1,.9,.1,.9,.9"}, "lines": {"l": "0,.5,1,.5"}, "detect": ["person"]}
-        run = controller_of(streams).add(
-            StreamConfig.model_validate({"source": str(DEMO_CLIP), "name": "hall", **config})
-        )
-        until(lambda: run.report().frames > 2, seconds=60)
-        families = list(text_string_to_metric_families(Metrics(streams).as_text().decode()))
-        lost = Metrics(streams, {"hub": lambda: 3, "store": lambda: 0}).as_text().decode()
+        controller = controller_of(streams)
+        controller.add(StreamConfig.model_validate({"source": str(DEMO_CLIP), "name": "hall", **config}))
+        until(lambda: controller.runner.status("hall").report.frames > 2, seconds=60)
+        families = list(text_string_to_metric_families(Metrics(Local(streams)).as_text().decode()))
+        local = Local(streams)
+        local.events.hub.dropped = 3
+        lost = Metrics(local).as_text().decode()
     assert 'saccade_event_changes_dropped_total{where="hub"} 3.0' in lost
     known = {family.name for family in families} | {sample.name for family in families for sample in family.samples}
     known |= {f"{family.name}_total" for family in families if family.type == "counter"}

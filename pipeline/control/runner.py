@@ -1,0 +1,188 @@
+"""What runs streams for a controller: `Local` in this process, `RayWorkers` on the actors of Ray. Both are a `Runner`.
+
+The controller calls what starts, changes and ends streams; servers and terminals call the rest, and need not know which
+one it is. Only what needs pixels or the engine itself is asked where `address` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from saccade.pipeline.analytics.counts import Minute, Totals
+from saccade.pipeline.config import ListedStream
+from saccade.pipeline.control.plan import Change
+from saccade.pipeline.events.machine import RuleState
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery
+from saccade.pipeline.runtime.streams import StreamStatus
+from saccade.pipeline.search import Progress, Searched
+from saccade.sinks import SinkStatus
+
+
+@dataclass(slots=True, frozen=True)
+class Address:
+    """Where a worker serves what needs pixels or the engine.
+
+    Attributes:
+        url: such as http://127.0.0.1:40123.
+        headers: that it wants.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(slots=True, frozen=True)
+class ModelInfo:
+    """The model that finds things.
+
+    Attributes:
+        name: of the model, or its folder.
+        device: where it runs.
+        classes: the names that it knows; None for any.
+        skills: what it can do.
+        talks: whether a model answers questions here.
+    """
+
+    name: str
+    device: str
+    classes: Sequence[str] | None
+    skills: Sequence[str]
+    talks: bool
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerStatus:
+    """A process with an engine.
+
+    Attributes:
+        name: of the worker.
+        state: `starting`, `ready` or `ended`.
+        reason: why it is not ready; None where that is not known.
+        pid: of its process, on its machine.
+        machine: that stores its events; "" for that of the controller.
+        streams: that it has.
+        busy: share of time in which its engine is at work, 0 to 1; None if not known yet.
+        rss_bytes: its resident memory.
+        starts: how often it was started.
+        restarted_in_s: how long it was away each time, in seconds.
+        counters: of its engine, as `Engine.counters`.
+    """
+
+    name: str
+    state: str
+    reason: str | None = None
+    pid: int | None = None
+    machine: str = ""
+    streams: Sequence[str] = ()
+    busy: float | None = None
+    rss_bytes: int | None = None
+    starts: int = 1
+    restarted_in_s: Sequence[float] = ()
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """A stream that has ended.
+
+    Attributes:
+        name: of the stream.
+        config: that it ran by.
+        error: why it has failed; None if it has not.
+        stopped: whether somebody has ended it.
+    """
+
+    name: str
+    config: ListedStream | None
+    error: str | None
+    stopped: bool
+
+
+class Runner(Protocol):
+    """Runs streams. Every method is callable from any thread.
+
+    Attributes:
+        on_end: called with each stream that has ended, in any thread.
+        store: keeps events; None where nothing does.
+    """
+
+    on_end: Callable[[Ended], object]
+    store: EventStore | None
+
+    # ---- what the controller has done: errors are those of `Local`
+
+    def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
+        """Find out whether a change can be made; what is returned is for `follow`, or closed by leaving its block."""
+
+    def follow(
+        self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
+    ) -> StreamStatus | None:
+        """Have a stream run by this configuration from now on; None ends it. Returns how it is doing."""
+
+    def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
+        """End a stream, or forget one that failed, and open it again."""
+
+    def remove(self, name: str) -> None:
+        """End a stream, or forget one that failed; raises StreamError if there is none, or it does not end."""
+
+    def fail(self, stream: ListedStream, error: Exception) -> None:
+        """List a stream as failed that could not be opened."""
+
+    def check_rules(self, stream: ListedStream) -> None:
+        """Check that a stream can have its rules; raises PlacedError."""
+
+    def require(self, name: str) -> None:
+        """Check that a stream runs; raises StreamError."""
+
+    # ---- how it is doing
+
+    @property
+    def names(self) -> list[str]:
+        """The streams that run, or are being opened."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything is being closed."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether streams can be added."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that finds things."""
+
+    def statuses(self) -> list[StreamStatus]:
+        """The status of every stream, also of those that failed."""
+
+    def status(self, name: str) -> StreamStatus:
+        """The status of a stream; raises StreamError if there is none of that name."""
+
+    def workers(self) -> list[WorkerStatus]:
+        """The processes with an engine."""
+
+    def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
+        """How every sink is doing, with the name of its stream, or "" if it is all streams'."""
+
+    def lost_changes(self) -> dict[str, int]:
+        """Where changes of events may be lost → how many were."""
+
+    def rule_states(self, name: str) -> list[RuleState] | None:
+        """How each rule of a stream is doing; None if it can have none. Raises StreamError. May wait."""
+
+    def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
+        """What was counted in a stream: in all, and in each minute from a time on. Raises StreamError. May wait."""
+
+    def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
+        """Ask a model which stored events show something; raises ConfigError or EngineError. Waits."""
+
+    def address(self, stream: str | None) -> Address | None:
+        """Who serves the video of a stream, or, for None, the engine; None for this process.
+
+        Raises:
+            StreamError: if no worker has the stream, or none is ready.
+        """
