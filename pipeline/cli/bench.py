@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.cli.app import App
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 
 Objects = Annotated[
@@ -14,7 +15,7 @@ Objects = Annotated[
     typer.Option(min=1, max=50, help="Make every answer this many objects long (default: as the model finds)."),
 ]
 
-bench = typer.Typer(help="Measure how fast this machine is.")
+bench = App(help="Measure how fast this machine is.")
 
 
 @bench.callback()

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from saccade.pipeline.cli.app import App
 from saccade.pipeline.cli.options import load_settings
 
-config_commands = typer.Typer(help="Work with configuration files.", no_args_is_help=True)
+config_commands = App(help="Work with configuration files.", no_args_is_help=True)
 
 
 @config_commands.command("check")

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from saccade.pipeline.cli.app import App
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 
-rules = typer.Typer(help="Check rules for events.", no_args_is_help=True)
+rules = App(help="Check rules for events.", no_args_is_help=True)
 
 
 def add_event_commands(app: typer.Typer) -> None:

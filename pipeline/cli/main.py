@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from saccade.distribution import VERSION
+from saccade.pipeline.cli.app import App
 from saccade.pipeline.cli.bench import bench
 from saccade.pipeline.cli.config import config_commands
 from saccade.pipeline.cli.error_report import FAILED, guarded
@@ -35,7 +36,7 @@ _PANELS = {
     if key not in ("source", "streams")
 }
 
-app = typer.Typer(
+app = App(
     help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
     add_completion=False,
     invoke_without_command=True,
@@ -44,7 +45,6 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(config_commands, name="config")
-add_event_commands(app)
 
 
 def main() -> None:
@@ -367,3 +367,6 @@ def doctor(
     from saccade.pipeline.cli.commands.doctor import report
 
     return FAILED if report(gpu, model) else 0
+
+
+add_event_commands(app)  # last: the help lists commands in this order

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import typer
 from click import Parameter
+from typer.testing import CliRunner
 
 from saccade.pipeline.cli.main import app
 from saccade.pipeline.cli.sections import sections
@@ -53,3 +55,12 @@ def test_no_command_declares_a_setting_a_second_time() -> None:
 def test_commands_keep_their_own_docstrings() -> None:
     group = typer.main.get_command(app)
     assert inspect.cleandoc(group.commands["run"].help or "").startswith("Find things")  # type: ignore[attr-defined]
+
+
+def test_help_shows_no_types_of_switches_and_arguments() -> None:
+    for command in ((), ("run",), ("image",), ("search",), ("backtest",), ("bench", "frame"), ("config", "check")):
+        shown = CliRunner().invoke(app, [*command, "--help"]).stdout
+        assert "--help" in shown
+        assert re.findall(r"<[a-z\[\] ]+>", shown) == []
+    commands = re.findall(r"^│ (\w+) ", CliRunner().invoke(app, ["-h"]).stdout, re.MULTILINE)
+    assert commands[0] == "run"
