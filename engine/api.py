@@ -37,10 +37,12 @@ from saccade.engine.image import Image, LazyImage, Pixels, YuvImage, as_array, a
 from saccade.engine.model_loader import ModelInfo, open_model, start
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.lora import LoadedAdapters
-from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, ModelLimits, Ref
+from saccade.engine.models.model_files import find_refiner
+from saccade.engine.models.protocol import DeepEncoder, DraftingEncoder, LoadedModel, ModelLimits, Ref
 from saccade.engine.results import Detections, Outline, Points, Result, Text
 from saccade.engine.runtime.executor import Executor, Progress
 from saccade.engine.runtime.loop import StepLoop
+from saccade.engine.runtime.refine import RefineThread
 from saccade.engine.runtime.trace import Trace
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query, Segment
 from saccade.engine.tasks.task import OnText, Task
@@ -71,6 +73,9 @@ class Engine:
         texts = bool({"query", "caption"} & {*info.skills})
         self._executor, self._loop = executor, loop = start(model, config, texts=texts, progress=progress)
         self._adapters = LoadedAdapters()
+        self._refiner: RefineThread | None = None
+        if config.refiner is not None:
+            self._refiner = self._start_refiner(config.refiner)
         self._maker: RequestMaker[Any] = RequestMaker(
             config,
             model.limits,
@@ -82,13 +87,14 @@ class Engine:
             loop.monitor.ended,
             # A branch takes a batch slot and one to three pages: most are left to other requests.
             min(config.max_sequences, loop.n_pages // 16) // 4,
+            refine=None if self._refiner is None else self._refiner.put,
         )
         self._streams: dict[Hashable, StreamSettings] = {}
         self._expanded: dict[Task, Sequence[Task]] = {}  # as the frames of a stream ask the same again and again
         self._callbacks = CallbackThread()
         self._process = os.getpid()
         # An engine that is dropped ends its threads, once no request holds it any more.
-        self._stop = weakref.finalize(self, _stop, loop, self._callbacks, self._process)
+        self._stop = weakref.finalize(self, _stop, loop, self._refiner, self._callbacks, self._process)
 
     @property
     def model(self) -> ModelInfo:
@@ -113,6 +119,7 @@ class Engine:
         adapter_slots: int = 4,
         adapter_rank: int = 32,
         drafts: bool = True,
+        refiner: str | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """Load a model.
@@ -135,10 +142,12 @@ class Engine:
             adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
             drafts: begin answers with what the model's detector finds, or those on a stream's last frame, see
                 `EngineConfig`.
+            refiner: file, or hub id, of a refiner that redraws the outlines of `Segment` from the image, such as
+                'moondream/SegHeadRefiner'.
             progress: called with (done, of how many) while a GPU is prepared, which takes some seconds.
 
         Raises:
-            UnknownModelError: if the name leads to no model.
+            UnknownModelError: if the name leads to no model, or `refiner` to no file.
             ModelFilesError: if its files cannot be read or do not fit each other.
             EngineError: if there is no such device, dtype or `kv_dtype`, if the device has none such, or if the model's
                 `imgsz` is fixed.
@@ -151,6 +160,7 @@ class Engine:
             adapter_rank=adapter_rank,
             drafts=drafts,
             exact=dtype is not None,
+            refiner=refiner,
         )
         loaded, info, vocabulary = open_model(f"{name}@{revision}" if revision else name, device, dtype, imgsz)
         cuda = loaded.model.device.type == "cuda"
@@ -300,7 +310,8 @@ class Engine:
             future.cancel()
             self._loop.release_prefix(kept)
             raise
-        return EncodedImage(array.shape[1], array.shape[0], kept, chosen, self._loop)
+        picture = None if self._refiner is None else array.copy()
+        return EncodedImage(array.shape[1], array.shape[0], kept, chosen, self._loop, picture)
 
     def detect(
         self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1
@@ -371,6 +382,8 @@ class Engine:
         """Finish what has begun, fail what has not with EngineClosedError, and stop. Closing twice does nothing."""
         if os.getpid() == self._process:  # else the threads are the parent's
             self._loop.close(EngineClosedError("the engine is closed"))
+            if self._refiner is not None:
+                self._refiner.close()
             self._stop()  # only now: what the loop still finishes has callbacks, too
 
     def __enter__(self) -> Engine:
@@ -441,6 +454,10 @@ class Engine:
             if callable(image) and all(task.empty for task in expanded):
                 image = image()
             pixels = image if callable(image) else as_pixels(image)
+        refine = self._refiner is not None and any(isinstance(task, Segment) for task in expanded)
+        picture = image.picture if isinstance(image, EncodedImage) else None
+        if refine and isinstance(pixels, np.ndarray):
+            picture = pixels.copy()  # the caller's may change once it is cut
         future = ResultFuture(self._callbacks, self._loop.require_other_thread)
         request: Request[Any] = Request(
             self._maker.plan,
@@ -459,6 +476,8 @@ class Engine:
             previous=None if previous is None else previous.drafts,
             on_text=on_text,
             future=future,
+            refine=refine,
+            picture=picture if refine else None,
         )
         # It holds the engine, which is dropped with the last of its requests at the earliest.
         future.on_cancel = lambda: self._cancel(request)
@@ -470,6 +489,24 @@ class Engine:
                 return future
         self._loop.submit(request, stream)
         return future
+
+    def _start_refiner(self, name: str) -> RefineThread:
+        """The thread of a refiner.
+
+        Raises:
+            EngineError: if the model takes none.
+            UnknownModelError, ModelFilesError: if there is none of this name, or it does not fit the model.
+        """
+        loaded, encoder = self._loaded, self._executor.encoder
+        try:
+            if loaded.load_refiner is None or not isinstance(encoder, DeepEncoder):
+                raise EngineError(f"{self._info.name} takes no refiner, which is for Moondream 3")
+            refiner = loaded.load_refiner(find_refiner(name))
+            model = loaded.model
+            return RefineThread(refiner, model.vision, encoder, model.device, self._executor.fallbacks)
+        except BaseException:
+            self._loop.close(EngineClosedError("the engine is closed"))
+            raise
 
     def _cancel(self, request: Request[Any]) -> None:
         """A caller has cancelled a request."""
@@ -494,9 +531,11 @@ def _part_of(image: Pixels, window: Window) -> Pixels:
     return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
 
 
-def _stop(loop: StepLoop[Any], callbacks: CallbackThread, process: int) -> None:
+def _stop(loop: StepLoop[Any], refiner: RefineThread | None, callbacks: CallbackThread, process: int) -> None:
     if os.getpid() == process:  # in a forked child another thread may have held the loop's lock for ever
         loop.stop(EngineClosedError("the engine is closed"))
+        if refiner is not None:
+            refiner.stop()
         callbacks.close()
 
 
@@ -511,17 +550,26 @@ class EncodedImage:
         kept: its prefix.
         adapter: what that was computed with besides the model.
         loop: where it is kept.
+        picture: its pixels, where outlines are refined.
 
     Attributes:
-        width, height: as above.
+        width, height, picture: as above.
     """
 
-    __slots__ = ("__weakref__", "_adapter", "_closed", "_loop", "_process", "height", "kept", "width")
+    __slots__ = ("__weakref__", "_adapter", "_closed", "_loop", "_process", "height", "kept", "picture", "width")
 
-    def __init__(self, width: int, height: int, kept: KeptPrefix, adapter: Adapter | None, loop: StepLoop[Any]) -> None:
+    def __init__(
+        self,
+        width: int,
+        height: int,
+        kept: KeptPrefix,
+        adapter: Adapter | None,
+        loop: StepLoop[Any],
+        picture: Pixels | None = None,
+    ) -> None:
         self._closed, self._process = False, os.getpid()
         self.width, self.height = width, height
-        self.kept, self._adapter, self._loop = kept, adapter, loop
+        self.kept, self._adapter, self._loop, self.picture = kept, adapter, loop, picture
 
     def adapter_for(self, loop: StepLoop[Any], asked: Adapter | None) -> Adapter | None:
         """The adapter that it was prefilled with, and is asked with.

@@ -56,6 +56,7 @@ class EngineConfig:
         draft_pause: most answers for which a prompt whose drafts fail goes without.
         remembered_prompts: of a stream.
         known_tasks: tasks whose names and token ids are remembered.
+        refiner: file, or hub id, of a refiner that redraws outlines; None for outlines as the model writes them.
 
     Raises:
         ValueError: if one of them is out of its range.
@@ -95,6 +96,7 @@ class EngineConfig:
     draft_pause: int = 64
     remembered_prompts: int = 256
     known_tasks: int = 1024
+    refiner: str | None = None
 
     def __post_init__(self) -> None:
         if self.depth not in (1, 2):
@@ -110,6 +112,8 @@ class EngineConfig:
                 raise ValueError(f"{name} is a number above 0; got {value!r}")
         if self.images_per_prefill > MAX_IMAGES_PER_PREFILL:
             raise ValueError(f"images_per_prefill is at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}")
+        if not isinstance(self.refiner, str | None):
+            raise ValueError(f"refiner is a path or a hub id, or None; got {self.refiner!r}")
         if self.kv_dtype not in (None, "fp8"):
             raise EngineError(f"unknown kv_dtype '{self.kv_dtype}': give fp8, or leave it out")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):

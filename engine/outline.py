@@ -22,6 +22,7 @@ TOLERANCE = 0.002
 _TOKENS = re.compile(r"([A-Za-z])|([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|[\s,]+|(.)", re.DOTALL)
 _NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
 _MOST_PIECES = 64  # of a curve
+_SIMPLE_PX, _SIMPLE_IOU = 0.75, 0.98  # how far a written path may be from its mask, and how alike their masks are
 
 
 def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], bool]:
@@ -184,6 +185,65 @@ def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple
         words = [f"{x:.{digits}f} {y:.{digits}f}" for x, y in scaled]
         pieces.append(f"M {words[0]} " + " ".join(f"L {word}" for word in words[1:]) + " Z")
     return " ".join(pieces), (float(x1), float(y1), float(x2), float(y2))
+
+
+def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, float, float]]:
+    """SVG path data around a mask with few corners, and its box (x1, y1, x2, y2) as fractions of the mask.
+
+    Args:
+        mask: (height, width).
+        smallest: pixels of the smallest hole and of the smallest island that are drawn; the largest island always is.
+    """
+    height, width = mask.shape
+    rings = trace(mask)
+    areas = [_area(corners) * mask.size for corners in rings]
+    most = max(map(abs, areas), default=0.0)
+    kept = trace(
+        _closed(fill([r for r, a in zip(rings, areas, strict=True) if abs(a) >= min(smallest, most)], width, height))
+    )
+    simple = write_path([_simplified(corners * (width, height)) / (width, height) for corners in kept])
+    exact = fill(kept, width, height)
+    drawn = fill(placed(parse_path(simple[0])[0], simple[1]), width, height)
+    alike = (drawn & exact).sum() >= _SIMPLE_IOU * (drawn | exact).sum()
+    return simple if alike else write_path(kept, digits=5)
+
+
+def _area(corners: Polygon) -> float:
+    """Of a ring, negative for a hole or for an island."""
+    x, y = corners.T
+    return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
+
+
+def _closed(mask: Mask) -> Mask:
+    """Dilated by a square of 3 × 3 pixels, then eroded."""
+    wide = np.pad(mask, 2)
+    for both in (np.logical_or, np.logical_and):
+        wide = both.reduce([wide[:-2], wide[1:-1], wide[2:]])
+        wide = both.reduce([wide[:, :-2], wide[:, 1:-1], wide[:, 2:]])
+    return wide
+
+
+def _simplified(corners: Polygon) -> Polygon:
+    """With fewer corners of a ring in pixels (Douglas and Peucker 1973), from two that are far apart."""
+    far = int(np.argmax(((corners - corners[0]) ** 2).sum(1)))
+    ring, keep = np.concatenate([corners, corners[:1]]), np.zeros(len(corners) + 1, bool)
+    keep[[0, far]] = True
+    spans = [(0, far), (far, len(corners))]
+    while spans:
+        first, last = spans.pop()
+        if last - first < 2:
+            continue
+        (x, y), between = ring[last] - ring[first], ring[first + 1 : last] - ring[first]
+        distance = np.abs(x * between[:, 1] - y * between[:, 0]) / max(math.hypot(x, y), 1e-12)
+        if not (x or y):
+            distance = np.hypot(*between.T)
+        worst = int(distance.argmax())
+        if distance[worst] > _SIMPLE_PX:
+            middle = first + 1 + worst
+            keep[middle] = True
+            spans += [(first, middle), (middle, last)]
+    chosen: Polygon = corners[keep[:-1]]
+    return chosen if len(chosen) > 2 else corners
 
 
 def coco_rle(mask: Mask) -> dict[str, object]:

@@ -221,6 +221,8 @@ class Request(Generic[ImageT]):
         future: of the result.
         submitted_at: `time.monotonic()`.
         crops_s: seconds that threads have taken to cut its image.
+        refine: whether its outlines are redrawn from `picture`,
+        picture: the whole image, kept for that once it is read.
         stream: what the requests of one camera have in common; None for a request by itself.
         number, arrived: in order of arrival, and when, in seconds.
         n_admitted: of its windows; those behind them are still to be admitted.
@@ -245,6 +247,8 @@ class Request(Generic[ImageT]):
     future: ResultFuture | None = None
     submitted_at: float = field(default_factory=time.monotonic)
     crops_s: float = 0.0
+    refine: bool = False
+    picture: Pixels | None = None
     state: State = State.WAITING
     windows: list[PrefillWindow[ImageT]] = field(default_factory=list)
     stream: abc.Hashable = None
@@ -384,6 +388,7 @@ class RequestMaker(Generic[ImageT]):
         count: is told how a request ends, but for cancelled ones.
         max_branches: most prompts and branches of a window that has branches, see `OutputState.branches`.
         known: token ids of the last tasks.
+        refine: redraws a result's outlines from its image, and hands it to what it is given last, in another thread.
     """
 
     config: EngineConfig
@@ -395,6 +400,7 @@ class RequestMaker(Generic[ImageT]):
     count: abc.Callable[[Outcome], None]
     max_branches: int = 0
     known: dict[Task, tuple[int, ...]] = field(default_factory=dict)
+    refine: abc.Callable[[Result, Pixels, abc.Callable[[Result], None]], None] | None = None
 
     # ---- windows
 
@@ -515,16 +521,27 @@ class RequestMaker(Generic[ImageT]):
         for window in request.windows:
             window.drop_image()
             window.sequences = []
+        picture, request.picture = request.picture, None
         request.image, request.windows = None, []
-        if future is None or outcome is None or not future.set_running_or_notify_cancel():
+        if future is None or outcome is None:
+            return
+        kept = request.keeps is not None
+        if picture is not None and self.refine is not None and isinstance(outcome, Result) and not future.cancelled():
+            self.refine(outcome, picture, lambda result: self._answer(future, kept, result))
+        else:
+            self._answer(future, kept, outcome)
+
+    def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
+        """Give a future its outcome, unless it was cancelled; `kept` is not counted."""
+        if not future.set_running_or_notify_cancel():
             return
         future.on_cancel = None
         if isinstance(outcome, Result):
-            if request.keeps is None:
+            if not kept:
                 self.count("done")
             future.set_result(outcome)
         else:
-            if request.keeps is None:
+            if not kept:
                 self.count("superseded" if isinstance(outcome, SupersededError) else "failed")
             traceback.clear_frames(outcome.__traceback__)  # a future that is kept would keep the crops in them
             future.set_exception(outcome)
@@ -569,6 +586,8 @@ class _Source(Generic[ImageT]):
             assert image is not None, "the request is over"
             request.image = pixels = maker.read(image() if callable(image) else image, self._as_array)
             request.size = width, height = pixels.shape[1], pixels.shape[0]
+            if request.refine and request.picture is None:
+                request.picture = pixels
         window = windows(width, height, request.tiles, request.looks)[number] if number else None
         area = width * height if window is None else window.pixels
         read = time.monotonic()

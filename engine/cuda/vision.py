@@ -64,11 +64,18 @@ class PackedVision:
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
         """As `VisionTower.features`."""
-        x = (self._tower.patches(crops) + self._tower.pos_emb).contiguous()
+        return self._run(crops, -1)[1]
+
+    def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `DeepEncoder.two_depths`."""
+        return self._run(crops, block)
+
+    def _run(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = early = (self._tower.patches(crops) + self._tower.pos_emb).contiguous()
         count, tokens, dim = x.shape
         flat = x.view(-1, dim)
         before: torch.Tensor | None = None
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
             heads = layer.qkv.linear(add_layernorm_rows(flat, before, layer.ln1, self._fp8))
             seen = self._attention.attend(heads)
             if self._fp8:
@@ -78,9 +85,11 @@ class PackedVision:
             else:
                 attended = layer.proj.linear((seen, None))
                 before = layer.fc2.linear((layer.fc1.linear_gelu(add_layernorm(flat, attended, layer.ln2)), None))
+            if number == block:
+                early = (flat + before).view(count, tokens, dim)
         last = self._tower.post_ln
         assert isinstance(last, nn.LayerNorm)
-        return add_layernorm(flat, before, last).view(count, tokens, dim)
+        return early, add_layernorm(flat, before, last).view(count, tokens, dim)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
         """As `VisionTower.project`."""

@@ -57,6 +57,20 @@ def find(name: str) -> Path:
     raise UnknownModelError(f"no model '{name}': give one of {names}, a model folder, or a hub id such as owner/model")
 
 
+def find_refiner(name: str) -> Path:
+    """The file of a refiner, from its path or a hub id such as `moondream/SegHeadRefiner`, downloaded on first use.
+
+    Raises:
+        UnknownModelError: if the name leads nowhere.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return fetch_file(name, "model.pt")
+    raise UnknownModelError(f"no refiner '{name}': give its file, or a hub id such as moondream/SegHeadRefiner")
+
+
 def read_synonyms(folder: Path) -> dict[str, list[str]]:
     """Phrases that stand for one or several of a model's classes; none where its folder has no synonyms.json.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -317,6 +318,35 @@ class DraftingEncoder(Protocol):
 
 
 @runtime_checkable
+class DeepEncoder(Protocol):
+    """A vision encoder that also gives the features of a block on its way."""
+
+    def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a block, counted from 0, gives of normalized crops, and what `VisionEncoder.features` does."""
+        ...
+
+
+class Refiner(Protocol):
+    """Redraws the mask of an outline from the features of a crop around it.
+
+    Attributes:
+        early_block: the encoder's block whose features it reads besides the last ones.
+    """
+
+    early_block: int
+
+    def __call__(self, early: torch.Tensor, last: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Probabilities (crop size, crop size) float32 of the object's pixels.
+
+        Args:
+            early: what `DeepEncoder.two_depths` gives of one crop,
+            last: both.
+            mask: (crop size, crop size) float32, 0 or 1: what the outline encloses.
+        """
+        ...
+
+
+@runtime_checkable
 class SizedEncoder(Protocol):
     """A vision encoder that can be shown its crop at another size than it was trained with."""
 
@@ -411,6 +441,7 @@ class LoadedModel:
         classes: the only names that may be asked for; None for any words.
         synonyms: phrases that stand for one or several of the classes.
         family: which published model it is and what its file holds, a line for people; "" if there is nothing to say.
+        load_refiner: reads the file of a refiner for the model; None where there is none for its architecture.
     """
 
     model: Model
@@ -418,3 +449,4 @@ class LoadedModel:
     classes: tuple[str, ...] | None
     synonyms: dict[str, list[str]]
     family: str = ""
+    load_refiner: Callable[[Path], Refiner] | None = None

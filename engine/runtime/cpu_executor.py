@@ -79,6 +79,11 @@ class CpuExecutor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
+    @property
+    def encoder(self) -> object:
+        """See `Executor.encoder`."""
+        return self.model.vision
+
     def prepare(self, image: Pixels) -> ImageCrops:
         """Cut an image into crops; may be called by any thread."""
         with one_thread():

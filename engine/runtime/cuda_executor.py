@@ -104,6 +104,11 @@ class CudaExecutor:
         """By name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
+    @property
+    def encoder(self) -> object:
+        """See `Executor.encoder`."""
+        return self._images.encoder
+
     def prepare(self, image: Pixels) -> PreparedImage:
         """See `CudaImageEncoder.prepare`."""
         return self._images.prepare(image)

@@ -92,6 +92,11 @@ class Executor(Protocol[ImageT]):
     fallbacks: Fallbacks
 
     @property
+    def encoder(self) -> object:
+        """What encodes crops: the model's vision encoder, or a faster form of it."""
+        ...
+
+    @property
     def streams(self) -> Mapping[str, Stream]:
         """By name: 'compute' and 'copy'."""
         ...

@@ -48,6 +48,7 @@ class CudaImageEncoder:
     Attributes:
         batch_sizes: how many images are encoded together; fewer are padded to the next of these.
         tokens: (most, tokens, dim) of the images that `encode` was called for, in order.
+        encoder: what encodes crops here.
         objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
     """
 
@@ -64,7 +65,7 @@ class CudaImageEncoder:
         self._idle = idle
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
-        self._encoder = cuda_vision(model, fallbacks)
+        self.encoder = cuda_vision(model, fallbacks)
         self._uploads = CudaUploads(device, depth, most, vision.crop_size)
         self._graphs = graphs
 
@@ -183,11 +184,11 @@ class CudaImageEncoder:
     def _encode_crops(self, n: int, single: bool) -> None:
         crops = self._vision.normalize(self._crops[:n])
         if self._drafting is None:
-            features = self._encoder.features(crops)
+            features = self.encoder.features(crops)
         else:  # it sees no more than one crop of an image
             features, self.objects[:n] = self._drafting.features_and_drafts(crops)
         if single:
-            self.tokens[:n] = self._encoder.project(features, features)
+            self.tokens[:n] = self.encoder.project(features, features)
         else:
             self._crop_features[:n] = features
 

@@ -191,6 +191,7 @@ def demo(
     "dtype",
     "kv_dtype",
     "imgsz",
+    "refiner",
     "conf",
     "max_objects",
     "tiles",
@@ -362,11 +363,14 @@ def doctor(
         str | None,
         typer.Option(metavar="NAME", help="Try what a Moondream 3 checkpoint's region heads are to be given."),
     ] = None,
+    refiner: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With --model: whether this refiner of outlines fits it.")
+    ] = None,
 ) -> int:
     """Report what is installed, which device and codecs there are, and whether anything needed is missing."""
     from saccade.pipeline.cli.commands.doctor import report
 
-    return FAILED if report(gpu, model) else 0
+    return FAILED if report(gpu, model, refiner) else 0
 
 
 add_event_commands(app)  # last: the help lists commands in this order

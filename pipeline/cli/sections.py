@@ -33,6 +33,7 @@ _SECTIONS = {
         "dtype",
         "kv_dtype",
         "imgsz",
+        "refiner",
         "in_flight",
         "queue",
         "weight",

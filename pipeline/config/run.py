@@ -69,6 +69,13 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         le=1280,
         multiple_of=32,
     )
+    refiner: FileText | None = setting(
+        None,
+        "Refiner of outlines: its file, or a hub id such as moondream/SegHeadRefiner.",
+        more="It redraws what `segment` outlines from the pixels around it. Without it, or where it fails, the outline "
+        "stands as the model writes it; records say which with `refined`.",
+        metavar="FILE",
+    )
     workers: int = setting(
         1,
         "Processes with an engine each, which share the streams; 1 is this process alone.",

@@ -229,6 +229,7 @@ class AskSettings(NullIsUnset):
     device: Text = Field("auto", description="where it runs: auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(None, description="what it computes in")
     kv_dtype: Literal["fp8"] | None = Field(None, description="what it keeps keys and values in")
+    refiner: FileText | None = Field(None, description="refiner of its outlines: a file or hub id")
 
 
 AskConfig = Annotated[AskSettings, BeforeValidator(_model)]

@@ -273,7 +273,13 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
     imgsz = config.imgsz if isinstance(config, RunConfig) else None
     return for_life(
         lambda: Engine.load(
-            config.model, config.device, config.dtype, kv_dtype=config.kv_dtype, imgsz=imgsz, progress=progress
+            config.model,
+            config.device,
+            config.dtype,
+            kv_dtype=config.kv_dtype,
+            imgsz=imgsz,
+            refiner=config.refiner,
+            progress=progress,
         )
     )
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.outline import coco_rle, fill, parse_path, placed, trace, write_path
+from saccade.engine.outline import coco_rle, draw, fill, parse_path, placed, trace, write_path
 from saccade.engine.results import Outline
 
 SQUARE = "M 0.000 0.000 L 1.000 0.000 L 1.000 1.000 L 0.000 1.000 Z"
@@ -175,6 +175,28 @@ def test_a_mask_comes_back_through_its_path(seed: int, height: int, width: int) 
     polygons, good = parse_path(path)
     assert good
     assert not mask.any() or iou(fill(placed(polygons, box), width, height), mask) >= 0.98
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(20, 120), st.integers(20, 120))
+@settings(max_examples=60, deadline=None)
+def test_a_drawn_mask_comes_back_through_its_path(seed: int, height: int, width: int) -> None:
+    dice = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    mask = np.zeros((height, width), bool)
+    for _ in range(3):
+        mask |= np.hypot((x - dice.uniform(0, width)) / dice.uniform(5, 30), (y - dice.uniform(0, height)) / 12) < 1
+    mask &= dice.random(mask.shape) < 0.99  # holes
+    wide = np.pad(mask, 2)
+    grown = np.lib.stride_tricks.sliding_window_view(wide, (3, 3)).any((2, 3))
+    closed = np.lib.stride_tricks.sliding_window_view(grown, (3, 3)).all((2, 3))
+    path, box = draw(mask)
+    polygons, good = parse_path(path)
+    assert good
+    assert not mask.any() or iou(fill(placed(polygons, box), width, height), closed) >= 0.98
+    if mask.any():  # to the corners of pixels, or of a simplified ring
+        rows, columns = closed.any(1).nonzero()[0], closed.any(0).nonzero()[0]
+        edges = columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height
+        assert box == pytest.approx(edges, abs=1.5 / min(height, width))
 
 
 def slow_counts(text: str) -> list[int]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.model_files import read_synonyms
-from saccade.engine.models.moondream.model import load
+from saccade.engine.models.moondream.model import Moondream, load
 from saccade.engine.models.moondream.prompts import PUBLISHED, MoondreamPrompts, tokenizer_of
+from saccade.engine.models.moondream.refiner import load_refiner
+from saccade.engine.models.moondream.vision import VisionTower
 from saccade.engine.models.nano.detector_tower import DetectorTower
-from saccade.engine.models.protocol import LoadedModel
+from saccade.engine.models.protocol import LoadedModel, Refiner
 
 
 def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
@@ -35,7 +39,12 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
             if prompts.can(skill)
             for number, name in enumerate(config.classes or ())
         }
-    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), model.family)
+    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), model.family, refiner_loader(model))
+
+
+def refiner_loader(model: Moondream) -> Callable[[Path], Refiner] | None:
+    """What reads a refiner for a model; None where its tower has no blocks that one could read."""
+    return partial(load_refiner, tower=model.vision) if isinstance(model.vision, VisionTower) else None
 
 
 def _refuse_older_prompts(folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.loader import refiner_loader
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts
 from saccade.engine.models.moondream.text import rotation_table
@@ -27,7 +28,7 @@ def random_moondream(
     config = config or MoondreamConfig()
     model = random_model(config, device, dtype, seed)
     prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer(), vocab_size=config.text.vocab_size)
-    return LoadedModel(model, prompts, None, {})
+    return LoadedModel(model, prompts, None, {}, load_refiner=refiner_loader(model))
 
 
 def random_moondream_3(

@@ -117,10 +117,16 @@ class VisionTower(CropReader):
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
         """Features (crops, grid², enc_dim) of normalized crops (crops, 3, crop_size, crop_size)."""
-        x = self.patches(crops) + self.pos_emb
-        for block in self.blocks:
-            x = block(x)
-        return self.post_ln(x)  # type: ignore[no-any-return]
+        return self.two_depths(crops, 0)[1]
+
+    def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `DeepEncoder.two_depths`."""
+        x = early = self.patches(crops) + self.pos_emb
+        for number, layer in enumerate(self.blocks):
+            x = layer(x)
+            if number == block:
+                early = x
+        return early, self.post_ln(x)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
         """Image tokens (..., grid², proj_out_dim) from global and local features, each (..., grid², enc_dim)."""

@@ -8,12 +8,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from saccade.pipeline.cli.requirements import Dependency, dependencies
 from saccade.processors import usable_processors
+
+if TYPE_CHECKING:
+    from saccade.engine.models.protocol import LoadedModel
 
 DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
 ENCODERS = {"libx264": True, "h264_nvenc": False}
@@ -69,8 +73,13 @@ def examine_gpu() -> Iterator[Finding]:
             yield _try(f"{device} {dtype}", True, agreement, device, dtype)
 
 
-def examine_model(name: str) -> Iterator[Finding]:
-    """Load a model, and see which reading of its region heads finds the people that nano finds in the demo clip."""
+def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
+    """Load a model, and see which reading of its region heads finds the people that nano finds in the demo clip.
+
+    Args:
+        name: of the model.
+        refiner: the file or hub id of a refiner for it.
+    """
     from saccade.engine import Engine
     from saccade.engine.golden.region_readings import compare_readings
     from saccade.engine.model_loader import open_model
@@ -89,6 +98,8 @@ def examine_model(name: str) -> Iterator[Finding]:
     yield Finding("model", True, True, f"{info.parameters / 1e9:.2f} B parameters, {info.dtype} on {info.device}")
     if loaded.family:
         yield Finding("model file", True, True, loaded.family)
+    if refiner is not None:
+        yield _try("refiner", True, _refiner, loaded, refiner)
     for number, one in enumerate(readings):
         what = f"{one.found} boxes; the {len(people)} people in the demo clip are covered by {one.overlap:.2f}"
         usual = " (as loaded)" if number == 0 else ""
@@ -101,16 +112,28 @@ def examine_model(name: str) -> Iterator[Finding]:
         yield Finding("region heads", best.overlap >= _COVERED and best is readings[0], False, advice)
 
 
-def report(gpu: bool, model: str | None) -> bool:
+def _refiner(loaded: LoadedModel, name: str) -> str:
+    """What a refiner's file holds, for a model that takes one."""
+    from saccade.engine.models.model_files import find_refiner
+
+    if loaded.load_refiner is None:
+        raise ValueError("this model takes no refiner, which is for Moondream 3")
+    path = find_refiner(name)
+    loaded.load_refiner(path)
+    return f"{path} fits the model's vision encoder"
+
+
+def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
     """Print all findings, and whether anything needed is broken.
 
     Args:
         gpu: run the embedded model on every GPU.
         model: a model to try, see `examine_model`.
+        refiner: of that model's outlines.
     """
     console = Console(soft_wrap=True, highlight=False)
     broken = []
-    for finding in chain(examine(), examine_gpu() if gpu else (), examine_model(model) if model else ()):
+    for finding in chain(examine(), examine_gpu() if gpu else (), examine_model(model, refiner) if model else ()):
         mark = "[green]ok     [/]" if finding.ok else "[red]BROKEN [/]" if finding.needed else "[yellow]missing[/]"
         console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
         if finding.needed and not finding.ok:

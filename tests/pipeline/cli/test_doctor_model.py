@@ -10,6 +10,7 @@ import pytest
 from saccade.pipeline.cli.commands.doctor import examine_model
 from tests.engine.models.moondream.test_moondream_3_1 import CONFIG, as_3_1, fp8, write_3_1
 from tests.support.engine import random_model, write_model
+from tests.support.engine.material import write_outlining_model, write_refiner
 
 
 def test_the_family_and_the_types_of_a_file_are_named(tmp_path: Path) -> None:
@@ -20,6 +21,18 @@ def test_the_family_and_the_types_of_a_file_are_named(tmp_path: Path) -> None:
         "context 32768"
     )
     assert "reads ln" in found
+
+
+def test_a_refiner_that_fits_is_named(tmp_path: Path) -> None:
+    folder, refiner = write_outlining_model(tmp_path / "tiny"), write_refiner(tmp_path / "refiner.pt")
+    found = {one.what: one for one in examine_model(str(folder), str(refiner))}
+    assert (found["refiner"].ok, found["refiner"].detail) == (True, f"{refiner} fits the model's vision encoder")
+    refiner.write_bytes(b"nothing like it")
+    broken = {one.what: one for one in examine_model(str(folder), str(refiner))}["refiner"]
+    assert (broken.ok, broken.needed) == (False, True)
+    assert "not a torch file" in broken.detail
+    none = {one.what: one for one in examine_model("nano", str(refiner))}["refiner"]
+    assert none.detail == "this model takes no refiner, which is for Moondream 3"
 
 
 def test_an_unknown_tensor_is_one_line(tmp_path: Path) -> None:

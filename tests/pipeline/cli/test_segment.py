@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.support.command import run_saccade
-from tests.support.engine.material import noise, write_outlining_model
+from tests.support.engine.material import noise, write_enclosing_model, write_outlining_model, write_refiner
 
 
 @pytest.fixture
@@ -38,6 +38,24 @@ def test_an_image_is_outlined(folder: Path, tmp_path: Path) -> None:
     found = run_saccade("image", photo, "--segment", "cat", "--model", folder, "--device", "cpu")
     assert found.returncode == 0
     assert "cat  outline " in found.stdout
+
+
+def test_a_refiner_redraws_outlines(tmp_path: Path) -> None:
+    photo, out = tmp_path / "photo.png", tmp_path / "out.jsonl"
+    Image.fromarray(noise(40, 60)).save(photo)
+    folder, refiner = write_enclosing_model(tmp_path / "tiny"), write_refiner(tmp_path / "refiner.pt")
+    asked = ("run", photo, "--segment", "200", "--model", folder, "--device", "cpu", "--jsonl", out)
+    records = []
+    for given in ((), ("--refiner", refiner)):
+        assert run_saccade(*asked, *given).returncode == 0
+        (outline,) = json.loads(out.read_text())["segments"]
+        records.append(outline)
+    assert [one["refined"] for one in records] == [False, True]
+    assert records[0]["path"] != records[1]["path"]
+    found = run_saccade(*asked, "--refiner", tmp_path / "none.pt")
+    assert found.returncode != 0
+    assert "no refiner" in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
 
 
 def test_nano_says_that_it_cannot_outline(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from saccade.engine.models.moondream.config import (
     VisionConfig,
 )
 from saccade.engine.models.moondream.model import Moondream
+from saccade.engine.models.moondream.refiner import MaskRefiner
 from tests.support import REPO
 
 GOLDEN = REPO / "tests" / "data" / "golden-tiny"
@@ -137,6 +138,36 @@ def write_outlining_model(folder: Path) -> Path:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def write_enclosing_model(folder: Path) -> Path:
+    """One of the same whose boxes are large and whose paths enclose something."""
+    state = load_file(write_outlining_model(folder) / "model.safetensors")
+    state["model.text.wte"] *= 6.0  # what was written before matters
+    state["model.text.lm_head.bias"][[0, 24]] -= 9.0  # the end, and Z
+    state["model.text.lm_head.bias"][22] += 2.0  # L
+    for sizes in state["model.region.size_decoder.bias"].view(2, -1):
+        sizes[900:950] += 50.0
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+def random_refiner(enc: int = 16, dim: int = 64, grid: int = 4, fused: int = 64) -> MaskRefiner:
+    """A refiner, by default for `OUTLINING`, whose weights are random and large enough that every part matters."""
+    dice = torch.Generator().manual_seed(0)
+    model = MaskRefiner(enc, dim, grid, fused).eval().requires_grad_(False)
+    for name, one in model.named_parameters():
+        spread = 0.5 if one.ndim < 2 else 1.5 / one[0].numel() ** 0.5
+        one.copy_(torch.randn(one.shape, generator=dice) * spread)
+        if one.ndim == 1 and name.endswith("weight"):
+            one.add_(1.0)  # of a norm
+    return model
+
+
+def write_refiner(path: Path) -> Path:
+    """The file of a random refiner for `OUTLINING`."""
+    torch.save({"head": random_refiner().state_dict()}, path)
+    return path
 
 
 def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
