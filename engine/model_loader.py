@@ -15,9 +15,10 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.cpu.threads import one_thread
 from saccade.engine.cuda.paged_cache import pages_for
 from saccade.engine.errors import EngineError
+from saccade.engine.kernels.fp8_format import supports_fp8
 from saccade.engine.models import model_files, registry
 from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, Model, SizedEncoder
-from saccade.engine.models.quantization import round_to_fp8, supports_fp8
+from saccade.engine.models.quantization import round_to_fp8
 from saccade.engine.process import keep_freed_memory, silence_tracer
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.executor import Executor, Progress

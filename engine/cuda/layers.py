@@ -16,7 +16,7 @@ from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
-from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels.fp8_format import E4M3, supports_fp8
 from saccade.engine.kernels.moe import few_experts as few
 from saccade.engine.kernels.moe import one_row, router
 from saccade.engine.kernels.moe.many_experts import SortedRows, grouped_product
@@ -25,7 +25,7 @@ from saccade.engine.kernels.paged_attention import PagedAttention
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, join, share
-from saccade.engine.models.quantization import quantize, supports_fp8, supports_fp8_gemm
+from saccade.engine.models.quantization import quantize, supports_fp8_gemm
 
 
 def supports(model: Moondream) -> bool:
@@ -59,7 +59,7 @@ class PackedExperts:
 
     Args:
         experts: the layer's; it goes on to share what is kept of its weights.
-        fp8: whether that is FP8, which products of any number of rows read.
+        fp8: whether that is FP8, which products of any number of rows read, also where they are not in FP8 yet.
 
     Attributes:
         router: from a row to the logits of the experts.
@@ -73,13 +73,20 @@ class PackedExperts:
         self._fc1, self._fc2 = experts.fc1.weight.detach(), experts.fc2.weight.detach()
         self._width = experts.config.expert_inner_dim
         self._scales: tuple[torch.Tensor, torch.Tensor] | None = None
-        if fp8:
+        if self._fc1.dtype == E4M3:
+            self._scales = experts.scales
+        elif fp8:
             given = experts.scales or (None, None)
             self._fc1, first = _quantize(self._fc1, given[0])
             experts.fc1.weight.data = self._fc1  # what was there is free for those of the second product
             self._fc2, second = _quantize(self._fc2, given[1])
             experts.fc2.weight.data = self._fc2
-            self._scales = first, second
+            self._scales = experts.scales = first, second
+
+    @property
+    def fp8(self) -> bool:
+        """Whether their weights are in FP8."""
+        return self._scales is not None
 
     def few(
         self,

@@ -77,6 +77,8 @@ def supports(blocks: PackedBlocks) -> bool:
     if text.moe is None:
         return False
     experts, into = text.moe.num_experts, SHAPES[blocks.fp8].into
+    if any(layer.experts is not None and layer.experts.fp8 != blocks.fp8 for layer in blocks.layers):
+        return False  # a kernel has the experts' products and attention's
     return (
         row_into.supports(text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, experts, into)
         and one_row.supports(text.dim, text.moe.expert_inner_dim, experts, blocks.top)

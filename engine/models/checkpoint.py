@@ -50,12 +50,14 @@ class StoredTensor:
         read: reads it, dequantized.
         dtype: of what is stored, as safetensors names it.
         scale: float32 (experts, outputs), of an FP8 tensor (experts, outputs, inputs).
+        codes: reads that tensor itself.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor]
     dtype: str = ""
     scale: StoredTensor | None = None
+    codes: Callable[[], torch.Tensor] | None = None
 
 
 def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, StoredTensor]]:
@@ -160,7 +162,7 @@ def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor
             got = f"{list(scale.shape)} for {list(codes.shape)}"
             raise CheckpointError(f"{path}: tensor '{name}' is not one scale for each expert's output: {got}")
         scale = StoredTensor(codes.shape[:2], partial(_shaped, scale, codes.shape[:2]), scale.dtype)
-        held[weight] = StoredTensor(codes.shape, partial(_rescaled, codes, scale), codes.dtype, scale)
+        held[weight] = StoredTensor(codes.shape, partial(_rescaled, codes, scale), codes.dtype, scale, codes.read)
     for name, tensor in held.items():
         if tensor.dtype == _E4M3 and tensor.scale is None:
             raise CheckpointError(f"{path}: FP8 tensor '{name}' has no scale")

@@ -153,8 +153,8 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
         raise AdapterError(f"{where}: that layer is a mixture of experts, which takes matrices of each expert")
     weight = experts.get_submodule(part.removeprefix("mlp.")).weight
     assert isinstance(weight, torch.Tensor)
-    if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
-        raise AdapterError(f"{where}: experts in FP8 take no adapter: load the model with dtype bfloat16")
+    if block.attn.qkv.weight.dtype.itemsize < 2:
+        raise AdapterError(f"{where}: experts of a model in FP8 take no adapter: load it with dtype bfloat16")
     number, out, inner = weight.shape
     return (number, rank, inner), (number, out, rank)
 

@@ -59,11 +59,6 @@ def dequantize_kv(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
     return (packed.float() * scale.float().unsqueeze(-1)).to(dtype)
 
 
-def supports_fp8(device: torch.device) -> bool:
-    """Whether a GPU has FP8 numbers: from Ada on. Others compute with the same weights in half precision."""
-    return torch.cuda.get_device_capability(device) >= (8, 9)
-
-
 def supports_fp8_gemm(device: torch.device, fallbacks: Fallbacks, rows: int, *widths: int) -> bool:
     """Whether `fp8_linear` takes so many rows and weights of these widths, on a GPU from Hopper on where it runs."""
     possible = torch.cuda.get_device_capability(device) >= (9, 0)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 
+from saccade.engine.kernels.fp8_format import supports_fp8
 from saccade.engine.models.checkpoint import CheckpointError, StoredTensor, compare, decoded, stored_tensors
 from saccade.engine.models.moondream import names_3_1
 from saccade.engine.models.moondream.config import MoondreamConfig
@@ -88,7 +89,8 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
     with ExitStack() as files:
         model, stored, path = open_checkpoint(folder, files)
         try:
-            state = {name: _aligned(stored[name].read().to(device, dtype)) for name in model.state_dict()}
+            kept = _keeps_fp8(device, dtype)
+            state = {name: _aligned(_read(stored[name], device, dtype, kept)) for name in model.state_dict()}
             for name, module in model.named_modules():
                 if isinstance(module, Experts):
                     scales = [stored[f"{name}.{part}.weight"].scale for part in ("fc1", "fc2")]
@@ -101,6 +103,16 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
         model.vision.stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.text.cosine, model.text.sine = (table.to(device) for table in rotation_table(model.config.text))  # not stored
     return model.eval().requires_grad_(False)
+
+
+def _keeps_fp8(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether experts of a file in FP8 stay in it: there are kernels for it, beside other weights in half precision."""
+    return device.type == "cuda" and dtype.itemsize == 2 and supports_fp8(device)
+
+
+def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: bool) -> torch.Tensor:
+    """A tensor in a dtype, on a device; of experts in FP8 the codes, if they are `kept`."""
+    return stored.codes().to(device) if kept and stored.codes is not None else stored.read().to(device, dtype)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,7 +160,7 @@ def _family(config: MoondreamConfig, newer: bool, stored: Mapping[str, StoredTen
     kinds = Counter(tensor.dtype for tensor in stored.values())
     notes = [f"stored as {' and '.join(kind or '4 bit' for kind, _ in kinds.most_common())}"]
     if any(tensor.scale is not None for tensor in stored.values()):
-        notes.append("experts in FP8, which dtype fp8 keeps and others dequantize")
+        notes.append("experts in FP8, which GPUs from Ada on keep")
     if config.region.reads != ("ln" if "region.ln.weight" in stored else "raw"):
         notes.append(f"region heads read {config.region.reads}, not as published")
     notes.append(f"context {config.text.max_context}")

@@ -25,6 +25,7 @@ from saccade.engine.models.moondream.config import (
     VisionConfig,
 )
 from saccade.engine.models.moondream.image_crops import normalize
+from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
 from saccade.engine.models.quantization import (
@@ -73,7 +74,12 @@ class Pair:
     """A model, its plain runner and its packed one, over caches of the same noise."""
 
     def __init__(
-        self, n_kv_heads: int = 4, fp8: bool = False, experts: bool = False, kv_dtype: str | None = None
+        self,
+        n_kv_heads: int = 4,
+        fp8: bool = False,
+        experts: bool = False,
+        kv_dtype: str | None = None,
+        packed_experts: bool = False,
     ) -> None:
         from saccade.engine.cuda.decoder import PackedRunner
         from saccade.engine.cuda.layers import supports
@@ -86,6 +92,7 @@ class Pair:
         self.model: Moondream = random_model(config).to("cuda", torch.bfloat16)
         if fp8:
             round_to_fp8(self.model)
+        codes = experts_to_fp8(self.model) if packed_experts else []
         assert supports(self.model)
         self.pools = [PagedCache(self.model, 256, PAGE, kv_dtype) for _ in range(2)]
         noise = torch.randn(2, *self.pools[0].keys.shape, device="cuda").bfloat16()
@@ -96,6 +103,9 @@ class Pair:
             self.pools.append(PagedCache(whole, 256, PAGE))
             fill(self.pools[2:], noise)
             self.exact = PlainRunner(whole, self.pools[2])
+        for layer, parts, scales in codes:  # the other weights stay in half precision
+            layer.fc1.weight.data, layer.fc2.weight.data = parts
+            layer.scales = scales
         self.plain = PlainRunner(self.model, self.pools[0])
         # Of its own: in FP8 it leaves a model's modules without numbers that they can compute with.
         self.packed = PackedRunner(copy.deepcopy(self.model), self.pools[1], 128, Fallbacks())
@@ -124,6 +134,20 @@ class Pair:
     def caches_apart(self) -> float:
         a, b = (held(pool) for pool in self.pools[:2])
         return max(far(theirs[:, 1:], mine[:, 1:]) for mine, theirs in zip(a, b, strict=True))
+
+
+def experts_to_fp8(model: Moondream) -> list[tuple[Experts, list[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]:
+    """Round a model's experts to FP8; each layer's codes and scales."""
+    found = []
+    for layer in model.modules():
+        if isinstance(layer, Experts):
+            pairs = [[quantize(one) for one in part.weight] for part in (layer.fc1, layer.fc2)]
+            for part, own in zip((layer.fc1, layer.fc2), pairs, strict=True):
+                part.weight.copy_(torch.stack([dequantize(*one, part.weight.dtype) for one in own]))
+            codes = [torch.stack([code for code, _ in own]) for own in pairs]
+            first, second = (torch.stack([scale for _, scale in own]) for own in pairs)
+            found.append((layer, codes, (first, second)))
+    return found
 
 
 def fill(pools: list[PagedCache], noise: torch.Tensor) -> None:
@@ -163,22 +187,23 @@ def tables(rows: int) -> torch.Tensor:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("n_kv_heads", "fp8", "experts", "kv_dtype"),
+    ("n_kv_heads", "fp8", "experts", "kv_dtype", "packed_experts"),
     [
-        (4, False, False, None),
-        (2, False, False, None),
-        (4, True, False, None),
-        (8, False, True, None),
-        (8, True, True, None),
-        (2, False, False, "fp8"),
-        (4, True, False, "fp8"),
+        (4, False, False, None, False),
+        (2, False, False, None, False),
+        (4, True, False, None, False),
+        (8, False, True, None, False),
+        (8, True, True, None, False),
+        (8, False, True, None, True),
+        (2, False, False, "fp8", False),
+        (4, True, False, "fp8", False),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 3, 16, 40, 64, 70])
 def test_a_step_agrees_with_the_modules(
-    rows: int, n_kv_heads: int, fp8: bool, experts: bool, kv_dtype: str | None
+    rows: int, n_kv_heads: int, fp8: bool, experts: bool, kv_dtype: str | None, packed_experts: bool
 ) -> None:
-    pair = Pair(n_kv_heads, fp8, experts, kv_dtype)
+    pair = Pair(n_kv_heads, fp8, experts, kv_dtype, packed_experts)
     at = numbers([82 + row * 2 % 40 for row in range(rows)])
     batch_slots = numbers([*range(rows)])
     own = tables(rows)
@@ -245,13 +270,16 @@ def test_a_prompt_longer_than_the_scratch_is_read_in_pieces() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("experts", "kv_dtype"), [(False, None), (True, None), (False, "fp8")])
+@pytest.mark.parametrize(
+    ("experts", "kv_dtype", "packed_experts"),
+    [(False, None, False), (True, None, False), (True, None, True), (False, "fp8", False)],
+)
 @pytest.mark.parametrize(("fp8", "limit"), [(False, 0.01), (True, 0.1)])  # in FP8 activations are rounded, too
 @pytest.mark.parametrize("asked", [0, 9])
 def test_images_and_prompts_together_agree_with_the_modules(
-    asked: int, fp8: bool, limit: float, experts: bool, kv_dtype: str | None
+    asked: int, fp8: bool, limit: float, experts: bool, kv_dtype: str | None, packed_experts: bool
 ) -> None:
-    pair = Pair(fp8=fp8, experts=experts, kv_dtype=kv_dtype)
+    pair = Pair(fp8=fp8, experts=experts, kv_dtype=kv_dtype, packed_experts=packed_experts)
     limit += 0.02 if kv_dtype else 0.0  # a rounding decides which of two numbers a key becomes
     images = torch.randn(2, 82, 256, device="cuda", dtype=torch.bfloat16)
     prefixes = torch.stack([torch.arange(1, 7), torch.arange(40, 46)]).int().cuda()
@@ -304,6 +332,45 @@ def test_rows_with_adapters_agree_with_the_modules(fp8: bool, limit: float, expe
     assert got is not None
     assert wanted is not None
     assert far(got, wanted) < limit * (3 if experts else 1)  # a rounding may choose other experts
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("packed_experts", [False, True])
+def test_adapters_of_experts_are_what_merged_weights_give(packed_experts: bool) -> None:
+    pair = Pair(experts=True, packed_experts=packed_experts)
+    text, weights = pair.model.text, {}
+    assert pair.exact is not None
+    for number, part in ((1, "mlp.fc1"), (1, "mlp.fc2"), (2, "mlp.fc1"), (2, "mlp.fc2"), (0, "attn.qkv")):
+        *expert, out, inner = text.blocks[number].get_submodule(part).weight.shape
+        a, b = torch.randn(*expert, 2, inner) * 0.1, torch.randn(*expert, out, 2) * 0.3
+        weights[number, part] = a.cuda().bfloat16(), b.cuda().bfloat16()
+        merged = pair.exact._model.text.get_submodule(f"blocks.{number}.{part}").weight
+        assert isinstance(merged, torch.Tensor)
+        merged += weights[number, part][1].float() @ weights[number, part][0].float()
+    # The bank is of the model that the kernels run, whose modules share their weights.
+    bank = AdapterBank(pair.packed._model.text, 2, 8)
+    bank.fill(2, Adapter("a", weights))
+    x = torch.randn(3, 256, device="cuda", dtype=torch.bfloat16)
+    at, owners, own = numbers([82, 84, 86]), numbers([0, 1, 2]), tables(3)
+    adapted = pair.packed.with_adapters(bank, numbers([2, 0, 2])).forward_tokens(x.clone(), at, owners, own, False)
+    wanted = pair.exact.forward_tokens(x.float(), at, owners, own, False)
+    plain = pair.plain.forward_tokens(x.clone(), at, owners, own, False)
+    # Half of the rows may meet two experts as good as each other.
+    distances = sorted((far(adapted[0], wanted[0]), far(adapted[2], wanted[2]), far(adapted[1], plain[1])))
+    assert distances[1] < 0.05, distances
+    assert min(far(plain[0], wanted[0]), far(plain[2], wanted[2])) > 0.1
+    images = torch.randn(2, 82, 256, device="cuda", dtype=torch.bfloat16)
+    prefixes = torch.stack([torch.arange(1, 7), torch.arange(40, 46)]).int().cuda()
+    own[1, :6] = prefixes[1]
+    runner, place = pair.packed.with_adapters(bank, numbers([2, 0, 2, 0])), (numbers([82, 82]), numbers([0, 1]), own)
+    got = runner.prefill(images, prefixes, x[:2].clone(), *place)
+    truth = pair.exact.prefill(images.float(), prefixes, x[:2].float(), *place)
+    other = pair.plain.prefill(images, prefixes, x[:2].clone(), *place)
+    assert got is not None
+    assert truth is not None
+    assert other is not None
+    assert min(far(got[0], truth[0]), far(got[1], other[1])) < 0.1
+    assert max(far(got[0], truth[0]), far(got[1], other[1])) < 0.3
 
 
 @torch.inference_mode()

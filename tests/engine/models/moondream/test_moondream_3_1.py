@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from saccade.engine import Engine
+from saccade.engine import Engine, EngineError
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.models import registry
 from saccade.engine.models.checkpoint import CheckpointError
@@ -163,6 +163,27 @@ def test_an_answer_has_up_to_150_objects(tmp_path: Path) -> None:
         assert len(engine.detect(noise(40, 60), "cat", 150, 0.0).boxes) == 150
 
 
+def test_a_prompt_may_be_thousands_of_tokens_long(tmp_path: Path) -> None:
+    folder, image = write_3_1(tmp_path, as_3_1(random_model(CONFIG))), noise(40, 60)
+    question = "why? " * 1200
+    with one_thread(), Engine.load(str(folder), "cpu") as engine:
+        answer = engine.query(image, question, 1)
+        with pytest.raises(EngineError, match="need 1565 cache pages of 16 tokens; there are 1023") as caught:
+            engine.query(image, "why? " * 5000, 1)
+        assert "\n" not in str(caught.value)
+        model, prompts = engine._loaded.model, engine._loaded.prompts
+    assert isinstance(model, Moondream)
+    assert model.limits.max_context == 32768
+    crops = model.vision.make_crops(image)
+    with torch.inference_mode():
+        tokens = model.vision(model.vision.normalize(torch.from_numpy(crops.pixels)), crops.tiling)
+        ids = torch.tensor([0]), torch.tensor(prompts.query(question))
+        x = torch.cat([model.text.embed(ids[0]), tokens, model.text.embed(ids[1])]).unsqueeze(0)
+        hidden = model.text(x, torch.arange(x.shape[1]).unsqueeze(0))
+        likeliest = int(model.text.logits(hidden[0, -1]).argmax())
+    assert answer.text == prompts.text([likeliest])
+
+
 def test_experts_in_fp8_are_what_their_scales_make_of_them(tmp_path: Path) -> None:
     model = random_model(CONFIG)
     held = fp8(as_3_1(model))
@@ -194,6 +215,21 @@ def test_fp8_keeps_the_numbers_of_the_file(tmp_path: Path) -> None:
         codes, scale = quantize(one, experts.scales[0][number])
         assert torch.equal(codes.float(), held[name][number].float())
         assert torch.equal(scale, held["text_model.transformer.h.1.moe_quant.up_scale"][number])
+
+
+def test_experts_kept_in_fp8_are_multiplied_as_dequantized_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU has them, beside other weights in half precision."""
+    folder = write_3_1(tmp_path, fp8(as_3_1(random_model(CONFIG))))
+    plain = load(folder, CPU, torch.bfloat16)
+    monkeypatch.setattr("saccade.engine.models.moondream.model._keeps_fp8", lambda device, dtype: True)
+    kept = load(folder, CPU, torch.bfloat16)
+    experts = kept.text.blocks[1].get_submodule("mlp")
+    assert isinstance(experts, Experts)
+    assert (experts.fc1.weight.dtype, experts.router.weight.dtype) == (E4M3, torch.bfloat16)
+    x, at = torch.randn(2, 3, 32).bfloat16(), torch.arange(3).expand(2, -1)
+    assert torch.equal(kept.text(x, at), plain.text(x, at))
 
 
 def test_fp8_in_moondream_3s_own_names(tmp_path: Path) -> None:
