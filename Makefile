@@ -14,13 +14,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := out/demo.mp4
 
-.PHONY: help demo test test-gpu lint lock image-test clean
+.PHONY: help demo test test-gpu lint lock docs image-test clean
 
 help:
 	@echo 'make demo    find people in the clip that ships with the project → $(DEMO)'
 	@echo 'make test    run the tests'
 	@echo 'make test-gpu  the same for what runs on a GPU: self-check, golden set, CUDA tests'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make docs    build the documentation: out/site'
 	@echo 'make lock    resolve requirements.lock again: the versions that `make` and the image install'
 	@echo 'make image-test  build the image with Docker and run it; check the Helm chart (needs Docker, helm)'
 	@echo 'make clean   remove $(VENV), out/ and caches'
@@ -61,6 +62,10 @@ lock: $(INSTALLED)
 	$(BIN)/python -m uv pip compile -q pyproject.toml --all-extras --universal --upgrade -c $(VENV)/torch.txt \
 		--no-annotate --custom-compile-command 'make lock' | grep -vE '^(torch|triton|nvidia-|cuda-)' >$(VENV)/lock
 	mv $(VENV)/lock requirements.lock
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo 'The documentation: out/site/index.html'
 
 image-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m image

@@ -1,0 +1,114 @@
+"""Makes the pages that come from the code when `make docs` builds the site: settings, commands, and the guides.
+
+mkdocs calls the functions by their names. A guide is the README of its package, so that there is one text of each.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+REPO = Path(__file__).parents[1]
+GUIDES = {
+    "sources": "sources",
+    "sinks": "sinks",
+    "pipeline": "pipeline",
+    "analytics": "pipeline/analytics",
+    "events": "pipeline/events",
+    "engine": "engine",
+    "training": "training",
+}
+"""Name of the page → folder of the README."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {
+        "reference/configuration.md": configuration(),
+        "reference/commands.md": commands(),
+        **{f"guides/{name}.md": guide(REPO / folder / "README.md") for name, folder in GUIDES.items()},
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    for image in sorted((REPO / "pipeline/assets").glob("*.jpg")):
+        files.append(File.generated(config, f"assets/{image.name}", abs_src_path=str(image)))
+    return files
+
+
+def guide(readme: Path) -> str:
+    """A README as a page: links to other READMEs lead to their pages, links to code are its name."""
+
+    def link(match: re.Match[str]) -> str:
+        mark, text, target = match["mark"], match["text"], match["target"]
+        path, _, anchor = target.partition("#")
+        if target.startswith(("http", "#")):
+            return match[0]
+        place = (readme.parent / path).resolve()
+        if mark and place.suffix == ".jpg":
+            return f"![{text}](../assets/{place.name})"
+        for name, folder in GUIDES.items():
+            if place == REPO / folder / "README.md" or place == REPO / folder:
+                return f"[{text}]({name}.md{'#' + anchor if anchor else ''})"
+        return text
+
+    text = readme.read_text(encoding="utf-8")
+    text = re.sub(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)", link, text)
+    return re.sub(r"^```(\w+) \S+$", r"```\1", text, flags=re.MULTILINE)  # the file's name is for the tests
+
+
+def configuration() -> str:
+    """Every key of a configuration file, by section."""
+    from saccade.pipeline.cli.sections import sections
+    from saccade.pipeline.config import RunConfig, flags_of
+
+    lines = [
+        "# Configuration",
+        "",
+        "Every key of a configuration file. Each is a flag of `saccade run`, too; a flag wins over the file. "
+        "`saccade configs manual` prints the same as a commented YAML file.",
+    ]
+    for heading, keys in sections().items():
+        lines += ["", f"## {heading.capitalize()}"]
+        for key in keys:
+            field = RunConfig.model_fields[key]
+            extra: Any = field.json_schema_extra
+            flags = " or ".join(f"`{flag}`" for flag in flags_of(key)) if key != "streams" else ""
+            default = "" if field.default in (None, "", [], {}, False) else f" Default: `{field.default}`."
+            lines += ["", f"### `{key}`", "", f"{field.description}{default}"]
+            if extra.get("more"):
+                lines += ["", str(extra["more"])]
+            if flags:
+                lines += ["", f"Flag: {flags}." + (f" Environment: `{extra['env']}`." if extra.get("env") else "")]
+    return "\n".join(lines) + "\n"
+
+
+def commands() -> str:
+    """The help of every command."""
+    from saccade.pipeline.cli.main import app
+
+    lines = ["# Command line", "", "`saccade COMMAND --help` prints the same."]
+
+    def describe(command: Any, name: str) -> None:
+        lines.extend(["", f"## `{name}`", "", (command.help or "").strip()])
+        context = typer.Context(command, info_name=name)
+        rows = []
+        for one in command.get_params(context):
+            if "--help" in one.opts:
+                continue
+            shown = one.metavar or one.name.upper()
+            named = shown if one.param_type_name == "argument" else ", ".join([*one.opts, *one.secondary_opts])
+            value = "" if one.param_type_name == "argument" or not one.metavar else f" `{one.metavar}`"
+            text = " ".join((one.help or "").split()).replace("|", "\\|")
+            rows.append(f"| `{named}`{value} | {text} |")
+        if rows and not getattr(command, "commands", None):
+            lines.extend(["", "| | |", "|---|---|", *rows])
+        for below, inner in getattr(command, "commands", {}).items():
+            describe(inner, f"{name} {below}")
+
+    describe(typer.main.get_command(app), "saccade")
+    return "\n".join(lines) + "\n"
