@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from saccade.engine.process import limit_spinning
+from saccade.engine.process import limit_arenas, limit_spinning
 
 if TYPE_CHECKING:
     from saccade.engine.api import EncodedImage, Engine
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from saccade.engine.tasks.task import Task
     from saccade.engine.tasks.tiles import Window
 
+limit_arenas()
 limit_spinning()  # here, as torch is loaded by whatever is imported next
 
 _HOMES = {

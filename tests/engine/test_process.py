@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -52,3 +53,39 @@ def test_a_model_is_collected_again_once_the_last_engine_is_closed(folder: Path)
             shorten_collections(model=True)
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+ARENAS = """
+import ctypes, os, re, tempfile, threading
+{first}
+barrier = threading.Barrier(24)
+def work():
+    kept = [bytearray(20_000) for _ in range(50)]
+    barrier.wait(60)
+threads = [threading.Thread(target=work) for _ in range(24)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+with tempfile.TemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fdopen(os.dup(file.fileno()), b"w"))
+    libc.malloc_info(0, stream), libc.fclose(stream)
+    file.seek(0)
+    print(len(re.findall(rb"<heap nr=", file.read())), os.environ.get("MALLOC_ARENA_MAX"))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="another C library than glibc")
+@pytest.mark.parametrize(
+    ("first", "environment", "most", "told"),
+    [
+        ("import saccade.engine", {}, 2, "2"),
+        ("import saccade.engine", {"MALLOC_ARENA_MAX": "3"}, 3, "3"),
+        ("import saccade.engine", {"GLIBC_TUNABLES": "glibc.malloc.arena_max=5"}, 5, "None"),
+        ("from saccade.engine.process import limit_arenas; limit_arenas(); limit_arenas()", {}, 2, "2"),
+    ],
+)
+def test_threads_share_two_arenas(first: str, environment: dict[str, str], most: int, told: str) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    code = ARENAS.format(first=first)
+    ran = subprocess.run([sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True)
+    assert ran.stdout.split() == [str(most), told], ran.stderr
