@@ -6,7 +6,6 @@ Knows frames, but neither results nor what is drawn on them, no source, model or
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -17,12 +16,11 @@ import av.error
 import cv2
 import numpy as np
 from av.container import OutputContainer
-from av.video.frame import PictureType
-from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from saccade.sinks.base import SinkError
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.video.audio_copy import AudioCopy
+from saccade.sinks.video.encoder import Mp4Encoder, VideoFormat
 from saccade.sinks.video.muxer import Muxer
 from saccade.sinks.video.packet_times import LONGEST_UNITS
 from saccade.sinks.video.part_file import SUFFIX, PartFile
@@ -36,8 +34,6 @@ DEFAULT_RATE = Fraction(25)
 _FINEST = 1_000_000  # units a second: with finer ones an MP4 could show a frame for seconds only
 _LONGEST_SIDE = 16_384  # of x264
 _LARGEST_AREA = 2**28  # of FFmpeg, which adds 128 to each side
-_CRF = "23"
-_THREADS = min(4, os.cpu_count() or 1)  # zero latency cuts each frame into one slice a thread; more cost quality
 
 
 class Mp4Writer:
@@ -46,34 +42,33 @@ class Mp4Writer:
     Args:
         path: the file.
         first: the frame that is added first.
-        rate, audio_from: as for `Mp4Sink`.
+        encoder: of the format of that frame; the file is added to those that it encodes for.
+        audio_from: as for `Mp4Sink`.
         from_zero: move the clock so that the file starts at 0, however early the first frame is.
     """
 
     def __init__(
-        self, path: Path, first: Frame, rate: Fraction, audio_from: Path | None, *, from_zero: bool = False
+        self, path: Path, first: Frame, encoder: Mp4Encoder, audio_from: Path | None, *, from_zero: bool = False
     ) -> None:
-        check_size(_plain(path), first.width, first.height)
         self._base = first.time_base
-        self._width = first.width + first.width % 2
-        self._pixel_aspect = first.pixel_aspect
-        self._height = first.height + first.height % 2
+        form = encoder.form
+        self._width, self._height, self._pixel_aspect = form.width, form.height, form.pixel_aspect
         early = 0 <= first.pts * self._base < _FIRST_AT_MOST_S
         self._shift = 0 if early and not from_zero else first.pts
-        self._unit = Fraction(1, _timescale(self._base))  # of the file
-        self._step = max(1, round(1 / (rate * self._base)))  # how long the newest frame is shown, as an estimate
+        self._unit = form.unit  # of the file
+        self._step = max(1, round(1 / (form.rate * self._base)))  # how long the newest frame is shown, as an estimate
         self._last_pts: int | None = None
         self._last_unit: int | None = None  # that frame's time in the file
         self._held: av.Packet[av.VideoStream] | None = None  # the newest: the next one gives its duration
         self._key_pts = first.pts
         self._unfinished = 0
         self._longest = max(1, int((LONGEST_UNITS - 1) * self._unit / self._base))
-        self._reformatter = VideoReformatter()
+        self._encoder = encoder
         self._file = PartFile(path)
         try:
             self._container = open_mp4(self._file, self._unit.denominator)
             self._muxer = Muxer(self._container)
-            self._video = self._add_video(rate)
+            self._video = encoder.add_stream(self._container)
             self._audio = AudioCopy.open(audio_from, self._container, self._muxer)
             if self._audio is not None:
                 # Sound from before a file's first frame is kept where the clock is, and left out where that is moved.
@@ -106,27 +101,20 @@ class Mp4Writer:
                 self._audio.copy_until((frame.pts - too_long) * self._base, self._shift * self._base)
                 self._audio.skip_until(frame.pts * self._base, wanted=True)
             self._shift += too_long
-        encoded = self._reformatter.reformat(
-            av.VideoFrame.from_ndarray(self._fit(image, frame.pixel_aspect), format="rgb24"),
-            format="yuv420p",
-            dst_colorspace=Colorspace.ITU709,
-            dst_color_range=ColorRange.MPEG,
-        )
         unit = round((frame.pts - self._shift) * self._base / self._unit)
         if self._last_unit is not None:
             unit = max(unit, self._last_unit + 1)
-        encoded.pts = self._last_unit = unit
-        encoded.time_base = self._unit
-        encoded.pict_type = PictureType.NONE
-        if self._last_pts is None or (frame.pts - self._key_pts) * self._base >= _GOP_S:
-            encoded.pict_type = PictureType.I
+        self._last_unit = unit
+        key = self._last_pts is None or (frame.pts - self._key_pts) * self._base >= _GOP_S
+        if key:
             self._key_pts = frame.pts
         if self._last_pts is not None:
             self._step = frame.pts - self._last_pts
         self._last_pts = frame.pts
         if self._audio is not None:
             self._audio.copy_until(frame.pts * self._base, self._shift * self._base)
-        self._mux(encoded)
+        for packet in self._encoder.encode(self._fit(image, frame.pixel_aspect), unit, key=key):
+            self._mux(packet)
         self._unfinished += 1
 
     def close(self, until_pts: int | None = None) -> None:
@@ -141,7 +129,6 @@ class Mp4Writer:
                     self._step = until_pts - self._last_pts
                 if self._audio is not None:
                     self._audio.copy_until((self._last_pts + self._step) * self._base, self._shift * self._base)
-            self._mux(None)
             self._release(round(self._step * self._base / self._unit))
             self._file.begin_end()
             self._container.close()
@@ -162,33 +149,10 @@ class Mp4Writer:
         if self._audio is not None:
             self._audio.close()
 
-    def _add_video(self, rate: Fraction) -> av.VideoStream:
-        # zerolatency: no frame waits in the encoder, where a kill would lose it on top of the open group (it holds back
-        # none instead of 11 on two cores, for 1.8 times the bytes at the same quality). Without reordering pts = dts as
-        # well, so the timestamps need no edit list.
-        video = self._container.add_stream(
-            "libx264",
-            rate=min(rate, Fraction(240)).limit_denominator(100_000),
-            options={"preset": "veryfast", "tune": "zerolatency", "crf": _CRF, "forced-idr": "1"},
-        )
-        video.width, video.height, video.pix_fmt = self._width, self._height, "yuv420p"
-        video.time_base = self._unit
-        context = video.codec_context
-        context.time_base = self._unit
-        context.sample_aspect_ratio = self._pixel_aspect
-        context.gop_size = 2**16  # key frames are requested by time, see add(); x264 adds one at a cut
-        context.thread_count = _THREADS
-        # Written into the stream: players guess from the size otherwise, and each guesses differently. BT.709 has the
-        # same number in all three lists.
-        context.colorspace = context.color_primaries = context.color_trc = Colorspace.ITU709
-        context.color_range = ColorRange.MPEG
-        return video
-
-    def _mux(self, frame: av.VideoFrame | None) -> None:
-        for packet in self._video.encode(frame):
-            if self._held is not None:
-                self._release((packet.pts or 0) - (self._held.pts or 0))
-            self._held = packet
+    def _mux(self, packet: av.Packet[av.VideoStream]) -> None:
+        if self._held is not None:
+            self._release((packet.pts or 0) - (self._held.pts or 0))
+        self._held = packet
 
     def _release(self, duration: int) -> None:
         if self._held is not None:
@@ -266,6 +230,8 @@ def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
 class OpenMp4:
     """The MP4 that a sink is writing, if any: begun, ended, and given up where it cannot be written.
 
+    Files of one format share an encoder.
+
     Args:
         rate: frames per second of the source, as a hint for the encoder and for how long the last frame is shown.
         audio_from: file to copy the audio from; None for a silent video.
@@ -280,6 +246,7 @@ class OpenMp4:
         self._audio_from = audio_from
         self._from_zero = from_zero
         self._writer: Mp4Writer | None = None
+        self._encoder: Mp4Encoder | None = None
 
     def __bool__(self) -> bool:
         return self._writer is not None
@@ -292,7 +259,18 @@ class OpenMp4:
     def begin(self, path: Path, first: Frame) -> None:
         """Begin a file; one that was begun before must have been ended."""
         with self._giving_up(path):
-            self._writer = Mp4Writer(path, first, self._rate, self._audio_from, from_zero=self._from_zero)
+            encoder = self._encoder_for(path, first)
+            self._writer = Mp4Writer(path, first, encoder, self._audio_from, from_zero=self._from_zero)
+
+    def _encoder_for(self, path: Path, first: Frame) -> Mp4Encoder:
+        """The encoder of the last file if it has the format of this one, else another."""
+        check_size(_plain(path), first.width, first.height)
+        width, height = first.width + first.width % 2, first.height + first.height % 2
+        unit = Fraction(1, _timescale(first.time_base))
+        form = VideoFormat(width, height, first.pixel_aspect, unit, self._rate)
+        if self._encoder is None or self._encoder.form != form:
+            self._encoder = Mp4Encoder(form)
+        return self._encoder
 
     def add(self, frame: Frame, image: RgbImage) -> None:
         """Write a frame."""

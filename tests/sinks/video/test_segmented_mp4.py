@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sinks import Mp4Sink, RecordingSink, SinkError, open_sink
+from saccade.sinks.video import mp4_writer
 from saccade.sinks.video import part_file as part_file_module
+from saccade.sinks.video.encoder import Mp4Encoder, VideoFormat
 from saccade.sinks.video.segments import GAP_S, Segmenter, SegmentNames
 from saccade.sources import FileSource, Frame
 from tests.support import REPO
@@ -135,6 +137,21 @@ def test_segments_begin_at_zero_and_their_times_add_up(tmp_path: Path, clock: st
         at += Fraction(segment.info.duration_s).limit_denominator(base.denominator)
     assert placed == [pts * base for pts in stamps]
     assert at == (2 * stamps[-1] - stamps[-2]) * base
+
+
+def test_segments_of_one_format_share_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    class Counted(Mp4Encoder):
+        def __init__(self, form: VideoFormat) -> None:
+            opened.append((form.width, form.height))
+            super().__init__(form)
+
+    monkeypatch.setattr(mp4_writer, "Mp4Encoder", Counted)
+    frames = [file_frame(n * 3600, BASE, n, LARGE if 150 <= n < 200 else SMALL) for n in range(250)]
+    segments = record(tmp_path, frames, 2)
+    assert opened == [SMALL, LARGE, SMALL]
+    assert [sum(1 for _ in segment) for segment in segments] == [50] * 5
 
 
 def test_a_long_gap_is_not_recorded(tmp_path: Path) -> None:
