@@ -175,5 +175,28 @@ def bench_events(
     print(result.as_json() if as_json else result.as_text())
 
 
+@bench.command("soak")
+def bench_soak(
+    clip: Annotated[str, typer.Argument(metavar="CLIP", help="Video that the cameras show, over and over.")],
+    streams: Annotated[int, typer.Option(min=1, max=64, help="How many cameras.")] = 8,
+    fps: Annotated[float, typer.Option(min=0.5, max=60, help="Frames a second of each.")] = 3.0,
+    minutes: Annotated[float, typer.Option(min=1, max=10_000, help="How long to run.")] = 30.0,
+    segment: Annotated[int, typer.Option(min=2, max=3600, help="Seconds of a recording's segment.")] = 60,
+    faults: Annotated[bool, typer.Option(help="Let cameras and receivers fail, and clients come and go.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the faults.")] = 1,
+    folder: Annotated[str | None, typer.Option(help="Where to keep what is written; a temporary folder.")] = None,
+    trace: Annotated[bool, typer.Option(help="Show what Python has allocated since minute 10; slow.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run looped cameras with every sink, events, recordings and clients, and print what the process holds each minute.
+
+    After that, the slope of each number after minute 10, with its confidence interval.
+    """
+    from benchmarks.soak.run import Soak, run_soak
+
+    result = run_soak(Soak(clip, streams, fps, minutes, segment, faults, seed, folder, trace))
+    print(result.as_json() if as_json else result.as_text())
+
+
 if __name__ == "__main__":
     sys.exit(guarded(lambda: int(bench(standalone_mode=False, prog_name="python -m benchmarks") or 0)))

@@ -1,0 +1,1 @@
+"""`python -m benchmarks soak`: whether a process that runs for a long time grows."""

@@ -1,0 +1,245 @@
+"""Clients that come and go, and receivers that fail now and then: what surrounds a running Saccade.
+
+Each kind of client is a coroutine that visits once. Visits of all kinds follow each other at random, until the block
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import aiohttp
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc.contrib.media import MediaBlackhole
+
+_PAUSE_S = 5.0  # between two visits of a kind, on average
+_OFFLINE_S = 20.0  # how long a receiver is gone, at most
+_ONLINE_S = 180.0  # how long it is there, on average
+
+
+class Visits:
+    """What clients do, and how often each was served and refused.
+
+    Args:
+        http, feed: addresses of the API and of the WebSocket feed.
+        source: of the stream that comes and goes.
+        streams: names of the streams.
+        seed: of the order of visits.
+    """
+
+    def __init__(self, http: str, feed: str, source: str, streams: list[str], seed: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self._http, self._feed, self._source, self._streams = http, feed, source, streams
+        self._chance = random.Random(seed)
+
+    async def run(self) -> None:
+        """Visit until cancelled."""
+        kinds: list[Callable[[aiohttp.ClientSession], Awaitable[None]]] = [
+            self.get,
+            self.events,
+            self.listen,
+            self.stall,
+            self.search,
+            self.prompts,
+            self.rules,
+            self.stream,
+            self.watch,
+        ]
+        await asyncio.gather(*(self._again(kind) for kind in kinds))
+
+    async def _again(self, visit: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(self._chance.expovariate(1 / _PAUSE_S))
+            try:
+                async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+                    await visit(session)
+                self.counts[visit.__name__] += 1
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+                self.counts[f"{visit.__name__} failed"] += 1
+
+    async def get(self, session: aiohttp.ClientSession) -> None:
+        """What monitoring asks for, and a picture."""
+        name = self._chance.choice(self._streams)
+        for path in ("/healthz", "/metrics", "/streams", f"/streams/{name}/counts", f"/streams/{name}/frame.jpg"):
+            await _read(session, self._http + path)
+
+    async def events(self, session: aiohttp.ClientSession) -> None:
+        """A page of events, with the media of one; one in four events is deleted."""
+        async with session.get(self._http + "/events?limit=20") as response:
+            found = (await response.json()).get("events", [])
+        if found:
+            address = f"{self._http}/events/{self._chance.choice(found)['id']}"
+            for path in ("", "/snapshot.jpg", "/clip.mp4"):
+                await _read(session, address + path)
+            if self._chance.random() < 0.25:
+                async with session.delete(address) as response:
+                    await response.read()
+
+    async def listen(self, session: aiohttp.ClientSession) -> None:
+        """A client of the feed, for some seconds."""
+        async with session.ws_connect(self._feed) as feed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._chance.uniform(1, 20)):
+                    async for _ in feed:
+                        pass
+
+    async def stall(self, session: aiohttp.ClientSession) -> None:
+        """A client of the feed that reads nothing, then vanishes."""
+        reader, writer = await asyncio.open_connection(*_address(self._feed))
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        await reader.read(100)
+        await asyncio.sleep(self._chance.uniform(1, 20))
+        writer.transport.abort()
+
+    async def search(self, session: aiohttp.ClientSession) -> None:
+        """A search of snapshots by the model, as server-sent events; half of them are given up."""
+        headers = {"Accept": "text/event-stream"}
+        async with session.get(self._http + "/events/search?q=person&limit=5", headers=headers) as response:
+            if self._chance.random() < 0.5:
+                await response.content.readany()
+            else:
+                await response.read()
+
+    async def prompts(self, session: aiohttp.ClientSession) -> None:
+        """Other prompts for a stream."""
+        name, more = self._chance.choice(self._streams), self._chance.choice((["cat"], ["dog", "chair"], []))
+        async with session.patch(f"{self._http}/streams/{name}", json={"detect": ["person", *more]}) as response:
+            await response.read()
+
+    async def rules(self, session: aiohttp.ClientSession) -> None:
+        """Other rules and zones for a stream."""
+        name, right = self._chance.choice(self._streams), self._chance.uniform(0.5, 1)
+        zones = {"zones": {"door": [0, 0, right, 0, right, 1, 0, 1]}}
+        rules = {"rules": [{"name": "visitor", "when": "person in door for 1s"}, {"name": "any", "when": "person"}]}
+        for path, body in (("zones", zones), ("rules", rules)):
+            async with session.put(f"{self._http}/streams/{name}/{path}", json=body) as response:
+                await response.read()
+
+    async def stream(self, session: aiohttp.ClientSession) -> None:
+        """A stream that is added and removed."""
+        body = {"name": "visitor", "source": self._source, "detect": ["person"], "track": True, "max_fps": 1}
+        async with session.post(self._http + "/streams", json=body) as response:
+            await response.read()
+        await asyncio.sleep(self._chance.uniform(5, 20))
+        async with session.delete(self._http + "/streams/visitor") as response:
+            await response.read()
+        await asyncio.sleep(30)
+
+    async def watch(self, session: aiohttp.ClientSession) -> None:
+        """A viewer of a stream's video over WebRTC."""
+        peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        sink = MediaBlackhole()
+        try:
+            peer.addTransceiver("video", direction="recvonly")
+            peer.on("track", sink.addTrack)
+            await peer.setLocalDescription(await peer.createOffer())
+            headers = {"Content-Type": "application/sdp"}
+            address = f"{self._http}/whep/{self._chance.choice(self._streams)}"
+            async with session.post(address, data=peer.localDescription.sdp, headers=headers) as response:
+                answer = await response.text()
+                response.raise_for_status()
+            await peer.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+            await sink.start()
+            await asyncio.sleep(self._chance.uniform(2, 10))
+        finally:
+            await sink.stop()
+            await peer.close()
+        await asyncio.sleep(30)
+
+
+@contextmanager
+def visiting(visits: Visits) -> Iterator[None]:
+    """Let clients come and go, in a thread, until the block ends."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(visits.run())
+
+    def work() -> None:
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+        loop.close()
+
+    thread = threading.Thread(target=work, name="soak clients")
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+class _Receiver(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        """Take a record, or fail one time in twenty."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(500 if random.random() < 0.05 else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+@contextmanager
+def receiving() -> Iterator[str]:
+    """A web server that takes records; yields its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.2,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def broker(folder: Path, port: int, seed: int) -> Iterator[bool]:
+    """An MQTT broker that is gone for some seconds now and then; yields False where mosquitto is not installed."""
+    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        yield False
+        return
+    settings = folder / "mosquitto.conf"
+    settings.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n")
+    ended, chance = threading.Event(), random.Random(seed)
+
+    def work() -> None:
+        while not ended.is_set():
+            quiet = subprocess.DEVNULL
+            process = subprocess.Popen([program, "-c", str(settings)], stdout=quiet, stderr=quiet)
+            ended.wait(chance.expovariate(1 / _ONLINE_S))
+            process.kill()
+            process.wait()
+            ended.wait(chance.uniform(1, _OFFLINE_S))
+
+    thread = threading.Thread(target=work, name="soak broker")
+    thread.start()
+    try:
+        yield True
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _address(url: str) -> tuple[str, int]:
+    host, _, port = url.partition("://")[2].rstrip("/").partition(":")
+    return host, int(port)
+
+
+async def _read(session: aiohttp.ClientSession, url: str) -> None:
+    async with session.get(url) as response:
+        await response.read()

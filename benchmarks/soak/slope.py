@@ -1,0 +1,49 @@
+"""How fast a measured value grows, with the confidence interval of that. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10)
+_Z95 = 1.96
+
+
+@dataclass(slots=True, frozen=True)
+class Slope:
+    """A slope per minute, and half the width of its 95 % confidence interval."""
+
+    per_minute: float
+    half_width: float
+
+    def __str__(self) -> str:
+        return f"{self.per_minute:+.3f} ± {self.half_width:.3f}"
+
+
+def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
+    """The least-squares slope; None of fewer than 3 values.
+
+    Successive values are correlated, which a plain confidence interval ignores: the number of values is reduced by the
+    correlation of successive residuals, to 3 at least.
+
+    Args:
+        minutes: when each value was read.
+        values: what was read.
+    """
+    x, y = np.asarray(minutes, dtype=float), np.asarray(values, dtype=float)
+    if len(x) < 3:
+        return None
+    centred = x - x.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ y) / spread
+    residuals = y - y.mean() - slope * centred
+    power = float(residuals @ residuals)
+    lag = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else 0.0
+    lag = min(max(lag, 0.0), 0.99)
+    effective = max(3.0, len(x) * (1 - lag) / (1 + lag))
+    error = math.sqrt(power / (effective - 2) / spread)
+    degrees = int(effective) - 2
+    return Slope(slope, (_T95[degrees - 1] if degrees <= len(_T95) else _Z95) * error)
