@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from saccade.distribution import VERSION
-from saccade.engine.process import limit_arenas
 from saccade.pipeline.cli.app import App
 from saccade.pipeline.cli.bench import bench
 from saccade.pipeline.cli.config import config_commands
@@ -56,6 +55,8 @@ def main() -> None:
     # Read when torch is loaded, which is later. Threads that spin while they wait take the core that a decoder, an
     # encoder or the engine's own loop needs: beside other work on two cores a frame took 67 ms, and 139 spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from saccade.engine.process import limit_arenas  # only now: as it is imported it asks whether threads may spin
+
     limit_arenas()
     prepare_terminal()
     sys.exit(guarded(lambda: app(standalone_mode=False) or 0))

@@ -89,3 +89,13 @@ def test_threads_share_two_arenas(first: str, environment: dict[str, str], most:
     code = ARENAS.format(first=first)
     ran = subprocess.run([sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True)
     assert ran.stdout.split() == [str(most), told], ran.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP")
+def test_threads_of_the_command_line_do_not_spin() -> None:
+    code = "import os, sys; sys.argv = ['saccade', 'models']; from saccade.pipeline.cli.main import main\n"
+    code += "try: main()\nfinally: import saccade.engine; print([os.environ.get(name) for name in "
+    code += "('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'MALLOC_ARENA_MAX')])"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MALLOC_"))}
+    ran = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1] == "['PASSIVE', None, '2']", ran.stderr
