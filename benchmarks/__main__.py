@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -154,6 +155,34 @@ def bench_track(
     from saccade.pipeline.bench.common import parse_counts
 
     result = time_tracks(parse_counts(objects, "--objects"), frames)
+    print(result.as_json() if as_json else result.as_text())
+
+
+@bench.command("saccades")
+@with_settings("model", "device", "dtype")
+def bench_saccades(
+    given: Settings,
+    clip: Annotated[Path | None, typer.Argument(metavar="CLIP", help="A video file; without one, a scene.")] = None,
+    truth: Annotated[Path | None, typer.Option(metavar="JSON", help="Boxes of the persons in CLIP.")] = None,
+    windows: Annotated[str, typer.Option(metavar="N,N,…", help="Windows a frame: one row each.")] = "0,1,2",
+    seed: Annotated[int | None, typer.Option(help="Chooses other places for the scene.")] = None,
+    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Most frames.")] = 200,
+    as_json: Json = False,
+) -> None:
+    """Count persons far away that are found with and without windows, and time a frame.
+
+    Without a CLIP: persons of 60 to 75 pixels at five places of a rendered 4K picture, two of which stand still.
+    """
+    from benchmarks.saccades import find_far
+    from saccade.engine import Engine
+    from saccade.pipeline.bench.common import parse_small
+    from saccade.pipeline.errors import ConfigError
+
+    if (clip is None) != (truth is None):
+        raise ConfigError("--truth: a CLIP and its truth go together")
+    counts = parse_small(windows, "--windows", 16)
+    with Engine.load(given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")) as engine:
+        result = find_far(engine, counts, clip=clip, truth=truth, seed=seed, frames=frames)
     print(result.as_json() if as_json else result.as_text())
 
 

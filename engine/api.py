@@ -228,7 +228,7 @@ class Engine:
                 are checked instead of being written again: they come out the same, see `core.speculative`.
                 It is used in place of what the stream remembers.
             windows: `Detect` tasks are asked of these parts of the image as well, each at the cost of an image; what is
-                found there and in the whole image becomes one list. They are prefilled with the image in one step.
+                found there and in the whole image becomes one list. A GPU prefills them with the image in one step.
 
         Returns:
             A future of the result. Cancelling it at any time before it is done drops the work.
@@ -350,6 +350,11 @@ class Engine:
         Those that only ever grow end in `_total`. `bubble` is the share of time in which work left the GPU idle.
         """
         return self._loop.counters()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds in which it had no work, since it was loaded; `counters` would start the timing of steps."""
+        return self._loop.monitor.idle_s
 
     def prompt_tokens(self, task: Task) -> int:
         """How many tokens a task's prompt has with the image before it; raises UnsupportedTaskError as `submit`."""
@@ -525,7 +530,7 @@ class Engine:
 
 
 def _part_of(image: Pixels, window: Window) -> Pixels:
-    """A copy of what is in a window of an image; of a decoder's planes where they are, from even pixels on."""
+    """What is in a window of an image: a copy; of a decoder's planes no copy, from even pixels on."""
     if isinstance(image, YuvImage):
         return image.part(window.x, window.y, window.width, window.height)
     return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()

@@ -66,13 +66,11 @@ class YuvImage:
         return YuvImage(*parts(pinned.to(device, non_blocking=True)), self.matrix, self.full_range)
 
     def part(self, x: int, y: int, width: int, height: int) -> YuvImage:
-        """A copy of a rectangle of it, where it is; it begins at even pixels and has even sides."""
+        """A rectangle of it, which shares its memory; it begins at even pixels and has even sides."""
         x, y, width, height = x & ~1, y & ~1, max(2, width & ~1), max(2, height & ~1)
         across, down = slice(x // 2, (x + width) // 2), slice(y // 2, (y + height) // 2)
-        y_part = self.y[y : y + height, x : x + width].clone()
-        return YuvImage(
-            y_part, self.u[down, across].clone(), self.v[down, across].clone(), self.matrix, self.full_range
-        )
+        luma = self.y[y : y + height, x : x + width]
+        return YuvImage(luma, self.u[down, across], self.v[down, across], self.matrix, self.full_range)
 
     def rgb(self) -> torch.Tensor:
         """(height, width, 3) uint8 RGB on its device, byte for byte as swscale gives it on x86.

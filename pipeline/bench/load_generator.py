@@ -23,6 +23,7 @@ from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
 from saccade.engine.runtime.trace import Span, Trace
 from saccade.engine.tasks import Detect
+from saccade.engine.tasks.tiles import Window
 from saccade.pipeline.runtime.stream import for_life
 from saccade.sources import RgbImage
 
@@ -38,6 +39,40 @@ _WARM_UP = 0.2  # of the time that is measured, and an answer for each stream: t
 _LONG_S = 120.0
 
 Job = tuple[RgbImage, Detect]
+
+
+class RandomWindows:
+    """As many windows of an image as `--saccades` asks for, anywhere in it, of the size in which the model sees them.
+
+    Args:
+        engine: the model's.
+        count: of each image.
+    """
+
+    def __init__(self, engine: Engine, count: int) -> None:
+        self._engine, self._count = engine, count
+        self._dice = random.Random(0)
+        self._sizes: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def of(self, image: RgbImage) -> list[Window]:
+        """The windows of an image; none of one that is no larger than the model sees it."""
+        height, width = image.shape[:2]
+        if not self._count:
+            return []
+        if image.shape not in self._sizes:
+            self._sizes[image.shape] = self._engine.input_size(width, height)
+        across, down = self._sizes[image.shape]
+        if across >= width or down >= height:
+            return []
+        return [
+            Window(
+                2 * self._dice.randint(0, (width - across) // 2),
+                2 * self._dice.randint(0, (height - down) // 2),
+                across,
+                down,
+            )
+            for _ in range(self._count)
+        ]
 
 
 @dataclass(slots=True, frozen=True)
@@ -216,20 +251,22 @@ class ClosedLoop:
     Args:
         engine: answers them.
         jobs: what is asked, again and again.
+        windows: of each image; None for none.
 
     Attributes:
         n_open: requests under way.
     """
 
-    def __init__(self, engine: Engine, jobs: Sequence[Job]) -> None:
-        self._engine, self._jobs = engine, cycle(jobs)
+    def __init__(self, engine: Engine, jobs: Sequence[Job], windows: RandomWindows | None = None) -> None:
+        self._engine, self._jobs, self._windows = engine, cycle(jobs), windows or RandomWindows(engine, 0)
         self._over: queue.SimpleQueue[tuple[float, Future[Result]]] = queue.SimpleQueue()
         self.n_open = 0
 
     def submit(self) -> None:
         """Ask for the next."""
         begun, (image, task) = time.perf_counter(), next(self._jobs)
-        self._engine.submit(image, [task]).call_when_done(lambda future: self._over.put((begun, future)))
+        asked = self._engine.submit(image, [task], windows=self._windows.of(image))
+        asked.call_when_done(lambda future: self._over.put((begun, future)))
         self.n_open += 1
 
     def take(self, timeout: float | None = None) -> tuple[float, Result]:

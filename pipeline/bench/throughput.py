@@ -6,17 +6,13 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saccade.engine.tasks import Detect
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
-from saccade.pipeline.bench.load_generator import ClosedLoop, Job, dtypes_of, open_engine
-
-if TYPE_CHECKING:
-    from saccade.engine import Engine
+from saccade.pipeline.bench.load_generator import ClosedLoop, RandomWindows, dtypes_of, open_engine
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,7 +35,7 @@ class ThroughputRow:
 
 @dataclass(slots=True, frozen=True)
 class ThroughputBench:
-    """What `time_throughput` measured; `boxes` is as in `frame.FrameBench`."""
+    """What `time_throughput` measured; `boxes` is as in `frame.FrameBench`, `saccades` the windows of each image."""
 
     model: str
     device: str
@@ -47,6 +43,7 @@ class ThroughputBench:
     width: int
     height: int
     boxes: float
+    saccades: int
     rows: tuple[ThroughputRow, ...]
 
     def as_json(self) -> str:
@@ -57,7 +54,7 @@ class ThroughputBench:
         """A table for people."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, "
-            f"{self.boxes:.1f} boxes an image",
+            f"{self.boxes:.1f} boxes and {self.saccades} windows an image",
             f"{'streams':>8} {'images/s':>11} {'median ms':>10} {'p99 ms':>8} {'CPU ms each':>12}",
         ]
         lines += [
@@ -78,6 +75,7 @@ def time_throughput(
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
     seconds: float = 5.0,
+    saccades: int = 0,
 ) -> ThroughputBench:
     """Let so many streams hand in one image after another, each with one prompt, for some seconds.
 
@@ -91,6 +89,7 @@ def time_throughput(
         objects: make every answer so long; as the model finds by default.
         size: of the images, in pixels.
         seconds: for each row.
+        saccades: windows of each image, at random places of it.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -106,17 +105,19 @@ def time_throughput(
             engine.submit(image, [task]).result()
         for streams in counts:
             begun, used = time.perf_counter(), time.process_time()
-            waits, found = _answer(engine, [(image, task) for image in images], streams, begun + seconds)
+            loop = ClosedLoop(engine, [(image, task) for image in images], RandomWindows(engine, saccades))
+            waits, found = _answer(loop, streams, begun + seconds)
             passed, used = time.perf_counter() - begun, time.process_time() - used
             boxes = objects or float(np.mean(found))
             p50, p99 = np.percentile(waits, [50, 99])
             rows.append(ThroughputRow(streams, len(waits) / passed, float(p50), float(p99), 1e3 * used / len(waits)))
-        return ThroughputBench(engine.model.name, engine.model.device, dtypes_of(engine), *size, boxes, tuple(rows))
+        return ThroughputBench(
+            engine.model.name, engine.model.device, dtypes_of(engine), *size, boxes, saccades, tuple(rows)
+        )
 
 
-def _answer(engine: Engine, jobs: Sequence[Job], streams: int, stop: float) -> tuple[list[float], list[int]]:
+def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
     """Milliseconds that each image took, and the objects found, with so many under way until a moment."""
-    loop = ClosedLoop(engine, jobs)
     waits: list[float] = []
     found: list[int] = []
     for _ in range(streams):

@@ -15,6 +15,16 @@ Objects = Annotated[
     typer.Option(min=1, max=50, help="Make every answer this many objects long (default: as the model finds)."),
 ]
 
+Windows = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=16,
+        metavar="N",
+        help="Windows of each image at native resolution, at random places, as `saccade run --saccades` has them.",
+    ),
+]
+
 bench = App(help="Measure how fast this machine is.")
 
 
@@ -83,6 +93,7 @@ def bench_throughput(
     objects: Objects = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row.")] = 5.0,
+    saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
     """Count images answered a second, of many streams with one prompt each, and what they cost the CPU."""
@@ -99,6 +110,7 @@ def bench_throughput(
         objects=objects,
         size=pixels,
         seconds=seconds,
+        saccades=saccades,
     )
     print(result.as_json() if as_json else result.as_text())
 
@@ -122,6 +134,7 @@ def bench_cameras(
         float | None, typer.Option(min=0.1, max=1000, help="Measure again with so many questions of rules a second.")
     ] = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
+    saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
     """Offer the frames of simulated cameras, more than the model can answer, and time how fresh it sees them.
@@ -142,6 +155,7 @@ def bench_cameras(
         "weights": parse_weights(weights, "--weights"),
         "objects": objects,
         "size": parse_size(size),
+        "saccades": saccades,
     }
     result = time_cameras(*cameras, **options) if questions is None else time_questions(*cameras, questions, **options)
     print(result.as_json() if as_json else result.as_text())

@@ -118,17 +118,22 @@ class ShareSettings(NullIsUnset):
         "0",
         "Windows of a frame that are looked at again at native resolution: 0, a number, or auto; for small objects.",
         more="A window costs as much as a frame. It goes where something moves that no box explains, where small "
-        "objects are expected, and in a slow sweep over the whole frame. auto takes as many "
-        "as cost a live stream no frames. Frames that are no larger than the model sees them have no windows.",
+        "objects are expected, and in a slow sweep over the whole frame. auto takes as many as the engine has idle "
+        "time for, and none where a live stream would lose frames. Frames that are no larger than the model sees them "
+        "have no windows.",
         metavar="N",
     )
     saccade_sweep: Seconds = setting(
-        5.0, "Within how many seconds each part of a frame is looked at by `saccades`.", metavar="SECONDS", gt=0
+        5.0,
+        "Within how many seconds each part of a frame is looked at by `saccades`.",
+        more="Where moving objects need the windows, later looks at what has not changed take up to 6 times as long.",
+        metavar="SECONDS",
+        gt=0,
     )
 
     @property
     def most_saccades(self) -> int | None:
-        """Most windows a frame; None for as many as cost no frames."""
+        """Most windows a frame; None for as many as the engine has idle time for."""
         return None if self.saccades == "auto" else int(self.saccades)
 
 

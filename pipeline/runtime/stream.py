@@ -29,6 +29,7 @@ from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
 from saccade.pipeline.runtime.engine_stream import saccades_of, share_of
+from saccade.pipeline.runtime.luma import FrameLuma
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
@@ -172,13 +173,17 @@ def open_stream(
         tasks = tasks_for(engine, config)
         check_asked(ask or engine, config)
         source.gpu = engine.model.gpu
-        moving = MotionMap(FINE_ROWS) if config.saccades != "0" else MotionMap()
+        # Where the engine is on a GPU, it takes frames as they are decoded: no image is made for motion alone.
+        on_gpu = engine.model.gpu is not None
+        fine = MotionMap(FINE_ROWS, FrameLuma() if on_gpu else None)
+        moving = fine if config.saccades != "0" else MotionMap(read=FrameLuma() if on_gpu else None)
         motion = MotionGate(config, moving) if "motion" in config.gates else None
         saccades = SaccadeStage(
             saccades_of(config),
             engine.input_size,
             live=source.info.live,
-            motion=moving if config.saccades != "0" else None,
+            motion=fine,
+            idle_s=lambda: engine.idle_s,
         )
         analysis = AnalyzeStage(config, motion.still_before if motion else None, track=bool(config.rules))
         stages: list[Stage] = [saccades, analysis]

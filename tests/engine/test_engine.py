@@ -28,6 +28,7 @@ from saccade.engine import (
     Window,
 )
 from saccade.engine.image import YuvImage
+from saccade.engine.tasks.tiles import windows
 from tests.support import REPO
 from tests.support.engine import GOLDEN, SCREEN, noise, same, square
 
@@ -347,10 +348,10 @@ def test_windows_find_what_is_too_small_in_the_whole_image() -> None:
         (whole,) = [box for box in engine.detect(person, "person").boxes if box.score > 0.9][:1]
         large = np.full((1440, 2560, 3), 128, np.uint8)
         large[1000:1120, 2000:2213] = cv2.resize(person, (213, 120), interpolation=cv2.INTER_AREA)
-        windows = [Window(1900, 920, 416, 276)]
+        where = [Window(1900, 920, 416, 276)]
         plain = engine.submit(large, [Detect("person")]).result(WAIT_S).detections.boxes
-        closer = engine.submit(large, [Detect("person")], windows=windows).result(WAIT_S).detections.boxes
-        later = engine.submit(lambda: large, [Detect("person")], windows=windows, stream="camera").result(WAIT_S)
+        closer = engine.submit(large, [Detect("person")], windows=where).result(WAIT_S).detections.boxes
+        later = engine.submit(lambda: large, [Detect("person")], windows=where, stream="camera").result(WAIT_S)
         assert not [box for box in plain if box.x1 > 0.7]
         (found,) = closer
         assert (found.x1, found.y1) == pytest.approx(
@@ -358,7 +359,32 @@ def test_windows_find_what_is_too_small_in_the_whole_image() -> None:
         )
         assert later.detections.boxes == closer
         with engine.encode(large) as encoded, pytest.raises(ValueError, match="no windows"):
-            engine.submit(encoded, [Detect("person")], windows=windows)
+            engine.submit(encoded, [Detect("person")], windows=where)
+
+
+@pytest.mark.parametrize("model", ["nano", "tiny"])
+def test_tiles_given_as_windows_are_answered_as_tiles(model: str, request: pytest.FixtureRequest) -> None:
+    engine: Engine = request.getfixturevalue(model)  # one that sees an image as one crop, and one with several
+    image, task = noise(500, 800), Detect("person", 4, 0.0)
+    tiles = engine.submit(image, [task], 2).result(WAIT_S)
+    given = windows(800, 500, 2)[1:]
+    assert len(given) == 4
+    assert same(engine.submit(image, [task], windows=given).result(WAIT_S), tiles)
+    assert same(engine.submit(lambda: image, [task], windows=given, stream="camera").result(WAIT_S), tiles)
+
+
+def test_windows_of_planes_are_cut_from_them_without_a_copy(nano: Engine) -> None:
+    planes = [
+        torch.from_numpy(noise(height, width)[..., 0].copy()) for height, width in ((360, 640), (180, 320), (180, 320))
+    ]
+    image = YuvImage(planes[0], planes[1], planes[2], (104597, 132201, 25675, 53279), full_range=False)
+    part = image.part(101, 51, 201, 101)
+    assert part.shape == (100, 200, 3)
+    assert part.y.data_ptr() == image.y[50:, 100:].data_ptr()
+    assert torch.equal(part.rgb(), image.rgb()[50:150, 100:300])
+    tasks, where = [Detect("person", 3, 0.0)], [Window(100, 50, 200, 100)]
+    of_planes = nano.submit(image, tasks, windows=where).result(WAIT_S)
+    assert same(of_planes, nano.submit(image.rgb().numpy(), tasks, windows=where).result(WAIT_S))
 
 
 @pytest.mark.parametrize("tiles", [0, -1])

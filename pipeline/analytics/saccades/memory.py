@@ -22,8 +22,9 @@ MOVING_S = 0.7  # after motion at its place an object counts as moving
 HELD_MOVING_S = 0.8  # for which a moving object is expected without being found
 KEPT_S = 1.5  # for which a moving object is looked for
 _CONFIRMED = 2  # finds after which an object is believed while nobody looks
-_MISSES = 2  # looks in a row without a find that end an object which stands still
-_BRIDGED, _BRIDGED_S = 1, 0.35  # a look that misses a well-known object does not hide it, for this time
+_MISSES = 2  # looks in a row without a find that end an object which stands still,
+_MISSES_MOVING = 4  # and one that moves: between two looks it may be hidden
+_BRIDGED, _BRIDGED_S = 2, 0.5  # looks that miss a well-known object do not hide it, for this time
 EDGE = 0.06  # of a window, in which an object may be cut: a look shows what lies within
 _GAIN = 0.5  # of a measured speed that is taken over by each find
 _LEAST_LIKENESS = 0.15
@@ -55,6 +56,7 @@ class Known:
         first_s, found_s: when it was first and last found.
         looked_s: when a window was last put on it.
         moved_s: when something last moved at its place.
+        started_s: when it last began to move.
         finds: how often it was found.
         misses: looks since then that did not find it.
     """
@@ -65,6 +67,7 @@ class Known:
     found_s: float
     looked_s: float
     moved_s: float
+    started_s: float = -math.inf
     finds: int = 1
     misses: int = 0
 
@@ -80,6 +83,16 @@ class Known:
     def moves(self, seconds: float) -> bool:
         """Whether it moves, or did shortly before."""
         return seconds - self.moved_s < MOVING_S
+
+    def unseen(self, seconds: float) -> float:
+        """For how many seconds nothing was known of it: since it was found, or stood still where it was found."""
+        return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
+
+    def note_motion(self, seconds: float) -> None:
+        """Something moves at its place."""
+        if not self.moves(seconds):
+            self.started_s = seconds
+        self.moved_s = seconds
 
     @property
     def confirmed(self) -> bool:
@@ -102,7 +115,7 @@ class Memory:
         """Something moves in these rectangles."""
         for one in self.known:
             if any(overlap(one.found.box, blob) > 0 for blob in blobs):
-                one.moved_s = seconds
+                one.note_motion(seconds)
 
     def note_look(self, window: Rect, seconds: float) -> None:
         """A window is put here; its result comes later."""
@@ -152,17 +165,16 @@ class Memory:
         return dict(zip(rows.tolist(), columns.tolist(), strict=True))
 
     def _held(self, one: Known, seconds: float, *, missed: bool) -> bool:
-        age = seconds - one.found_s
         if missed:
-            return age <= _BRIDGED_S and one.finds > _CONFIRMED
-        return age <= (HELD_MOVING_S if one.moves(seconds) else self._still_s)
+            return seconds - one.found_s <= _BRIDGED_S and one.finds > _CONFIRMED
+        return one.unseen(seconds) <= (HELD_MOVING_S if one.moves(seconds) else self._still_s)
 
     def _ended(self, one: Known, seconds: float) -> bool:
         age = seconds - one.found_s
         if age < 0:  # a clock that began again
             return True
         if one.moves(seconds):
-            return age > KEPT_S
+            return one.unseen(seconds) > KEPT_S or one.misses >= _MISSES_MOVING
         return age > self._still_s or one.misses >= (_MISSES if one.confirmed else 1)
 
 

@@ -8,6 +8,7 @@ heavily, or the exposure has jumped. Plain numbers; the caller computes the moti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,20 +26,24 @@ MOST_MOVING = 1 / 3  # of the frame
 _FLAT = 1.5  # width by height of a window of a landscape frame: the model sees it in as many rows as the frame
 # Height of an object in the model's pixels at which it is found well: of persons of 80 pixels nano found .97 in windows
 # of 1:1, .96 of 1:1.25, .92 of 1:1.5, .62 of 1:1.75 and .35 of 1:2.
-_GOOD_ROWS = 90.0
-_SWEEP_SCALES = (1.25, 1.1)  # pixels of the frame in one of the model's, for the passes of the sweep
+_GOOD_ROWS = 80.0
+_SWEEP_SCALES = (1.25, 1.125)  # pixels of the frame in one of the model's, for the passes of the sweep
 _SMALL_ROWS = 28.0  # height in the model's pixels below which an object is missed by the glance
 _MOST_SCALE = 2.0  # a window is at most twice as wide as the model's input, unless its object is large
 _SHARED_SCALE = 1.25  # up to which a window is enlarged for others to share it
+_SIZES = 8  # of windows, between two whole scales
 _LEAST_GAIN = 1.3  # a window must show an object this much larger than the glance does
 _THRIFTY_GAIN = 2.0  # 640x360 stays without windows: nano sees it at 1:1.5, and they cost time and find nothing more
-_MARGIN = 0.3  # of an object's size, that a window leaves around it
+_MARGIN = 0.3  # of an object's size, that a window leaves around it,
+_RIM = 0.08  # and of the window's size: it lies within its edges
+_SWEPT_SCALE = 1.3  # up to which a window counts as a look of the sweep
 _UNSURE = 0.6  # below this score a find is looked at again
 _SURE_S = 0.25  # a find this recent explains motion
 _MOVING_S = 0.05  # after how many seconds without a find a moving object is looked at again,
 _UNSURE_S = 0.1  # an unsure find,
 _MOTION_S = 0.1  # and a place that moves, for which the time doubles with each look that finds nothing,
-_MOST_FRUITLESS = 5.0  # up to 2 to the power of this
+_MOST_FRUITLESS = 5.0  # up to 2 to the power of this,
+_MOST_FRUITLESS_THERE = 1.0  # or this where objects were found before
 _FORGET_S = 20.0  # in which half of the looks that found nothing are forgotten
 _MOST_URGENT = 10.0
 _MOST_BLOBS = 32
@@ -69,9 +74,12 @@ class Look:
 
 @dataclass(slots=True, frozen=True)
 class _Wish:
+    """A wish for a look; `misses`: looks in a row that did not find the object."""
+
     box: Rect
     reason: Reason
     urgency: float
+    misses: int = 0
 
 
 class Planner:
@@ -100,7 +108,7 @@ class Planner:
         self._glance = max(width / columns, height / rows)  # pixels of the frame in one of the model's
         self._memory = Memory(still_s=3 * sweep_s)
         self._thrifty = thrifty
-        self._even = False  # of every other frame
+        self._number = 0  # of the frame
         self._new_last = False  # whether the last window went to something new: the next one may go to the sweep
         self._sweep: Sweep | None = None
         if self._glance >= _LEAST_GAIN * _SWEEP_SCALES[0]:
@@ -143,13 +151,14 @@ class Planner:
         wishes = [*self._wishes_of_motion(blobs, seconds), *self._wishes_of_objects(seconds)]
         wishes = sorted((one for one in wishes if one.urgency >= 1), key=lambda one: -one.urgency)
         looks: list[Look] = []
-        self._even = not self._even
+        self._number += 1
         while len(looks) < most:
-            look = self._sweep_look(seconds) if not wishes or self._sweeps(most - len(looks), most, wishes) else None
+            sweeps = not wishes or self._sweeps(most - len(looks), most, wishes)
+            look = self._sweep_look(seconds, taken=bool(wishes)) if sweeps else None
             if look is None:
                 if not wishes:
                     break
-                look, wishes = self._share(wishes)
+                look, wishes = self._share(wishes, seconds)
             looks.append(look)
             self._new_last = look.reason not in ("sweep", "track")
             self._note_asked(look.rect, seconds)
@@ -168,7 +177,8 @@ class Planner:
         windows = [look.rect for look in looks]
         if self._sweep:
             for window in windows:
-                self._sweep.note_seen(window, seconds)
+                if self._swept(window):
+                    self._sweep.note_seen(window, seconds)
         for look in looks:
             self._note_fruit(look, found, seconds)
         small = [one for one in found if self._is_small(one.box)]
@@ -195,7 +205,9 @@ class Planner:
             if any(overlap(blob, box) > 0.5 * area(blob) for box in boxes):
                 continue
             row, column = self._cell_of(blob)
-            patience = _MOTION_S * 2 ** min(self._fruitless[row, column], _MOST_FRUITLESS)
+            there = self._sweep is not None and self._sweep.has_appeared(blob)
+            most = _MOST_FRUITLESS_THERE if there else _MOST_FRUITLESS
+            patience = _MOTION_S * 2 ** min(self._fruitless[row, column], most)
             waited = seconds - self._tried[row, column]
             urgency = _MOST_URGENT if waited < 0 else min(_MOST_URGENT, waited / patience)
             wishes.append(_Wish(blob, "motion", urgency))
@@ -207,8 +219,8 @@ class Planner:
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
             unsure = not one.confirmed or one.found.score < _UNSURE
-            if one.moves(seconds):
-                urgency = waited / _MOVING_S
+            if one.moves(seconds) or one.found_s < one.moved_s:  # what came to rest was not seen at rest
+                urgency = waited / (_MOVING_S * 2**one.misses)
             elif unsure:
                 urgency = waited / (_UNSURE_S * 2**one.misses if not one.confirmed else 10 * _UNSURE_S)
             elif self._thrifty:
@@ -218,44 +230,55 @@ class Planner:
             reason: Reason = "unsure" if unsure else "track"
             box = self._clipped(one.box_at(seconds))
             if area(box) > 0:
-                wishes.append(_Wish(box, reason, min(_MOST_URGENT, urgency)))
+                wishes.append(_Wish(box, reason, min(_MOST_URGENT, urgency), one.misses))
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
         """Whether the next window is the sweep's: the last of a frame where it is due.
 
-        In its first pass the sweep has all windows of every other frame. The only window of a frame goes to something
+        In its first pass the sweep has all windows of every third frame. The only window of a frame goes to something
         new first.
         """
-        if self._sweep is None or not self._sweep.due:
+        if self._sweep is None or not self._sweep.due(taken=True):
             return False
         if most == 1:
-            return wishes[0].reason == "track" or self._new_last
-        return left == 1 or (self._sweep.first_pass and self._even)
+            return self._number % 3 == 1 and (wishes[0].reason == "track" or self._new_last)
+        return left == 1 or (self._sweep.first_pass and self._number % 3 == 1)
 
-    def _sweep_look(self, seconds: float) -> Look | None:
-        if self._sweep is None or not self._sweep.due:
+    def _sweep_look(self, seconds: float, *, taken: bool) -> Look | None:
+        if self._sweep is None or not self._sweep.due(taken=taken):
             return None
-        chosen = self._sweep.choose(seconds)
+        chosen = self._sweep.choose(seconds, taken=taken)
         return None if chosen is None else self._look(chosen, "sweep")
 
     # ---- windows
 
-    def _share(self, wishes: Sequence[_Wish]) -> tuple[Look, list[_Wish]]:
-        """A window for the first wish and for those of the others that fit; and the wishes that are left."""
+    def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
+        """A window for the first wish and for those of the others that fit; and the wishes that are left.
+
+        It lies where, beside them, it shows what has waited longest for the sweep. After a look that did not find the
+        object it lies elsewhere: the model sees it in other surroundings.
+        """
         first = wishes[0]
         whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
         for wish in wishes[1:]:
             joined, needed = _union(whole, _enlarged(wish.box, _MARGIN)), max(scale, self._scale(wish.box))
-            limit = self._size(max(needed, _SHARED_SCALE))
-            if joined[2] - joined[0] <= limit[0] and joined[3] - joined[1] <= limit[1]:
-                whole = joined
-                scale = max(needed, (joined[2] - joined[0]) / self._columns, (joined[3] - joined[1]) / self._rows)
+            fitting = max((joined[2] - joined[0]) / self._columns, (joined[3] - joined[1]) / self._rows) / (
+                1 - 2 * _RIM
+            )
+            if fitting <= max(needed, _SHARED_SCALE):
+                whole, scale = joined, max(needed, fitting)
             else:
                 left.append(wish)
         width, height = self._size(scale)
         x, y = (whole[0] + whole[2] - width) / 2, (whole[1] + whole[3] - height) / 2
-        return self._look((x, y, x + width, y + height), first.reason), left
+        window = x, y, x + width, y + height
+        if self._sweep and scale <= _SWEPT_SCALE:
+            rim = _RIM * width, _RIM * height
+            shown = self._clipped((whole[0] - rim[0], whole[1] - rim[1], whole[2] + rim[0], whole[3] + rim[1]))
+            if shown[2] - shown[0] <= width + 1 and shown[3] - shown[1] <= height + 1:
+                window = self._sweep.place(shown, (width, height), seconds, first.misses)
+        return self._look(window, first.reason), left
 
     def _scale(self, box: Rect) -> float:
         """Pixels of the frame in one of the model's, for an object."""
@@ -264,7 +287,8 @@ class Planner:
         return max(best, 2 * width / self._columns, 2 * height / self._rows)
 
     def _size(self, scale: float) -> tuple[float, float]:
-        """Width and height of a window in pixels of the frame."""
+        """Width and height of a window in pixels of the frame; of few sizes, as a GPU compiles kernels for each."""
+        scale = math.ceil(scale * _SIZES - 1e-6) / _SIZES
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
@@ -309,8 +333,12 @@ class Planner:
     def _note_asked(self, window: Rect, seconds: float) -> None:
         self._tried[self._cells(window)] = seconds
         self._memory.note_look(window, seconds)
-        if self._sweep:
+        if self._sweep and self._swept(window):
             self._sweep.note_asked(window, seconds)
+
+    def _swept(self, window: Rect) -> bool:
+        """Whether a window shows what is in it as large as those of the sweep do."""
+        return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
         """Learn where looks find nothing, and forget it by and by."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ class SaccadeSettings:
     """What a stream wants.
 
     Attributes:
-        count: most windows a frame; None for as many as cost no frames.
+        count: most windows a frame; None for as many as the engine has idle time for.
         sweep_s: within how many seconds each part of the frame is looked at.
         max_fps: most frames a second; None for all.
         masks: polygons in fractions of the frame in which motion does not count.
@@ -57,9 +58,10 @@ class Looked:
     y2: float
 
     def to_record(self, width: int, height: int) -> Mapping[str, Any]:
-        """Its reason, and its corners in pixels."""
-        box = (self.x1 * width, self.y1 * height, self.x2 * width, self.y2 * height)
-        return {"reason": self.reason, "box": [round(value) for value in box]}
+        """Its reason, and its corners in pixels and in fractions of the frame."""
+        norm = self.x1, self.y1, self.x2, self.y2
+        box = [round(value * side) for value, side in zip(norm, (width, height) * 2, strict=True)]
+        return {"reason": self.reason, "box": box, "box_norm": [round(value, 4) for value in norm]}
 
 
 class SaccadeStage:
@@ -69,15 +71,22 @@ class SaccadeStage:
         settings: what the stream wants.
         input_size: of the model.
         live: whether frames come at their own pace; `count` None is one window where they do not.
-        motion: what moves, shared with a gate.
+        motion: what moves, in `FINE_ROWS`; may be shared with a gate.
+        idle_s: gives for how many seconds the engine has idled so far; None where that is unknown.
     """
 
     def __init__(
-        self, settings: SaccadeSettings, input_size: InputSize, *, live: bool, motion: MotionMap | None = None
+        self,
+        settings: SaccadeSettings,
+        input_size: InputSize,
+        *,
+        live: bool,
+        motion: MotionMap | None = None,
+        idle_s: Callable[[], float] | None = None,
     ) -> None:
         self._settings, self._input_size, self._live = settings, input_size, live
-        self._motion = motion or MotionMap(FINE_ROWS)
-        self._auto = AutoCount(settings.max_fps)
+        self._motion, self._idle_s = motion or MotionMap(FINE_ROWS), idle_s
+        self._auto = AutoCount(settings.max_fps, id(self))
         self._planner: Planner | None = None
         self._made_for: tuple[int, int, float, bool] | None = None
         self._open: dict[int, list[Look]] = {}
@@ -101,8 +110,9 @@ class SaccadeStage:
         settings, seconds = self._settings, time_of(frame)
         if settings.count == 0:
             return []
+        idle = None if self._idle_s is None else (time.monotonic(), self._idle_s())
         with self._lock:
-            self._auto.note_offered(seconds)
+            self._auto.note_offered(seconds, idle)
             most = settings.count if settings.count is not None else self._auto.count if self._live else 1
             planner = self._planner_for(frame.width, frame.height, settings)
         if not planner.useful:

@@ -4,7 +4,8 @@ The windows of a pass form a lattice that covers the frame, with an overlap in w
 neighbours; the next pass has another window size, and so another lattice. A grid of cells holds when each was last
 shown by any window. A look goes to the window of the lattice whose cells have waited longest; cells near which an
 object was ever found count more. A look is due when the pace asks for it: one pass in the time that was set. The first
-pass takes every window that is free. Plain numbers.
+pass takes every window that is free. A later look that takes a window from another wish counts as several: where
+nothing has moved since the last look, hardly anything is new. Plain numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _ROWS = 48  # cells of the grid, from top to bottom
 _OVERLAP = (0.06, 0.19)  # of a window's width and height, shared with its neighbours: persons are high and narrow
 _APPEARED = 2.0  # how much more a cell counts where objects appear
 _LEAST_WAITED = 0.02  # mean value of a window's cells below which it is not worth a look
+_POSITIONS = 9  # of a window along each side that are compared
+_TAKEN = 6.0  # looks, as which one counts that another wish has waited for
+_REST = 0.02  # of the frame, that may be left out of the first pass
 _PENDING_S = 0.5  # for which a place is not chosen again while its result is awaited
 
 Grid = NDArray[np.float32]
@@ -44,6 +48,7 @@ class Sweep:
         self._seen: Grid = np.full((self._rows, self._columns), -np.inf, np.float32)
         self._asked: Grid = self._seen.copy()
         self._appeared: Grid = np.zeros_like(self._seen)
+        self._never: NDArray[np.bool_] = np.ones(self._seen.shape, bool)  # looked at
         y, x = np.mgrid[-1 : 1 : self._rows * 1j, -1 : 1 : self._columns * 1j]
         self._order: Grid = (1.1 - 0.05 * (x * x + y * y)).astype(np.float32)  # among equals, the middle is first
         self._credit, self._made = 0.0, 0
@@ -60,27 +65,31 @@ class Sweep:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
             self._credit += (seconds - self._last) * self.looks / self._period_s
-        self._credit = min(self._credit, 2.0)
+        self._credit = min(self._credit, _TAKEN)
         self._last = seconds
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a look."""
-        return self._credit >= 1.0 or self.first_pass
+    def due(self, *, taken: bool = False) -> bool:
+        """Whether it is time for a look; `taken`: another wish would wait for it."""
+        if self.first_pass:
+            return self._credit >= 1.0 or not taken
+        return self._credit >= (_TAKEN if taken else 1.0)
 
     @property
     def first_pass(self) -> bool:
-        """Whether the frame was not looked at once yet."""
-        return self._made < self.looks
+        """Whether a part of the frame was not looked at once yet."""
+        return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
-    def choose(self, seconds: float) -> Rect | None:
-        """The window that has waited longest; None where all were seen of late. Takes the look as made."""
-        self._credit = max(0.0, self._credit - 1.0)
+    def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
+        """The window that has waited longest; None where all were seen of late. Takes the look as made.
+
+        Args:
+            seconds: time of the frame.
+            taken: whether another wish waits for it.
+        """
+        self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
         self._made += 1
-        known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
-        waited = np.clip((seconds - known) / self._period_s, 0, 3)
-        total = cv2.integral((waited * waited * (self._order + _APPEARED * self._appeared)).astype(np.float32))
+        total = self._total(seconds)
         top, bottom, left, right = cells
         value = total[bottom, right] - total[top, right] - total[bottom, left] + total[top, left]
         value /= (bottom - top) * (right - left)
@@ -90,9 +99,40 @@ class Sweep:
         x1, y1, x2, y2 = windows[best].tolist()
         return x1, y1, x2, y2
 
+    def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
+        """Where a window shows a rectangle, and beside it what has waited longest.
+
+        Args:
+            shown: what it must show, no larger than it.
+            size: width and height of the window.
+            seconds: time of the frame.
+            corner: 1 to 4 to lay the rectangle into a corner of the window instead, clockwise; more begin again.
+        """
+        total = self._total(seconds)
+        xs = _positions(shown[0], shown[2], size[0], self._width)
+        ys = _positions(shown[1], shown[3], size[1], self._height)
+        if corner:
+            xs, ys = xs[[-1 if corner % 4 in (0, 1) else 0]], ys[[-1 if corner % 4 in (1, 2) else 0]]
+        across = np.clip(np.stack([xs, xs + size[0]]) / self._cell[0] + 0.5, 0, self._columns).astype(int)
+        down = np.clip(np.stack([ys, ys + size[1]]) / self._cell[1] + 0.5, 0, self._rows).astype(int)
+        (left, right), (top, bottom) = across, down
+        value = total[bottom][:, right] - total[top][:, right] - total[bottom][:, left] + total[top][:, left]
+        row, column = np.unravel_index(int(value.argmax()), value.shape)
+        x, y = float(xs[column]), float(ys[row])
+        return x, y, x + size[0], y + size[1]
+
+    def _total(self, seconds: float) -> NDArray[np.float64]:
+        """The sums of what the cells have waited, (rows + 1, columns + 1), as of `cv2.integral`."""
+        known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
+        waited = np.clip((seconds - known) / self._period_s, 0, 3)
+        value = waited * waited * (self._order + _APPEARED * self._appeared)
+        return np.asarray(cv2.integral(value.astype(np.float32)), np.float64)
+
     def note_asked(self, window: Rect, seconds: float) -> None:
         """A window is put here; its result comes later."""
-        self._asked[self._within(window)] = seconds
+        cells = self._within(window)
+        self._asked[cells] = seconds
+        self._never[cells] = False
 
     def note_seen(self, window: Rect, seconds: float) -> None:
         """The model has looked here."""
@@ -100,10 +140,17 @@ class Sweep:
 
     def note_found(self, box: Rect) -> None:
         """An object was found here."""
-        x, y = (box[0] + box[2]) / 2 / self._cell[0], (box[1] + box[3]) / 2 / self._cell[1]
-        row, column = min(self._rows - 1, int(y)), min(self._columns - 1, int(x))
+        row, column = self._cell_of(box)
         near = self._appeared[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         near += (1 - near) * 0.2
+
+    def has_appeared(self, box: Rect) -> bool:
+        """Whether an object was found here some time ago."""
+        return bool(self._appeared[self._cell_of(box)] > 0)
+
+    def _cell_of(self, box: Rect) -> tuple[int, int]:
+        x, y = (box[0] + box[2]) / 2 / self._cell[0], (box[1] + box[3]) / 2 / self._cell[1]
+        return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Windows (n, 4) that cover the frame, and the cells (4, n), top, bottom, left and right, that each answers."""
@@ -131,3 +178,9 @@ class Sweep:
     def _within(self, window: Rect) -> tuple[slice, slice]:
         top, bottom, left, right = self._corners(window)
         return slice(top, bottom), slice(left, right)
+
+
+def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
+    """Where a window of this size may begin to show all from `low` to `high` within `side`."""
+    first, last = max(0.0, min(high - size, side - size)), max(0.0, min(low, side - size))
+    return np.linspace(min(first, last), max(first, last), _POSITIONS)

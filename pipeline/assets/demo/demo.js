@@ -184,7 +184,7 @@ function stop() {
   question.clear();
   for (const panel of Object.values(panels)) panel.close();
   freeze(false);
-  for (const id of ["controls", "cameras", "speed", "now", "ask"]) $(id).hidden = true;
+  for (const id of ["controls", "cameras", "speed", "now", "ask", "windows"]) $(id).hidden = true;
   $("start").hidden = !model.publish;
   hush();
   status("idle", "ready");
@@ -226,6 +226,8 @@ function received(message) {
   const wanted = (one) => prompts.has(one.label);
   const {objects, points, answers, latency_ms: latency} = message;
   const seen = {objects: objects.filter(wanted), points: points.filter(wanted), answers};
+  if (message.looks) $("windows").hidden = false;
+  if (windowed()) seen.looks = message.looks;
   now.link.times().then((times) => { if (now) now.times = times; });
   const {way, coding} = now.times;
   panels.regions.counted(message);
@@ -263,6 +265,11 @@ function notify(words, kind = "failed") {
 // ---- what can be pressed
 
 const burntIn = () => document.querySelector("[name=view]:checked").value === "burnt";
+
+/** Whether the windows that the model looked at again are drawn. */
+const windowed = () => $("windows").ariaPressed === "true";
+
+const toggleWindows = () => $("windows").setAttribute("aria-pressed", !windowed());
 
 async function listStreams() {
   if (document.hidden) return;
@@ -303,6 +310,7 @@ function listen() {
   $("cameras").querySelector("select").onchange = ({target}) => useCamera(target.value);
   for (const input of document.querySelectorAll("[name=view]")) input.onchange = () => { if (now?.stream) look(); };
   $("snapshot").onclick = snapshot;
+  $("windows").onclick = toggleWindows;
   $("freeze").onclick = () => freeze(!stage.frozen);
   $("stop").onclick = () => {
     leave();
@@ -318,6 +326,7 @@ function listen() {
     if (event.key === "s") snapshot();
     if (event.key === "f") freeze(!stage.frozen);
     if (event.key === "h") panels.heat.toggle();
+    if (event.key === "w" && !$("windows").hidden) toggleWindows();
     if (event.key === "Escape") $("stop").click();
     if (event.key === "/") {
       event.preventDefault();

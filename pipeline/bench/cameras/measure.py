@@ -22,7 +22,7 @@ from saccade.engine.tasks import Detect
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize
 from saccade.pipeline.bench.common import images_of
-from saccade.pipeline.bench.load_generator import dtypes_of, open_engine
+from saccade.pipeline.bench.load_generator import RandomWindows, dtypes_of, open_engine
 from saccade.sources import RgbImage
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def time_cameras(
     objects: int | None = None,
     label: str = "person",
     size: tuple[int, int] = (640, 360),
+    saccades: int = 0,
 ) -> CamerasBench:
     """Let so many cameras offer frames, each with one prompt, for some seconds.
 
@@ -70,13 +71,14 @@ def time_cameras(
         objects: make every answer so long; as the model finds by default.
         label: what is asked for.
         size: of the images, in pixels.
+        saccades: windows of each frame, at random places of it.
 
     Raises:
         EngineError: if the model cannot be loaded.
     """
     images, large, task = shown_images(size, objects, label)
     with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
-        return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
+        return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights, saccades)
 
 
 def shown_images(
@@ -102,17 +104,19 @@ def run_cameras(
     deadline_ms: float | None,
     load: float | None,
     weights: Sequence[float],
+    saccades: int = 0,
 ) -> CamerasBench:
     """What `time_cameras` does with an engine, images, and those of the camera that is in 4K."""
+    windows = RandomWindows(engine, saccades)
     for image in [*images[:3], *large]:
-        engine.submit(image, [task]).result()
+        engine.submit(image, [task], windows=windows.of(image)).result()
     # With as many large ones among them as there are among the looks, if these are shared alike.
     mixed = [*(images[i % len(images)] for i in range(streams - 1)), large[0]]
-    capacity = closed_loop(engine, mixed, task, max(1.0, seconds / 5))
+    capacity = closed_loop(engine, mixed, task, max(1.0, seconds / 5), windows)
     rates = [fps[0] + (fps[1] - fps[0]) * i / (streams - 1) for i in range(streams)]
     if load is not None:
         rates = [rate * load * capacity / sum(rates) for rate in rates]
-    cameras = [_Camera(engine, i, rates[i], weights[i % len(weights)], images, task) for i in range(streams)]
+    cameras = [_Camera(engine, i, rates[i], weights[i % len(weights)], images, task, windows) for i in range(streams)]
     name_special([camera.row for camera in cameras])
     next(camera for camera in cameras if camera.row.name == LARGE).images = large
     used = time.process_time()
@@ -134,12 +138,19 @@ class _Camera:
     """One camera: what it offers, and what became of that. Frames within `SETTLE_S` of the start do not count."""
 
     def __init__(
-        self, engine: Engine, number: int, fps: float, weight: float, images: Sequence[RgbImage], task: Detect
+        self,
+        engine: Engine,
+        number: int,
+        fps: float,
+        weight: float,
+        images: Sequence[RgbImage],
+        task: Detect,
+        windows: RandomWindows,
     ) -> None:
         self.row = CameraRow(f"{number}", fps, weight)
         self.log = CameraLog(self.row)
         self.images = images
-        self._engine, self._key, self._task = engine, ("camera", number), task
+        self._engine, self._key, self._task, self._windows = engine, ("camera", number), task, windows
         self._lock = threading.Lock()
         self._open = 0
         engine.configure_stream(self._key, StreamSettings(weight=weight))
@@ -153,7 +164,8 @@ class _Camera:
             self.row.offered += counts
             if counts:
                 self.log.moments.add(due)
-        future = self._engine.submit(lambda: image, [self._task], deadline_s=left_s, stream=self._key)
+        windows = self._windows.of(image)
+        future = self._engine.submit(lambda: image, [self._task], deadline_s=left_s, stream=self._key, windows=windows)
         future.call_when_done(lambda future: self._take(future, due, counts=counts))
 
     @property
@@ -222,14 +234,17 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
         camera.close()
 
 
-def closed_loop(engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float) -> float:
+def closed_loop(
+    engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float, windows: RandomWindows
+) -> float:
     """Images answered a second while 32 streams always have one; the first fifth of the time is not counted."""
     numbers, done = count(), list[float]()
     stop = time.monotonic() + 1.2 * seconds
     open_now = threading.Semaphore(0)
 
     def submit() -> None:
-        engine.submit(images[next(numbers) % len(images)], [task]).add_done_callback(take)
+        image = images[next(numbers) % len(images)]
+        engine.submit(image, [task], windows=windows.of(image)).add_done_callback(take)
 
     def take(future: Future[Result]) -> None:
         future.result()

@@ -97,6 +97,7 @@ def time_questions(
     weights: Sequence[float] = (1.0,),
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
+    saccades: int = 0,
 ) -> QuestionsBench:
     """Let cameras offer frames without questions, and then with `per_second` of them; the rest as in `time_cameras`.
 
@@ -110,12 +111,14 @@ def time_questions(
         with _Asking(engine, images, per_second) as warm:
             time.sleep(min(1.0, 2 / per_second))
         del warm
-        without = run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights)
+        without = run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights, saccades)
         if load is not None:  # the same rates again, whatever questions take of what the model can answer
             scale = load * without.closed_loop_fps / (streams * (fps[0] + fps[1]) / 2)
             fps = fps[0] * scale, fps[1] * scale
         with _Asking(engine, images, per_second) as asking:
-            beside = run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, None, weights)
+            beside = run_cameras(
+                engine, images, large, task, streams, fps, seconds, deadline_ms, None, weights, saccades
+            )
         return QuestionsBench(without, beside, asking.asked, asking.late, asking.failed, *asking.percentiles())
 
 

@@ -1,4 +1,4 @@
-"""The console beside the video, in a real browser: rules, questions, the heatmap, events by what is seen, a finger."""
+"""The console beside the video, in a real browser: rules, questions, windows, the heatmap, events, a finger."""
 
 from __future__ import annotations
 
@@ -114,6 +114,35 @@ def test_a_question_about_the_frame_is_answered_in_pieces(page: Tab) -> None:
     assert page.console == []
     page.eval("location.hash = '#/wall'")
     page.until("document.getElementById('answer').hidden")  # it was about another frame
+
+
+def change(console: Console, **values: str) -> None:
+    request = urllib.request.Request(
+        f"{console.url}streams/hall",
+        json.dumps(values).encode(),
+        {"Content-Type": "application/json"},
+        method="PATCH",
+    )
+    urllib.request.urlopen(request).close()
+
+
+def test_the_windows_that_were_looked_at_are_drawn_on_demand(page: Tab, console: Console) -> None:
+    page.until(f"{SEEN}?.objects", seconds=25)
+    assert not page.eval("document.getElementById('windows').checkVisibility()")  # there are none
+    change(console, saccades="1")
+    try:
+        page.until("document.getElementById('windows').checkVisibility()", seconds=25)
+        assert page.eval(f"{SEEN}.looks ?? null") is None
+        press(page, "#windows")
+        page.until(f"{SEEN}?.looks?.length > 0", seconds=25)
+        x1, y1, x2, y2 = page.eval(f"{SEEN}.looks[0].box_norm")
+        assert 0 <= x1 < x2 <= 1
+        assert 0 <= y1 < y2 <= 1
+        assert violations(page) == []
+    finally:
+        change(console, saccades="0")
+    press(page, "#windows")
+    page.until(f"{SEEN} && !{SEEN}.looks")
 
 
 def test_the_heatmap_is_laid_over_the_frame(page: Tab) -> None:

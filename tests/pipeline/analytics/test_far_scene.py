@@ -1,42 +1,29 @@
-"""Small persons in a 4K scene, with the real model: three that move and two that stand still, with two windows."""
+"""Small persons in 4K scenes, with the real model: three that move and two that stand still, with two windows."""
 
 from __future__ import annotations
 
-from collections import Counter
-from fractions import Fraction
+import pytest
 
-from saccade.engine import Detect, Engine, Window
-from saccade.pipeline.analytics.saccades.stage import SaccadeSettings, SaccadeStage
-from saccade.sources import Frame
-from tests.support import REPO
-from tests.support.far_scene import FarScene, Rect, read_clip
-
-FRAMES, MOVING_FROM, STILL_FROM = 70, 40, 60  # at 10 a second
+from benchmarks.far_scene import random_places
+from benchmarks.saccades import find_far
+from saccade.engine import Engine
 
 
-def iou(a: Rect, b: Rect) -> float:
-    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    shared = max(0.0, w) * max(0.0, h)
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
-
-
-def test_two_windows_find_who_is_far_away_in_4k() -> None:
+@pytest.mark.parametrize("seed", [None, 3])
+def test_two_windows_find_who_is_far_away_in_4k(seed: int | None) -> None:
     with Engine.load("nano") as engine:
-        scene = FarScene(*read_clip(REPO / "pipeline/assets/demo.mp4", engine))
-        stage = SaccadeStage(SaccadeSettings(2), engine.input_size, live=False)
-        found, there, wrong = Counter[bool](), Counter[bool](), 0
-        for number, (image, truth) in enumerate(scene.frames(FRAMES)):
-            frame = Frame(image, "far", number, number, Fraction(1, 10), number / 10, "file", 0, 0)
-            looks = stage.choose(frame)
-            assert len(looks) <= 2
-            windows = [Window(look.x, look.y, look.width, look.height) for look in looks]
-            result = stage.process(frame, engine.submit(image, [Detect("person")], windows=windows).result())
-            boxes = [box.pixels(*image.shape[1::-1]) for box in result.detections.boxes]
-            wrong += sum(not any(iou(box, person.box) >= 0.4 for person in truth) for box in boxes)
-            for person in truth:
-                if number >= (STILL_FROM if person.still else MOVING_FROM):
-                    there[person.still] += 1
-                    found[person.still] += any(iou(box, person.box) >= 0.4 for box in boxes)
-    assert found[False] >= 0.85 * there[False] > 0
-    assert found[True] >= 0.80 * there[True] > 0
-    assert wrong <= 0.05 * (found[False] + found[True])
+        (row,) = find_far(engine, [2], seed=seed, frames=75).rows
+    assert row.moving is not None
+    assert row.still is not None
+    assert row.precision is not None
+    assert row.moving >= 0.85
+    assert row.still >= 0.80
+    assert row.precision >= 0.95
+    assert sum(row.looks.values()) <= 2 * 75
+
+
+def test_random_places_lie_in_the_scene_and_apart() -> None:
+    for seed in range(20):
+        places = random_places(seed)
+        assert [place.still for place in places] == [False] * 3 + [True] * 2
+        assert all(60 <= place.person <= 75 for place in places)

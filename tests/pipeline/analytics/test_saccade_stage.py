@@ -95,7 +95,11 @@ def test_settings_change_while_it_runs() -> None:
 
 
 def test_a_record_has_the_window_in_pixels() -> None:
-    assert Looked("sweep", 0.1, 0.2, 0.3, 0.4).to_record(1000, 500) == {"reason": "sweep", "box": [100, 100, 300, 200]}
+    assert Looked("sweep", 0.1, 0.2, 0.3, 0.4).to_record(1000, 500) == {
+        "reason": "sweep",
+        "box": [100, 100, 300, 200],
+        "box_norm": [0.1, 0.2, 0.3, 0.4],
+    }
 
 
 @pytest.mark.parametrize(
@@ -126,3 +130,28 @@ def test_auto_settles_where_the_engine_can_follow() -> None:
         counts.append(auto.count)
     assert np.mean(np.array(counts[25 * 60 :]) == 1) > 0.8
     assert lost < 0.05 * len(counts)
+
+
+@pytest.mark.parametrize(("busy_of_a_window", "least", "most"), [(0.05, MOST, MOST), (0.2, 2, 3), (0.5, 0, 1)])
+def test_auto_takes_what_the_engine_has_idle_time_for(busy_of_a_window: float, least: int, most: int) -> None:
+    """No frame is lost: the engine idles for what a glance and windows leave of its time."""
+    auto, idle, counts = AutoCount(), 0.0, []
+    for number in range(25 * 120):
+        auto.note_offered(number / 25, (number / 25, idle))
+        auto.note_done()
+        idle += max(0.0, 1 - busy_of_a_window * (1 + auto.count)) / 25
+        counts.append(auto.count)
+    assert least <= np.mean(counts[25 * 60 :]) <= most
+
+
+def test_auto_does_not_raise_all_streams_at_once() -> None:
+    autos, idle, raised = [AutoCount(seed=seed) for seed in range(32)], 0.0, []
+    for number in range(10 * 60):
+        before = sum(auto.count for auto in autos)
+        for auto in autos:
+            auto.note_offered(number / 10, (number / 10, idle))
+            auto.note_done()
+        idle += max(0.0, 1 - 0.01 * sum(1 + auto.count for auto in autos)) / 10
+        raised.append(sum(auto.count for auto in autos) - before)
+    assert max(raised) <= 16
+    assert 0 < 0.01 * sum(1 + auto.count for auto in autos) <= 1.0

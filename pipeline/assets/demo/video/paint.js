@@ -11,7 +11,7 @@ const COVERED = 0.02;  // of a label may lie on what it must not hide
 /**
  * @param canvas - filled whole; its size in pixels is the caller's
  * @param frame - anything that can be drawn, of the canvas's shape
- * @param seen - a record's objects and points: {objects, points}
+ * @param seen - a record's objects, points and, if they are to be drawn, windows: {objects, points, looks}
  * @param color - the colour of a label
  * @param density - pixels of the canvas for one of the page
  */
@@ -28,6 +28,9 @@ export function paint(canvas, frame, seen, color, density = 1) {
   const spots = seen.points.map(({label, score, x_norm, y_norm}) => {
     return {label, score, x: x_norm * width, y: y_norm * height};
   });
+  for (const {box_norm: [x1, y1, x2, y2]} of seen.looks ?? []) {
+    drawWindow(context, x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height, unit);
+  }
   for (const box of boxes) drawBox(context, box, color(box.label), lineUnit(box, unit));
   for (const spot of spots) drawSpot(context, spot, color(spot.label), unit);
   const taken = [];  // writing comes last: nothing crosses it out
@@ -49,6 +52,16 @@ function drawBox(context, {x1, y1, x2, y2}, color, unit) {
   context.roundRect(left, top, w, h, Math.min(6 * unit, w / 4, h / 4));
   stroke(context, INK, line + 1.6 * unit, 0.75);
   stroke(context, color, line, 1);
+}
+
+/** A part of the frame that the model looked at again. */
+function drawWindow(context, x, y, width, height, unit) {
+  context.beginPath();
+  context.rect(x, y, width, height);
+  stroke(context, INK, 2.6 * unit, 0.5);
+  context.setLineDash([6 * unit, 4 * unit]);
+  stroke(context, PAPER, 1.4 * unit, 0.95);
+  context.setLineDash([]);
 }
 
 function stroke(context, color, width, alpha) {

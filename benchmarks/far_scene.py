@@ -1,4 +1,4 @@
-"""A rendered 4K scene with small persons whose places are known: three that move and two that stand still.
+"""A rendered scene with small persons whose places are known; in 4K, with three that move and two that stand still.
 
 Each place shows the demo clip at a fraction of its size, at another time of the clip; a still place shows one frame of
 it. The background is a blurred, noisy picture without persons. The truth is what the model finds in the clip at its
@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
 
 Image = NDArray[np.uint8]
 Rect = tuple[float, float, float, float]
@@ -22,13 +25,22 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the clip is shown: its left upper corner in pixels, the persons' height, and the frame it begins with."""
+    """Where the clip is shown.
+
+    Attributes:
+        x, y: left upper corner in pixels.
+        person: height of the tallest person in pixels.
+        offset: frame of the clip that it begins with.
+        still: whether one frame of the clip is shown all the time.
+        pace: frames of the clip for each frame of the scene.
+    """
 
     x: int
     y: int
     person: float
     offset: int
     still: bool = False
+    pace: float = 1.0
 
 
 PLACES = [
@@ -72,13 +84,18 @@ class FarScene:
         large = cv2.resize(cv2.GaussianBlur(empty[::-1, ::-1], (0, 0), 8), (width, height))
         noise = np.random.default_rng(0).normal(0, 4, (height, width, 1))
         self._background = np.clip(large + noise, 0, 255).astype(np.uint8)
-        tallest = max(box[3] - box[1] for boxes in persons for box in boxes)
-        self._scales = [place.person / (tallest * clip[0].shape[0]) for place in places]
+        self._tallest = max(box[3] - box[1] for boxes in persons for box in boxes)
+        self._scales = [place.person / (self._tallest * clip[0].shape[0]) for place in places]
 
     def _frame_of(self, place: Place, number: int) -> int:
         if not place.still:
-            return (number + place.offset) % len(self._clip)
-        return next(i for i in range(place.offset, len(self._clip)) if self._persons[i])
+            return (int(number * place.pace) + place.offset) % len(self._clip)
+        # Whoever stands still is all there.
+        return next(
+            i % len(self._clip)
+            for i in range(place.offset, place.offset + len(self._clip))
+            if any(box[3] - box[1] >= 0.9 * self._tallest for box in self._persons[i % len(self._clip)])
+        )
 
     def frame(self, number: int) -> tuple[Image, list[Truth]]:
         """A frame of the scene, (height, width, 3) uint8 RGB, and its persons."""
@@ -107,7 +124,27 @@ class FarScene:
         return (self.frame(number) for number in range(count))
 
 
-def read_clip(path: Path, engine: Any) -> tuple[list[Image], list[list[Rect]]]:
+def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
+    """Three places that move and two still ones in 4K, which do not overlap, with persons of 60 to 75 pixels.
+
+    Args:
+        seed: chooses them.
+        clip: width and height of the clip's frames, which persons fill to two thirds.
+    """
+    width, height = 3840, 2160
+    dice = np.random.default_rng(seed)
+    places: list[Place] = []
+    while len(places) < 5:
+        person = float(dice.uniform(60, 75))
+        w, h = (round(side * person / (0.55 * clip[1])) for side in clip)
+        x, y = int(dice.integers(0, width - w)), int(dice.integers(0, height - h))
+        if all(abs(x - one.x) > 1.3 * w or abs(y - one.y) > 1.3 * h for one in places):
+            pace = float(dice.choice([0.5, 1.0, 1.5]))
+            places.append(Place(x, y, person, int(dice.integers(0, 200)), still=len(places) >= 3, pace=pace))
+    return places
+
+
+def read_clip(path: Path, engine: Engine) -> tuple[list[Image], list[list[Rect]]]:
     """The frames of a clip, at 10 a second, and the persons that an engine finds on each at full size."""
     from saccade.engine import Detect
 

@@ -1,0 +1,187 @@
+"""`python -m benchmarks saccades`: who is far away and found, with and without windows, on a clip or a rendered scene.
+
+A clip's truth is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}}, in fractions of the frame. Without a clip,
+the demo clip is shown in small at five places of a 4K picture (`far_scene`); its truth is what the model finds in the
+demo clip at full size. Frames are taken as 10 a second and go through the saccade stage and the engine one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.far_scene import PLACES, FarScene, Image, Rect, random_places, read_clip
+from saccade.engine import Detect, Engine, Window
+from saccade.pipeline.analytics.saccades.stage import SaccadeSettings, SaccadeStage
+from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.sources import Frame
+
+FPS = 10
+MOVING_FROM_S, STILL_FROM_S = 4, 6  # from when on a scene's persons count
+_LEAST_IOU = 0.4
+
+Truth = Sequence[tuple[Rect, bool, bool]]
+"""Persons on a frame: box in pixels, whether it stands still all the time, and whether it counts already."""
+
+
+@dataclass(slots=True, frozen=True)
+class FarRow:
+    """What was found with one number of windows.
+
+    Attributes:
+        windows: most a frame.
+        moving, still: recall at an IoU of 0.4, boxes that are held between two looks counted; None without such.
+        moving_found, still_found: recall of boxes that the model found on that very frame.
+        precision: of all boxes; None without any.
+        ms: median time of a frame, in the stage and the engine.
+        choose_ms: of which median time to compute motion and choose windows.
+        looks: how many windows there were, by reason.
+    """
+
+    windows: int
+    moving: float | None
+    moving_found: float | None
+    still: float | None
+    still_found: float | None
+    precision: float | None
+    ms: float
+    choose_ms: float
+    looks: dict[str, int]
+
+
+@dataclass(slots=True, frozen=True)
+class FarBench:
+    """What `find_far` measured."""
+
+    rows: tuple[FarRow, ...]
+
+    def as_json(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """A table for people."""
+        lines = [
+            f"{'windows':>7} {'moving':>7} {'(found)':>7} {'still':>7} {'(found)':>7} {'precision':>9} {'ms':>7} "
+            f"{'choose':>7}  looks"
+        ]
+        for row in self.rows:
+            shares = [row.moving, row.moving_found, row.still, row.still_found]
+            cells = " ".join(f"{'–' if one is None else f'{one:.2f}':>7}" for one in shares)
+            precision = "–" if row.precision is None else f"{row.precision:.3f}"
+            looks = ", ".join(f"{name} {count}" for name, count in sorted(row.looks.items()))
+            lines.append(f"{row.windows:>7} {cells} {precision:>9} {row.ms:>7.1f} {row.choose_ms:>7.2f}  {looks}")
+        lines.append("(found): without boxes that are held between two looks, marked as predicted")
+        return "\n".join(lines)
+
+
+def find_far(
+    engine: Engine,
+    counts: Sequence[int],
+    *,
+    clip: Path | None = None,
+    truth: Path | None = None,
+    seed: int | None = None,
+    frames: int = 100,
+) -> FarBench:
+    """Find persons with each number of windows.
+
+    Args:
+        engine: finds them.
+        counts: most windows a frame, one row each.
+        clip: a video file; None for a rendered scene.
+        truth: of the clip.
+        seed: chooses the places of the scene; None for those of the tests.
+        frames: most frames.
+    """
+    if clip is not None and truth is not None:
+        known = {int(number): boxes for number, boxes in json.loads(truth.read_text())["frames"].items()}
+        return FarBench(tuple(_row(engine, count, _of_clip(clip, known, frames)) for count in counts))
+    shown = read_clip(DEMO_CLIP, engine)
+    height, width = shown[0][0].shape[:2]
+    places = PLACES if seed is None else random_places(seed, clip=(width, height))
+    scene = FarScene(*shown, places=places)
+    return FarBench(tuple(_row(engine, count, _of_scene(scene, frames)) for count in counts))
+
+
+def iou(a: Rect, b: Rect) -> float:
+    """Intersection over union of two boxes."""
+    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    shared = max(0.0, w) * max(0.0, h)
+    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
+
+
+def _of_clip(clip: Path, known: dict[int, list[list[float]]], frames: int) -> Iterator[tuple[Image, Truth | None]]:
+    import av
+
+    with av.open(str(clip)) as opened:
+        for number, picture in enumerate(opened.decode(video=0)):
+            if number >= frames:
+                return
+            w, h = picture.width, picture.height
+            image = np.asarray(picture.to_ndarray(format="rgb24"), np.uint8)
+            truth: Truth | None = None
+            if number in known:
+                truth = [((x1 * w, y1 * h, x2 * w, y2 * h), False, True) for x1, y1, x2, y2, *_ in known[number]]
+            yield image, truth
+
+
+def _of_scene(scene: FarScene, frames: int) -> Iterator[tuple[Image, Truth | None]]:
+    for number, (image, persons) in enumerate(scene.frames(frames)):
+        yield (
+            image,
+            [(one.box, one.still, number >= FPS * (STILL_FROM_S if one.still else MOVING_FROM_S)) for one in persons],
+        )
+
+
+def _row(engine: Engine, count: int, shown: Iterator[tuple[Image, Truth | None]]) -> FarRow:
+    stage = SaccadeStage(SaccadeSettings(count), engine.input_size, live=False)
+    there, found, seen = Counter[bool](), Counter[bool](), Counter[bool]()
+    right = boxes_in_all = 0
+    times, chosen = [], []
+    for number, (image, truth) in enumerate(shown):
+        frame = Frame(image, "far", number, number, Fraction(1, FPS), number / FPS, "file", 0, 0)
+        begun = time.perf_counter()
+        looks = stage.choose(frame)
+        chosen.append(time.perf_counter() - begun)
+        windows = [Window(look.x, look.y, look.width, look.height) for look in looks]
+        result = stage.process(frame, engine.submit(image, [Detect("person")], windows=windows).result())
+        times.append(time.perf_counter() - begun)
+        if truth is None:
+            continue
+        boxes = [(one.pixels(*image.shape[1::-1]), one.predicted) for one in result.detections.boxes]
+        for person, still, counts in truth:
+            if not counts:
+                continue
+            fits = [held for box, held in boxes if iou(box, person) >= _LEAST_IOU]
+            there[still] += 1
+            found[still] += bool(fits)
+            seen[still] += not all(fits)
+        right += sum(any(iou(box, person) >= _LEAST_IOU for person, *_ in truth) for box, _ in boxes)
+        boxes_in_all += len(boxes)
+
+    def share(counted: Counter[bool], still: bool) -> float | None:
+        return counted[still] / there[still] if there[still] else None
+
+    return FarRow(
+        count,
+        moving=share(found, False),
+        moving_found=share(seen, False),
+        still=share(found, True),
+        still_found=share(seen, True),
+        precision=right / boxes_in_all if boxes_in_all else None,
+        ms=1e3 * _median(times),
+        choose_ms=1e3 * _median(chosen),
+        looks=stage.counts,
+    )
+
+
+def _median(times: Sequence[float]) -> float:
+    return sorted(times)[len(times) // 2]
