@@ -1,11 +1,12 @@
-"""Makes the pages that come from the code when `make docs` builds the site: settings, commands, and the guides.
+"""Generates pages from the code when `make docs` builds the site: settings, commands, and copies of READMEs.
 
-mkdocs calls the functions by their names. A guide is the README of its package, so that there is one text of each.
+mkdocs calls the functions by their names.
 """
 
 from __future__ import annotations
 
 import re
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,20 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 REPO = Path(__file__).parents[1]
-GUIDES = {
-    "sources": "sources",
-    "sinks": "sinks",
-    "pipeline": "pipeline",
-    "analytics": "pipeline/analytics",
-    "events": "pipeline/events",
-    "engine": "engine",
-    "training": "training",
+README_PAGES = {
+    "guides/sinks.md": "sinks",
+    "guides/streams.md": "pipeline",
+    "guides/analytics.md": "pipeline/analytics",
+    "guides/events.md": "pipeline/events",
+    "guides/training.md": "training",
+    "guides/http.md": "pipeline/server",
+    "guides/workers.md": "pipeline/workers",
+    "guides/model-card.md": "engine/models/nano",
 }
-"""Name of the page → folder of the README."""
+"""Page of the site → folder of the README that it shows."""
+
+FILE_BLOCK = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
+"""A code block that is a file: "```yaml cameras.yaml". The tests need the name; the site shows it as the block's title."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {
         "reference/configuration.md": configuration(),
         "reference/commands.md": commands(),
-        **{f"guides/{name}.md": guide(REPO / folder / "README.md") for name, folder in GUIDES.items()},
+        **{page: readme_page(REPO / folder / "README.md", page) for page, folder in README_PAGES.items()},
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
@@ -40,8 +45,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def guide(readme: Path) -> str:
-    """A README as a page: links to other READMEs lead to their pages, links to code are its name."""
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Show the names of file blocks."""
+    return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
+
+
+def readme_page(readme: Path, page: str) -> str:
+    """A README as a page of the site. Links to other READMEs and pages are adapted; other links become plain text."""
 
     def link(match: re.Match[str]) -> str:
         mark, text, target = match["mark"], match["text"], match["target"]
@@ -51,14 +61,13 @@ def guide(readme: Path) -> str:
         place = (readme.parent / path).resolve()
         if mark and place.suffix == ".jpg":
             return f"![{text}](../assets/{place.name})"
-        for name, folder in GUIDES.items():
-            if place == REPO / folder / "README.md" or place == REPO / folder:
-                return f"[{text}]({name}.md{'#' + anchor if anchor else ''})"
+        docs = REPO / "docs"
+        if place.is_relative_to(docs):
+            return f"[{text}]({relpath(place, (docs / page).parent)}{'#' + anchor if anchor else ''})"
         return text
 
     text = readme.read_text(encoding="utf-8")
-    text = re.sub(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)", link, text)
-    return re.sub(r"^```(\w+) \S+$", r"```\1", text, flags=re.MULTILINE)  # the file's name is for the tests
+    return re.sub(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)", link, text)
 
 
 def configuration() -> str:

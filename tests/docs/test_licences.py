@@ -38,12 +38,12 @@ def test_the_card_is_of_the_weights_that_ship() -> None:
         assert f"## {title}" in CARD
 
 
-def test_the_card_has_the_figures_of_the_engine_s_page() -> None:
+def test_the_card_has_the_figures_of_the_benchmark_page() -> None:
     def rows(text: str) -> dict[str, tuple[str, ...]]:
         found = re.findall(r"^\| ([a-z ]+|all 30[^|]*) \| (\d+) \|(.*)\|$", text.replace("*", ""), re.MULTILINE)
         return {name: (boxes, *(one.strip() for one in rest.split("|")[:4])) for name, boxes, rest in found}
 
-    card, page = rows(CARD), rows((REPO / "engine" / "README.md").read_text(encoding="utf-8"))
+    card, page = rows(CARD), rows((REPO / "docs" / "benchmarks.md").read_text(encoding="utf-8"))
     assert len(card) == 10
     assert card == {name: page[name] for name in card}
 
