@@ -16,10 +16,8 @@ from mkdocs.structure.files import File, Files
 
 REPO = Path(__file__).parents[1]
 README_PAGES = {
-    "guides/sinks.md": "sinks",
     "guides/streams.md": "pipeline",
     "guides/analytics.md": "pipeline/analytics",
-    "guides/events.md": "pipeline/events",
     "guides/training.md": "training",
     "guides/http.md": "pipeline/server",
     "guides/workers.md": "pipeline/workers",

@@ -73,7 +73,7 @@ NOT_RUN = {
 }
 """Commands that are not run at all, by their first word."""
 
-IN_BROWSER = REPO / "sinks" / "README.md"
+IN_BROWSER = REPO / "docs" / "guides" / "feed.md"
 """The document whose JavaScript tests/e2e/test_feed_browser.py runs in a browser."""
 
 OF_OTHERS = ("card.yaml", "configuration.yaml")

@@ -25,7 +25,7 @@ from tests.support.documents import blocks_of
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
 
-(CLIENT,) = (block for block in blocks_of(REPO / "sinks" / "README.md") if block.language == "js")
+(CLIENT,) = (block for block in blocks_of(REPO / "docs" / "guides" / "feed.md") if block.language == "js")
 """A function, and a call of it, of which the address and what is done with a record are changed here."""
 
 CALL = re.compile(
