@@ -16,8 +16,6 @@ from mkdocs.structure.files import File, Files
 
 REPO = Path(__file__).parents[1]
 README_PAGES = {
-    "guides/streams.md": "pipeline",
-    "guides/analytics.md": "pipeline/analytics",
     "guides/training.md": "training",
     "guides/http.md": "pipeline/server",
     "guides/workers.md": "pipeline/workers",
