@@ -16,7 +16,6 @@ from mkdocs.structure.files import File, Files
 
 REPO = Path(__file__).parents[1]
 README_PAGES = {
-    "guides/training.md": "training",
     "guides/http.md": "pipeline/server",
     "guides/workers.md": "pipeline/workers",
     "guides/model-card.md": "engine/models/nano",
@@ -36,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
-    for image in sorted((REPO / "pipeline/assets").glob("*.jpg")):
+    for image in [*sorted((REPO / "pipeline/assets").glob("*.jpg")), REPO / "training/reliability.svg"]:
         files.append(File.generated(config, f"assets/{image.name}", abs_src_path=str(image)))
     return files
 
