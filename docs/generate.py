@@ -23,7 +23,7 @@ README_PAGES = {
 """Page of the site → folder of the README that it shows."""
 
 FILE_BLOCK = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
-"""A code block that is a file: "```yaml cameras.yaml". The tests need the name; the site shows it as the block's title."""
+"""A code block that is a file: "```yaml cameras.yaml". Tests write it under this name; the site shows it as a title."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
