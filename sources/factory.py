@@ -19,6 +19,7 @@ from saccade.sources.image_file import UnsupportedImageError
 from saccade.sources.images import ImageSource, is_image
 from saccade.sources.live.connection import LiveConnection
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput
+from saccade.sources.live.packets import Taps
 from saccade.sources.live.source import LiveSource, Opener
 from saccade.sources.network.dialer import CheckAddress, Dialer
 from saccade.sources.network.tls import TlsPolicy
@@ -155,19 +156,21 @@ def _live_opener(
         address = FfmpegInput.of_camera(int(text))
     elif scheme in _RTSP:
         rtsp = RtspAddress.parse(text)
-        return lambda closed, gpu: _open_rtsp(rtsp, closed, hwaccel, gpu, choice, loss, policy, check)
+        return lambda closed, gpu, taps: _open_rtsp(rtsp, closed, hwaccel, gpu, choice, loss, policy, check, taps)
     elif scheme == "onvif":
         from saccade.sources.onvif.device import OnvifAddress  # only for those who use it
 
         device = OnvifAddress.parse(text)
-        return lambda closed, gpu: _open_onvif(device, closed, hwaccel, gpu, choice, loss, policy, check)
+        return lambda closed, gpu, taps: _open_onvif(device, closed, hwaccel, gpu, choice, loss, policy, check, taps)
     elif scheme in _STREAMS:
         check_port(text)
         address = FfmpegInput.of_url(text)
     else:  # only the scheme is shown, since the rest may hold a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, "onvif", *_STREAMS)), "webrtc:PORT"))
         raise SourceError(f"{scheme}:// is not a kind of source; use {known}, a file, a folder or a webcam's number")
-    return lambda closed, gpu: FfmpegConnection(address, Dialer(closed, policy, check), hwaccel=hwaccel, gpu=gpu)
+    return lambda closed, gpu, taps: FfmpegConnection(
+        address, Dialer(closed, policy, check), hwaccel=hwaccel, gpu=gpu, taps=taps
+    )
 
 
 def _open_onvif(
@@ -179,6 +182,7 @@ def _open_onvif(
     loss: Loss,
     tls: TlsPolicy,
     check: CheckAddress | None,
+    taps: Taps,
 ) -> LiveConnection:
     """Ask the device where it streams, for each connection, since its configuration may have changed."""
     from saccade.sources.onvif.device import best_profile, read_profiles
@@ -191,7 +195,7 @@ def _open_onvif(
     if not chosen:
         known = ", ".join(profile.token for profile in profiles)
         raise LiveError("not found", f"{device.host} has no profile '{device.token}'; there are {known}")
-    return _open_rtsp(device.stream(best_profile(chosen)), closed, hwaccel, gpu, choice, loss, tls, check)
+    return _open_rtsp(device.stream(best_profile(chosen)), closed, hwaccel, gpu, choice, loss, tls, check, taps)
 
 
 def _open_rtsp(
@@ -203,10 +207,11 @@ def _open_rtsp(
     loss: Loss,
     tls: TlsPolicy,
     check: CheckAddress | None,
+    taps: Taps,
 ) -> LiveConnection:
     try:
         return RtspConnection(
-            address, closed, choice=choice, hwaccel=hwaccel, gpu=gpu, loss=loss, tls=tls, check_address=check
+            address, closed, choice=choice, hwaccel=hwaccel, gpu=gpu, loss=loss, tls=tls, check_address=check, taps=taps
         )
     except UnhandledCodecError as unhandled:
         address = unhandled.address
@@ -215,5 +220,5 @@ def _open_rtsp(
                 "codec unsupported", f"{redact(address.url)}: only H.264 and H.265 where sources are restricted"
             ) from None
         return FfmpegConnection(
-            FfmpegInput.of_rtsp(address, choice.way), Dialer(closed, tls, check), hwaccel=hwaccel, gpu=gpu
+            FfmpegInput.of_rtsp(address, choice.way), Dialer(closed, tls, check), hwaccel=hwaccel, gpu=gpu, taps=taps
         )

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NoReturn
+from typing import NoReturn, cast
 from urllib.parse import urlsplit
 
 import av
 import av.error
+from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
@@ -32,7 +33,7 @@ from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder, set_live
 from saccade.sources.live.mjpeg import JpegSplitter, NoJpegError, is_mjpeg
 from saccade.sources.live.pacer import Pacer
-from saccade.sources.live.packets import CodedPacket, PacketListener, PacketTap
+from saccade.sources.live.packets import CodedPacket, PacketTap, SoundTap, Taps
 from saccade.sources.live.reconnect import NO_PACKETS_S
 from saccade.sources.network.dialer import Dialer
 from saccade.sources.network.http_files import HttpFile, HttpFiles
@@ -136,6 +137,7 @@ class FfmpegConnection:
         dialer: opens its connections.
         hwaccel: whether to decode on the GPU.
         gpu: as in `gpu_decoding`.
+        taps: who takes the packets, each frame's once it is decoded; None for nobody.
 
     Raises:
         LiveError: if it cannot be opened.
@@ -143,7 +145,13 @@ class FfmpegConnection:
     """
 
     def __init__(
-        self, address: FfmpegInput, dialer: Dialer, *, hwaccel: HwAccel = "none", gpu: int | None = None
+        self,
+        address: FfmpegInput,
+        dialer: Dialer,
+        *,
+        hwaccel: HwAccel = "none",
+        gpu: int | None = None,
+        taps: Taps | None = None,
     ) -> None:
         self._address = address
         self._dialer = dialer
@@ -162,8 +170,7 @@ class FfmpegConnection:
         self._rate: Fraction | None = None
         self._damaged = 0
         self._pacer = Pacer()
-        self.on_packet: PacketListener | None = None
-        """Called with each coded frame, once it is decoded."""
+        self._taps = taps or Taps()
         self._heard_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="saccade stream", daemon=True)
         self._thread.start()
@@ -348,8 +355,7 @@ class FfmpegConnection:
                 for frame in frames:
                     self._hand_over(LiveFrame(frame, None, arrived_at, lost_before=lost), wait=False)
                     lost = 0
-                if self.on_packet is not None:
-                    self.on_packet(CodedPacket("mjpeg", b"", image, pts, arrived_at, True))
+                self._taps.take(CodedPacket("mjpeg", b"", image, pts, arrived_at, True))
         if self._opened and is_image and (file.length is not None or seen == 1):
             raise StreamEndedError
         raise LiveError("connection failed", f"{what}: the stream has ended")
@@ -376,13 +382,27 @@ class FfmpegConnection:
             raise StreamEndedError
         raise LiveError("connection failed", f"{what}: the stream has ended")
 
+    def _video_packets(self, container: InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
+        """The packets of the video; those of the sound, if anybody wants it, go to the taps."""
+        sound = next(iter(container.streams.audio), None) if self._taps.sound else None
+        if sound is None:
+            yield from container.demux(stream)
+            return
+        tap = SoundTap(sound)
+        for packet in container.demux([stream, sound]):
+            if packet.stream_index != sound.index:
+                yield cast("av.Packet[VideoStream]", packet)
+                continue
+            for piece in tap.packets(cast("av.Packet[AudioStream]", packet)):
+                self._taps.take(piece)
+
     def _decode(self, container: InputContainer, stream: VideoStream, *, paced: bool, recording: bool) -> None:
         """Hand frames over until the end; wait for a key frame after what cannot be decoded."""
         keyed, lost = False, 0
         tap = PacketTap(stream)
         form: object = None  # whose display matrix is known
         matrix: tuple[int, ...] | None = None
-        for packet in container.demux(stream):
+        for packet in self._video_packets(container, stream):
             if self._done.is_set() or self._closed.is_set():
                 return
             arrived_at = self._heard_at = time.monotonic()
@@ -392,7 +412,7 @@ class FfmpegConnection:
                 return
             except av.error.FFmpegError:
                 self._damaged, keyed, lost = self._damaged + 1, False, lost + 1
-                continue
+                frames = []
             for frame in frames:
                 keyed = (keyed or frame.key_frame) and not frame.is_corrupt
                 if not keyed:
@@ -413,9 +433,9 @@ class FfmpegConnection:
                     matrix = display_matrix_of(frame)
                 self._hand_over(shown, wait=recording)
                 lost = 0
-            if self.on_packet is not None:
+            if self._taps.video:
                 for coded in tap.packets(packet, time.monotonic(), matrix):
-                    self.on_packet(coded)
+                    self._taps.take(coded)
 
 
 def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = False) -> SourceError:

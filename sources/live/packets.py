@@ -1,20 +1,29 @@
-"""Coded frames of a live source, to be kept as they came. Knows nothing of who keeps them."""
+"""Coded frames and sound of a live source, to be kept as they came. Knows nothing of who keeps them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Protocol, runtime_checkable
 
 import av
 import av.error
+from av.audio.stream import AudioStream
 from av.bitstream import BitStreamFilterContext
 from av.video.stream import VideoStream
 
 from saccade.sources.live.clock import LIVE_BASE
 
+JUMP_S = 10.0
+"""A sender's clock that runs ahead of ours by more was set."""
+
 _NAL_CODECS = ("h264", "hevc")
+_REORDERED_S = 1.0  # a packet is at most so much before the one that is decoded before it
+_PARAMETER_SETS: dict[str, tuple[Callable[[int], int], frozenset[int]]] = {
+    "h264": (lambda head: head & 31, frozenset({7})),
+    "hevc": (lambda head: head >> 1 & 63, frozenset({33})),
+}
+"""How the kind of a NAL unit is read from its first byte, and the kinds that tell size and profile."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,19 +52,66 @@ class CodedPacket:
     pixel_aspect: Fraction | None = None
 
 
-PacketListener = Callable[[CodedPacket], None]
-"""Takes each packet, in the thread that reads the source, and returns at once."""
-
-
-@runtime_checkable
-class SupportsPackets(Protocol):
-    """A connection that hands over what it decodes.
+@dataclass(slots=True, frozen=True)
+class SoundPacket:
+    """One coded piece of sound.
 
     Attributes:
-        on_packet: called with each packet; None for nobody.
+        codec: FFmpeg's name, such as `aac`, `opus` or `pcm_alaw`.
+        config: of AAC its AudioSpecificConfig; empty for others.
+        rate: samples a second.
+        channels: how many.
+        data: of AAC without an ADTS header.
+        pts: when it begins, on the clock of the video's packets.
+        samples: how many it holds of each channel; 0 where that is not known.
     """
 
-    on_packet: PacketListener | None
+    codec: str
+    config: bytes
+    rate: int
+    channels: int
+    data: bytes
+    pts: int
+    samples: int
+
+
+@dataclass(slots=True)
+class Taps:
+    """Who takes the packets of a live source: each is called in the thread that receives, and returns at once.
+
+    Attributes:
+        video: called with each coded frame, whether or not anybody decodes it in time.
+        sound: called with each piece of sound. Without any, no sound is asked of the camera.
+    """
+
+    video: list[Callable[[CodedPacket], None]] = field(default_factory=list)
+    sound: list[Callable[[SoundPacket], None]] = field(default_factory=list)
+
+    def take(self, packet: CodedPacket | SoundPacket) -> None:
+        """Hand a packet on."""
+        if isinstance(packet, CodedPacket):
+            for take_video in self.video:
+                take_video(packet)
+        else:
+            for take_sound in self.sound:
+                take_sound(packet)
+
+
+def jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
+    """Whether a packet's clock is not that of the one before, whose `time` of presentation may have been moved."""
+    passed = max(0.0, packet.arrived_at - before.arrived_at)
+    ahead_s = float((packet.pts - time) * LIVE_BASE)
+    return packet.codec != before.codec or not -_REORDERED_S < ahead_s < passed + JUMP_S
+
+
+def parameters_of(packet: CodedPacket) -> tuple[str, frozenset[bytes]]:
+    """What a key frame says about the video: two that differ do not fit into one file."""
+    kinds = _PARAMETER_SETS.get(packet.codec)
+    if kinds is None:
+        return packet.codec, frozenset((packet.parameter_sets,))
+    units = (packet.parameter_sets + packet.data).split(b"\0\0\1")
+    sets = {unit.rstrip(b"\0") for unit in units[1:] if unit and kinds[0](unit[0]) in kinds[1]}
+    return packet.codec, frozenset(sets)
 
 
 class PacketTap:
@@ -91,3 +147,39 @@ class PacketTap:
             yield CodedPacket(
                 self._codec, self._sets, bytes(one), pts, arrived_at, key, display_matrix, self._pixel_aspect
             )
+
+
+class SoundTap:
+    """Makes `SoundPacket`s of what FFmpeg demuxes.
+
+    Args:
+        stream: of any codec.
+    """
+
+    def __init__(self, stream: AudioStream) -> None:
+        context = stream.codec_context
+        self._codec = context.name
+        self._config = context.extradata or b"" if self._codec == "aac" else b""
+        self._rate, self._channels = context.sample_rate, context.layout.nb_channels
+
+    def packets(self, packet: av.Packet[AudioStream]) -> Iterator[SoundPacket]:
+        """The packet as it is kept; none of one without a time."""
+        if not packet.size or packet.pts is None:
+            return
+        pts, lasts = round(packet.pts * packet.time_base / LIVE_BASE), packet.duration or 0
+        samples = round(lasts * packet.time_base * self._rate)
+        config = self._config
+        data = bytes(packet)
+        if self._codec == "aac" and not config:  # of MPEG-TS, with a header before each packet
+            config, data = adts_config(data)
+            if not config:
+                return
+        yield SoundPacket(self._codec, config, self._rate, self._channels, data, pts, samples)
+
+
+def adts_config(data: bytes) -> tuple[bytes, bytes]:
+    """The AudioSpecificConfig of a packet of AAC with an ADTS header, and what follows that; empty without a header."""
+    if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0:
+        return b"", b""
+    kind, rate, channels = (data[2] >> 6) + 1, data[2] >> 2 & 15, (data[2] & 1) << 2 | data[3] >> 6
+    return (kind << 11 | rate << 7 | channels << 3).to_bytes(2), data[7 if data[1] & 1 else 9 :]

@@ -21,17 +21,18 @@ from saccade.sources.errors import LiveError, Reason, StreamEndedError
 from saccade.sources.frame import Frame, RgbImage
 from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
-from saccade.sources.live.packets import PacketListener, SupportsPackets
+from saccade.sources.live.packets import Taps
 from saccade.sources.live.reconnect import Link, LinkStatus
 from saccade.sources.rgb import DecodedImage, Orientation, RgbConverter, orientation_of
 from saccade.sources.urls import redact
 
 log = logging.getLogger(__name__)
 
-Opener = Callable[[threading.Event, int | None], LiveConnection]
+Opener = Callable[[threading.Event, int | None, Taps], LiveConnection]
 """Connects, within seconds or until the event is set; raises `LiveError` where it cannot.
 
-The number is that of the GPU whose memory frames stay in, if they are decoded there: see `Source.gpu`.
+The number is that of the GPU whose memory frames stay in, if they are decoded there: see `Source.gpu`. The taps take
+the packets of the connection from its first on.
 """
 
 _POLL_S = 0.25  # how often silence is checked for while nothing arrives
@@ -72,8 +73,8 @@ class LiveSource(Source):
         self._link = link or Link()
         self._reported: LinkStatus | None = None
         self._stats: StreamStats | None = None
-        self.on_packet: PacketListener | None = None
-        """Called with each coded frame; holds from the next connection on."""
+        self.taps = Taps()
+        """Who takes its packets; to be filled before it is iterated."""
         self._info = SourceInfo(
             codec="",
             width=0,
@@ -128,9 +129,7 @@ class LiveSource(Source):
 
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
         """The frames of one connection, until it fails or close()."""
-        connection = self._opener(self._closed, self.gpu)
-        if self.on_packet is not None and isinstance(connection, SupportsPackets):
-            connection.on_packet = self.on_packet
+        connection = self._opener(self._closed, self.gpu, self.taps)
         damaged_before = self._corrupt
         converter = RgbConverter()
         known: object = None  # the form whose orientation is known

@@ -17,7 +17,7 @@ from saccade.sources.network.digest_auth import Credentials
 from saccade.sources.network.stream_socket import WAKE_S, ByteStream, wait_for
 from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtsp.http_tunnel import HttpTunnel
-from saccade.sources.rtsp.messages import Interleaved, MessageParser, ProtocolError, Reply, ServerRequest
+from saccade.sources.rtsp.messages import MessageParser, ProtocolError, Reply, ServerRequest
 from saccade.sources.rtsp.sdp import Media
 from saccade.sources.rtsp.transport import TransportRefusedError, Way, port_pair, transport_fields, transport_request
 from saccade.sources.rtsp.udp import RTCP, RTP, UdpPair
@@ -36,11 +36,12 @@ class RedirectError(Exception):
 
 @dataclass(slots=True)
 class Datagram:
-    """One RTP or RTCP packet, and `time.monotonic()` when it arrived."""
+    """One RTP or RTCP packet, `time.monotonic()` when it arrived, and the number of its stream, by order of SETUP."""
 
     rtcp: bool
     data: bytes
     at: float
+    stream: int = 0
 
 
 class RtspClient:
@@ -75,8 +76,9 @@ class RtspClient:
         self._sequence = 0
         self._parser = MessageParser()
         self._early: deque[Datagram] = deque(maxlen=_MAX_EARLY)
-        self._channels = {0: RTP, 1: RTCP}
-        self._udp: UdpPair | None = None
+        self._channels: dict[int, tuple[int, int]] = {}  # interleaved channel → stream, RTP or RTCP
+        self._udp: list[UdpPair] = []  # of each stream
+        self._streams = 0  # that were set up
         self._session = ""
         self._credentials = _credentials_of(address)
         self._dialer = Dialer(closed, tls or TlsPolicy(), check)
@@ -131,34 +133,35 @@ class RtspClient:
         return self._sequence
 
     def setup(self, media: Media) -> float:
-        """Set one stream up; returns the session's timeout in seconds.
+        """Set the next stream up; returns the session's timeout in seconds.
 
         Raises:
             LiveError, RedirectError, TransportRefusedError: as `request`.
         """
-        port = 0
-        if self._way == "udp":
-            self._udp = UdpPair(self._stream.local_host)
-            port = self._udp.bind()
-        elif self._way == "multicast":
-            self._udp = UdpPair(self._stream.local_host)
-        reply = self.request("SETUP", media.control, {"Transport": transport_request(self._way, media.profile, port)})
+        number, port, udp = self._streams, 0, None
+        if self._way in ("udp", "multicast"):
+            udp = UdpPair(self._stream.local_host)
+            self._udp.append(udp)  # from now on it is closed with the client
+            port = udp.bind() if self._way == "udp" else 0
+        transport = transport_request(self._way, media.profile, port, 2 * number)
+        reply = self.request("SETUP", media.control, {"Transport": transport})
         self._session, _, rest = reply.header("session").partition(";")
         fields = transport_fields(reply.header("transport"))
-        if self._udp is None:
-            numbers = port_pair(fields.get("interleaved", "")) or (0, 1)
-            self._channels = {numbers[0]: RTP, numbers[1]: RTCP}
-            self._parser.channels = frozenset(numbers)
+        if udp is None:
+            numbers = port_pair(fields.get("interleaved", "")) or (2 * number, 2 * number + 1)
+            self._channels |= {numbers[0]: (number, RTP), numbers[1]: (number, RTCP)}
+            self._parser.channels = frozenset(self._channels)
         elif self._way == "multicast":
             ports = port_pair(fields.get("port", "")) or port_pair(fields.get("client_port", ""))
             if not ports or "destination" not in fields:
                 raise TransportRefusedError(self._way, "no multicast group in the reply")
-            self._udp.join(fields["destination"], ports)
+            udp.join(fields["destination"], ports)
         else:
             peer = self._stream.peer_host
             # A server could name any host, which would then get packets.
             source = peer if self._dialer.check else fields.get("source", peer)
-            self._udp.announce({source, peer}, source, port_pair(fields.get("server_port", "")))
+            udp.announce({source, peer}, source, port_pair(fields.get("server_port", "")))
+        self._streams += 1
         timeout = rest.strip().lower().removeprefix("timeout=")
         return float(timeout) if timeout.isdecimal() and 1 < len(timeout) < 6 else 60.0
 
@@ -182,9 +185,9 @@ class RtspClient:
                 elif item.status == 454:
                     raise LiveError("connection failed", "the server has ended the session")
             at = time.monotonic()
-            if self._udp is not None:
-                packets = self._udp.receive()
-                found += [Datagram(kind == RTCP, data, at) for kind, data in packets]
+            for number, udp in enumerate(self._udp):
+                packets = udp.receive()
+                found += [Datagram(kind == RTCP, data, at, number) for kind, data in packets]
                 self.heard_at = at if packets else self.heard_at
             if found or at >= deadline:
                 break
@@ -192,11 +195,11 @@ class RtspClient:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send an RTCP packet to the server."""
-        if self._udp is not None:
-            self._udp.send_rtcp(data)
+        """Send an RTCP packet of the first stream to the server."""
+        if self._udp:
+            self._udp[0].send_rtcp(data)
         else:
-            channel = next(number for number, kind in self._channels.items() if kind == RTCP)
+            channel = next(number for number, (_, kind) in self._channels.items() if kind == RTCP)
             self._stream.send(bytes((0x24, channel)) + len(data).to_bytes(2, "big") + data)
 
     def close(self) -> None:
@@ -208,8 +211,8 @@ class RtspClient:
             pass
         finally:
             self._stream.close()
-            if self._udp is not None:
-                self._udp.close()
+            for udp in self._udp:
+                udp.close()
 
     def _connect(self) -> ByteStream:
         address = self._address
@@ -230,7 +233,7 @@ class RtspClient:
         """Wait until something arrived on any socket, and take in what came over the stream."""
         stream = self._stream
         if not stream.pending:
-            descriptors = [stream.fileno(), *(self._udp.descriptors if self._udp is not None else ())]
+            descriptors = [stream.fileno(), *(one for udp in self._udp for one in udp.descriptors)]
             if stream.fileno() not in wait_for(descriptors, min(timeout_s, WAKE_S)):
                 return
         if data := stream.receive():
@@ -260,8 +263,8 @@ class RtspClient:
                 return item
             if isinstance(item, ServerRequest):
                 self._answer(item)
-            elif (kind := self._channels.get(item.channel)) is not None:
-                return _datagram(kind, item, self.heard_at)
+            elif (place := self._channels.get(item.channel)) is not None:
+                return Datagram(place[1] == RTCP, item.data, self.heard_at, place[0])
 
     def _answer(self, request: ServerRequest) -> None:
         """Answer a request of the server's own."""
@@ -274,7 +277,3 @@ class RtspClient:
 
 def _credentials_of(address: RtspAddress) -> Credentials | None:
     return Credentials(address.user, address.password or "") if address.user is not None else None
-
-
-def _datagram(kind: int, item: Interleaved, at: float) -> Datagram:
-    return Datagram(kind == RTCP, item.data, at)

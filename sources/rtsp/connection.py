@@ -18,7 +18,7 @@ from saccade.sources.gpu import HwAccel
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder
-from saccade.sources.live.packets import CodedPacket, PacketListener
+from saccade.sources.live.packets import Taps
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtp.depacketizer import AccessUnit
@@ -50,6 +50,7 @@ class RtspConnection:
         loss: whether damaged frames are handed on.
         tls: which certificates are accepted.
         check_address: refuses addresses, those of redirects too; None to allow any.
+        taps: who takes the packets; None for nobody.
 
     Raises:
         LiveError: if it cannot be played.
@@ -68,9 +69,11 @@ class RtspConnection:
         loss: Loss = "hide",
         tls: TlsPolicy | None = None,
         check_address: CheckAddress | None = None,
+        taps: Taps | None = None,
     ) -> None:
+        taps = taps or Taps()
         choice = choice or TransportChoice("tcp")
-        session = open_session(address, closed, choice, tls, check_address)
+        session = open_session(address, closed, choice, tls, check_address, sound=bool(taps.sound))
         self._show_damaged = loss == "show"
         self._media = session.media
         self._codec = session.codec
@@ -80,12 +83,10 @@ class RtspConnection:
             self._decoder = Decoder(
                 session.codec, session.media.parameter_sets, hwaccel, gpu=gpu, show_damaged=self._show_damaged
             )
-            self._receiver = Receiver(session, choice, closed, show_damaged=self._show_damaged)
+            self._receiver = Receiver(session, choice, closed, show_damaged=self._show_damaged, taps=taps)
         except BaseException:
             session.client.close()
             raise
-        self.on_packet: PacketListener | None = None
-        """Called with each coded frame."""
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
         self._key_time: int | None = None  # of the latest key frame
         self._key_interval_s: float | None = None
@@ -174,9 +175,6 @@ class RtspConnection:
         if len(self._inside) > _REMEMBERED:
             del self._inside[min(self._inside)]
         report = self._receiver.report
-        if self.on_packet is not None:
-            sets = self._media.parameter_sets
-            self.on_packet(CodedPacket(self._codec, sets, unit.data, self._time, unit.arrived_at, unit.key))
         began = time.monotonic()
         try:
             frames = self._decoder.decode(unit.data, self._time)

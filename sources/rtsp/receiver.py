@@ -6,18 +6,23 @@ of decoders or frames.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
 from saccade.sources.errors import LiveError
 from saccade.sources.live.coded_queue import CodedQueue
+from saccade.sources.live.packets import CodedPacket, Taps
 from saccade.sources.rtp.depacketizer import AccessUnit, Depacketizer
-from saccade.sources.rtp.packet import RtpPacket, parse_rtp
+from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
 from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp, picture_loss_indication, receiver_report
-from saccade.sources.rtsp.client import RedirectError
+from saccade.sources.rtsp.client import Datagram, RedirectError
 from saccade.sources.rtsp.session import RtspSession
+from saccade.sources.rtsp.sound import SoundReceiver
 from saccade.sources.rtsp.transport import TransportChoice
+
+log = logging.getLogger(__name__)
 
 _WAIT_S = 0.1
 _GAP_WAIT_S = 0.02  # while packets are held back for a missing one
@@ -35,6 +40,7 @@ class Receiver:
         choice: notified when UDP loses too much.
         show_damaged: as in `Depacketizer`.
         closed: ends every wait when set.
+        taps: who takes the packets, in the thread of the receiver.
 
     Attributes:
         media_at: `time.monotonic()` when a packet of the video last arrived, in seconds; 0 before the first.
@@ -43,13 +49,21 @@ class Receiver:
     """
 
     def __init__(
-        self, session: RtspSession, choice: TransportChoice, closed: threading.Event, *, show_damaged: bool = False
+        self,
+        session: RtspSession,
+        choice: TransportChoice,
+        closed: threading.Event,
+        *,
+        show_damaged: bool = False,
+        taps: Taps | None = None,
     ) -> None:
         self._session = session
         self._choice = choice
         self._closed = closed
         self._done = threading.Event()
-        self._reorder = ReorderBuffer(0) if choice.way in ("tcp", "http") else ReorderBuffer()
+        self._taps = taps or Taps()
+        in_order = choice.way in ("tcp", "http")
+        self._reorder = ReorderBuffer(0) if in_order else ReorderBuffer()
         self._units = Depacketizer(session.codec, show_damaged=show_damaged)
         self._changed = threading.Condition()  # guards the two that follow
         self._queue = CodedQueue()
@@ -60,6 +74,14 @@ class Receiver:
         self.media_at = 0.0
         self._window = (0, 0)  # packets received and lost when the window began
         self.received = 0
+        self._time = 0  # RTP timestamp of the newest unit, never wrapped
+        self._newest: tuple[int, float] | None = None  # `_time` of it, and when it arrived
+        self._sound: SoundReceiver | None = None
+        if session.sound is not None:
+            try:
+                self._sound = SoundReceiver(session.sound, in_order=in_order)
+            except ValueError as error:
+                log.warning("no sound is recorded of this camera: %s", error)
         self.report: SenderReport | None = None
         feedback = session.media.feedback
         self._takes_pli = "nack pli" in feedback or session.media.profile.endswith("AVPF")
@@ -136,11 +158,14 @@ class Receiver:
                 units: list[AccessUnit] = []
                 for datagram in datagrams:
                     data: bytes | None = datagram.data
-                    if self._session.srtp is not None:
-                        data = self._session.srtp.decrypt(datagram.data, rtcp=datagram.rtcp)
+                    srtp = self._session.sound_srtp if datagram.stream else self._session.srtp
+                    if srtp is not None:
+                        data = srtp.decrypt(datagram.data, rtcp=datagram.rtcp)
                     if data is None:
                         continue
-                    if datagram.rtcp:
+                    if datagram.stream:
+                        self._take_sound(data, datagram)
+                    elif datagram.rtcp:
                         self._take_rtcp(data, datagram.at)
                     elif packet := parse_rtp(data):
                         self._take_rtp(packet, datagram.at, units)
@@ -148,6 +173,7 @@ class Receiver:
                 for one, gap in self._reorder.expire(now):
                     self._depacketize(one, gap, now, units)
                 if units:
+                    self._tap(units)
                     with self._changed:
                         for unit in units:
                             self._queue.push(unit, now)
@@ -157,6 +183,24 @@ class Receiver:
             self._fail(LiveError("connection failed", f"the server moves its stream ({error})"))
         except Exception as error:
             self._fail(error)
+
+    def _tap(self, units: list[AccessUnit]) -> None:
+        """Hand units on before any can be dropped because decoding is behind."""
+        sets, codec = self._session.media.parameter_sets, self._session.codec
+        for unit in units:
+            self._time += signed(unit.timestamp - self._time)
+            self._newest = self._time, unit.arrived_at
+            if self._taps.video:
+                self._taps.take(CodedPacket(codec, sets, unit.data, self._time, unit.arrived_at, unit.key))
+
+    def _take_sound(self, data: bytes, datagram: Datagram) -> None:
+        if self._sound is None:
+            return
+        if datagram.rtcp:
+            self._sound.take_rtcp(data, datagram.at, self.report, self._time)
+            return
+        for piece in self._sound.take_rtp(data, datagram.at, self._newest):
+            self._taps.take(piece)
 
     def _take_rtp(self, packet: RtpPacket, at: float, units: list[AccessUnit]) -> None:
         own = self._session.media.payload_type

@@ -1,4 +1,4 @@
-"""The part of a session description (SDP, RFC 4566) that a receiver of video needs.
+"""The part of a session description (SDP, RFC 4566) that a receiver of video and sound needs.
 
 Pure text. Knows nothing of connections.
 """
@@ -13,7 +13,7 @@ from urllib.parse import urljoin
 
 from saccade.sources.rtp.nal import START_CODE
 
-_STATIC_TYPES = {26: "JPEG", 31: "H261", 32: "MPV", 33: "MP2T", 34: "H263"}
+_STATIC_TYPES = {0: "PCMU", 8: "PCMA", 9: "G722", 26: "JPEG", 31: "H261", 32: "MPV", 33: "MP2T", 34: "H263"}
 _MAX_RATE = 1000.0
 
 
@@ -31,6 +31,8 @@ class Media:
         rate: frames a second, if given.
         crypto: the keys of SRTP, as in `a=crypto`, each without its tag.
         feedback: kinds of RTCP feedback that the server takes, such as "nack pli".
+        clock: units a second of its RTP clock; 0 when not given.
+        channels: of sound.
     """
 
     kind: str
@@ -42,6 +44,8 @@ class Media:
     rate: float | None = None
     crypto: list[str] = field(default_factory=list)
     feedback: list[str] = field(default_factory=list)
+    clock: int = 0
+    channels: int = 1
 
     @property
     def parameter_sets(self) -> bytes:
@@ -111,7 +115,10 @@ def _read_attribute(media: Media, name: str, value: str) -> None:
         if number != str(media.payload_type):
             return
         if name == "rtpmap":
-            media.encoding = rest.strip().partition("/")[0].upper()
+            encoding, clock, channels, *_ = [*rest.strip().split("/"), "", ""]
+            media.encoding = encoding.upper()
+            media.clock = int(clock) if re.fullmatch(r"[0-9]{1,6}", clock) else 0
+            media.channels = int(channels) if re.fullmatch("[1-8]", channels) else 1
         else:
             pairs = (item.strip().partition("=") for item in rest.split(";"))
             media.parameters |= {key.strip().lower(): setting.strip() for key, _, setting in pairs if key}

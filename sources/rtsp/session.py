@@ -1,10 +1,11 @@
-"""From an RTSP URL to packets that flow: describe, choose the video, set it up, play, follow redirects.
+"""From an RTSP URL to packets that flow: describe, choose video and sound, set them up, play, follow redirects.
 
 Knows nothing of what the packets hold.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 from urllib.parse import urljoin
@@ -13,11 +14,14 @@ from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtp.depacketizer import Codec
+from saccade.sources.rtp.sound import CODECS as SOUND_CODECS
 from saccade.sources.rtsp.client import RedirectError, RtspClient
 from saccade.sources.rtsp.sdp import Media, parse_sdp
 from saccade.sources.rtsp.srtp import SrtpReceiver
 from saccade.sources.rtsp.transport import TransportChoice, TransportRefusedError
 from saccade.sources.urls import RtspAddress, redact
+
+log = logging.getLogger(__name__)
 
 CODECS: dict[str, Codec] = {"H264": "h264", "H265": "hevc", "HEVC": "hevc"}
 _MAX_ATTEMPTS = 5  # redirects and transports
@@ -44,6 +48,8 @@ class RtspSession:
         keepalive: method that keeps the session alive.
         keepalive_s: how often it must be sent, in seconds.
         srtp: decrypts the packets; None when they are in clear.
+        sound: the camera's sound, as the second stream of the client; None without.
+        sound_srtp: as `srtp`, of the sound.
     """
 
     client: RtspClient
@@ -53,6 +59,8 @@ class RtspSession:
     keepalive: str
     keepalive_s: float
     srtp: SrtpReceiver | None = None
+    sound: Media | None = None
+    sound_srtp: SrtpReceiver | None = None
 
 
 def open_session(
@@ -61,6 +69,8 @@ def open_session(
     choice: TransportChoice,
     tls: TlsPolicy | None = None,
     check_address: CheckAddress | None = None,
+    *,
+    sound: bool = False,
 ) -> RtspSession:
     """Play the video at `address`.
 
@@ -70,6 +80,7 @@ def open_session(
         choice: how packets are to come; another way is tried when the server refuses one.
         tls: which certificates are accepted.
         check_address: refuses addresses, those of redirects too; None to allow any.
+        sound: whether to play the sound as well, where there is some that is understood.
 
     Raises:
         LiveError: if it cannot be played.
@@ -78,7 +89,7 @@ def open_session(
     for _ in range(_MAX_ATTEMPTS):
         client = RtspClient(address, closed, choice.way, tls, check_address)
         try:
-            return _play(client, address)
+            return _play(client, address, sound=sound)
         except RedirectError as redirect:
             client.close()
             try:
@@ -95,7 +106,7 @@ def open_session(
     raise LiveError("connection failed", f"the server redirects more than {_MAX_ATTEMPTS - 1} times")
 
 
-def _play(client: RtspClient, address: RtspAddress) -> RtspSession:
+def _play(client: RtspClient, address: RtspAddress, *, sound: bool) -> RtspSession:
     public = client.request("OPTIONS").header("public").upper()
     reply = client.request("DESCRIBE", headers={"Accept": "application/sdp"})
     base = reply.header("content-base") or reply.header("content-location")
@@ -107,6 +118,7 @@ def _play(client: RtspClient, address: RtspAddress) -> RtspSession:
     media = _video(description.medias, address)
     srtp = SrtpReceiver(media) if "SAVP" in media.profile else None
     timeout_s = client.setup(media)
+    heard = _set_up_sound(client, description.medias, address) if sound else None
     client.request("PLAY", description.control, {"Range": "npt=0.000-"})
     return RtspSession(
         client=client,
@@ -116,7 +128,26 @@ def _play(client: RtspClient, address: RtspAddress) -> RtspSession:
         keepalive="GET_PARAMETER" if "GET_PARAMETER" in public else "OPTIONS",
         keepalive_s=min(_KEEPALIVE_S, timeout_s / 2),
         srtp=srtp,
+        sound=heard,
+        sound_srtp=SrtpReceiver(heard) if heard and "SAVP" in heard.profile else None,
     )
+
+
+def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress) -> Media | None:
+    """Set up the first sound that is understood; a camera that refuses is watched without."""
+    offered = [media for media in medias if media.kind == "audio"]
+    for media in offered:
+        if media.encoding in SOUND_CODECS:
+            try:
+                client.setup(media)
+            except LiveError as error:
+                log.warning("%s: no sound: %s", redact(address.url), error.message)
+                return None
+            return media
+    if offered:
+        held = ", ".join(media.encoding or "an unknown format" for media in offered)
+        log.warning("%s: no sound: %s is not supported", redact(address.url), held)
+    return None
 
 
 def _video(medias: list[Media], address: RtspAddress) -> Media:

@@ -68,14 +68,14 @@ class TransportChoice:
         self.way = "udp" if self.way == "tcp" else "tcp"
 
 
-def transport_request(way: Way, profile: str, port: int) -> str:
-    """The Transport header of a SETUP; `port` is ours for RTP over UDP."""
+def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> str:
+    """The Transport header of a SETUP; `port` is ours for RTP over UDP, `channel` the first that we want over TCP."""
     profile = profile if re.fullmatch(r"RTP/S?AVPF?", profile) else "RTP/AVP"
     if way == "udp":
         return f"{profile};unicast;client_port={port}-{port + 1}"
     if way == "multicast":
         return f"{profile};multicast"
-    return f"{profile}/TCP;unicast;interleaved=0-1"
+    return f"{profile}/TCP;unicast;interleaved={channel}-{channel + 1}"
 
 
 def transport_fields(header: str) -> dict[str, str]:

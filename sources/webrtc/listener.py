@@ -29,6 +29,7 @@ from saccade.sources.gpu import HwAccel
 from saccade.sources.http.app_server import AppServer
 from saccade.sources.http.tls import optional_context
 from saccade.sources.http.tokens import find_token, is_loopback
+from saccade.sources.live.packets import Taps
 from saccade.sources.live.reconnect import Link
 from saccade.sources.live.source import LiveSource
 from saccade.sources.webrtc.signaling import SILENCE_S
@@ -166,9 +167,10 @@ class WebRtcListener(LiveSource):
         self._sources.put(None)
         self._web.close()
 
-    def _next_connection(self, closed: threading.Event, gpu: int | None) -> WebRtcConnection:
+    def _next_connection(self, closed: threading.Event, gpu: int | None, taps: Taps) -> WebRtcConnection:
         source = None if closed.is_set() else self._sources.get()
         if source is None:
             raise LiveError("connection failed", "closed")
         source.connection.final = False
+        source.connection.taps = taps
         return source.connection

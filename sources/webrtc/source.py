@@ -21,7 +21,7 @@ from saccade.sources.errors import LiveError, StreamEndedError
 from saccade.sources.gpu import HwAccel
 from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder
-from saccade.sources.live.packets import CodedPacket, PacketListener
+from saccade.sources.live.packets import CodedPacket, Taps
 from saccade.sources.live.source import LiveSource
 from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.rtp.packet import signed
@@ -67,8 +67,8 @@ class WebRtcConnection:
         self._heard_at = time.monotonic()
         self._codec = ""
         self._decoder_name = ""
-        self.on_packet: PacketListener | None = None
-        """Called with each coded frame."""
+        self.taps = Taps()
+        """Who takes the packets."""
         self.final = True
         """Whether the source ends with this peer, or waits for another one."""
         self._thread = threading.Thread(target=self._work, name="webrtc-decode", daemon=True)
@@ -194,9 +194,9 @@ class WebRtcConnection:
                 gpu = self._hwaccel if codec == "H264" else "none"
                 self._codec, decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
             timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
-            if self.on_packet is not None:
+            if self.taps.video:
                 key = is_key_frame(codec, coded.data)
-                self.on_packet(CodedPacket(DECODERS[codec], b"", coded.data, timestamp, coded.arrived, key))
+                self.taps.take(CodedPacket(DECODERS[codec], b"", coded.data, timestamp, coded.arrived, key))
             try:
                 frames = decoder.decode(coded.data, timestamp)
             except av.error.FFmpegError as error:
@@ -258,8 +258,9 @@ class WebRtcSource(LiveSource):
     def __init__(
         self, connection: WebRtcConnection, *, stream: str, vid_stride: int = 1, messages: Messages | None = None
     ) -> None:
-        super().__init__("webrtc:", lambda closed, gpu: connection, stream=stream, vid_stride=vid_stride)
+        super().__init__("webrtc:", lambda *_: connection, stream=stream, vid_stride=vid_stride)
         self.connection = connection
+        connection.taps = self.taps
         self.messages = messages or Messages()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import io
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,7 +30,7 @@ from saccade.sinks.video.muxer import Muxer
 from saccade.sources import FileSource, SourceError
 from saccade.sources.demux import FileDemuxer, FileIndex, KeyFrame, seek
 from saccade.sources.frame import RgbImage
-from saccade.sources.live.packets import CodedPacket
+from saccade.sources.live.packets import JUMP_S, CodedPacket, jumps, parameters_of
 from saccade.sources.rgb import RgbConverter, orientation_of_matrix, pixel_aspect_of
 from saccade.sources.video_stream import NoVideoError, choose_video
 
@@ -40,13 +40,6 @@ _COPIED_LIVE = ("h264", "hevc")
 _CODED = {"preset": "veryfast", "bf": "0", "g": "50"}
 _MOST_BYTES = 256 * 1024 * 1024  # of one stream: two minutes of 16 Mb/s
 _OPTIONS = {"movflags": "faststart"}
-_REORDERED_S = 1.0  # a packet is at most so much before the one that is decoded before it
-_JUMP_S = 10.0  # a clock that runs ahead of ours by more was set
-_PARAMETER_SETS: dict[str, tuple[Callable[[int], int], frozenset[int]]] = {
-    "h264": (lambda head: head & 31, frozenset({7})),
-    "hevc": (lambda head: head >> 1 & 63, frozenset({33})),
-}
-"""How the kind of a NAL unit is read from its first byte, and the kinds that tell size and profile."""
 _NOTHING = "there is no video of that time"
 
 
@@ -76,11 +69,11 @@ class PacketRing:
         replaces what was before.
         """
         with self._lock:
-            if self._packets and _jumps(self._packets[-1].pts, self._packets[-1], packet):
+            if self._packets and jumps(self._packets[-1].pts, self._packets[-1], packet):
                 self._needs_key = True
             if self._needs_key and not packet.key:
                 return
-            if self._needs_key and self._packets and _parameters(packet) != _parameters(self._packets[0]):
+            if self._needs_key and self._packets and parameters_of(packet) != parameters_of(self._packets[0]):
                 self._clear()
             self._needs_key = False
             if packet.key:
@@ -134,23 +127,6 @@ class PacketRing:
                 return
 
 
-def _jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
-    """Whether a packet's clock is not that of the one before, whose time of presentation may have been moved."""
-    passed = max(0.0, packet.arrived_at - before.arrived_at)
-    ahead_s = float((packet.pts - time) * CLOCK)
-    return packet.codec != before.codec or not -_REORDERED_S < ahead_s < passed + _JUMP_S
-
-
-def _parameters(packet: CodedPacket) -> tuple[object, ...]:
-    """What a key frame says about the video: two that differ do not fit into one file."""
-    kinds = _PARAMETER_SETS.get(packet.codec)
-    if kinds is None:
-        return packet.codec, packet.parameter_sets
-    units = (packet.parameter_sets + packet.data).split(b"\0\0\1")
-    sets = {unit.rstrip(b"\0") for unit in units[1:] if unit and kinds[0](unit[0]) in kinds[1]}
-    return packet.codec, frozenset(sets)
-
-
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
     """The times of presentation of packets, jumps of the sender's clock closed by the time that passed here."""
     placed: list[int] = []
@@ -158,8 +134,8 @@ def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
     before: CodedPacket | None = None  # the one that is shown last so far
     top = 0
     for packet in packets:
-        if before is not None and _jumps(top - shift, before, packet):
-            passed = round(min(max(0.0, packet.arrived_at - before.arrived_at), _JUMP_S) / CLOCK)
+        if before is not None and jumps(top - shift, before, packet):
+            passed = round(min(max(0.0, packet.arrived_at - before.arrived_at), JUMP_S) / CLOCK)
             shift = top + max(step, passed) - packet.pts
         time = packet.pts + shift
         if before is None or time > top:

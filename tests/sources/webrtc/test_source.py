@@ -198,7 +198,7 @@ def test_what_ends_the_decoding_is_raised_by_the_reader(feed: WebRtcConnection) 
     def refuse(packet: CodedPacket) -> None:
         raise ValueError("no such packet")
 
-    feed.on_packet = refuse
+    feed.taps.video.append(refuse)
     (key,) = encoded_vp8(1, keys=(0,))
     feed.take(CodedFrame(bytes(key), 0, 97, time.monotonic(), after_loss=False))
     with pytest.raises(ValueError, match="no such packet"):

@@ -144,7 +144,7 @@ def test_so_is_a_live_stream(tmp_path: Path, name: str, codec: str, matrix: str,
     ring, sink = PacketRing(60), Mp4Sink(tmp_path / "out.mp4")
     with http(lambda handler: serve(handler, path)) as url, open_source(f"{url}/in.mp4") as source:
         assert isinstance(source, LiveSource)
-        source.on_packet = ring.add
+        source.taps.video.append(ring.add)
         for frame in source:
             sink.write(frame, NOTHING, LATENCY)
     sink.close()
@@ -179,7 +179,7 @@ def test_a_live_clip_of_joined_recordings(make_clip: MakeClip, tmp_path: Path, s
     ring = PacketRing(60)
     with http(stream) as url, open_source(f"{url}/joined.ts", retry=False) as source:
         assert isinstance(source, LiveSource)
-        source.on_packet = ring.add
+        source.taps.video.append(ring.add)
         with pytest.raises(LiveError, match="has ended"):
             for _ in source:
                 pass

@@ -16,7 +16,7 @@ from saccade.pipeline.events.record import Change, Event, MediaDone, make_event_
 from saccade.pipeline.events.storage import recorder
 from saccade.pipeline.events.storage.recorder import MOST_S, MediaWriter, Recorder
 from saccade.sources import Frame
-from tests.pipeline.events.storage.test_clips import coded, shown
+from tests.support.packets import coded, shown
 from tests.support.sinks.results import live_frame
 
 EVENT = Event(
