@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "sources.demux",
         "sources.video_stream",
         "sources.http",
+        "sources.live.packets",
         "engine.results",
     },
     "pipeline": {"engine", "sinks", "sources"},
@@ -38,7 +39,7 @@ ORDER = {
     "sources": "errors planes timestamps rtp http | demux frame | "
     "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
-    "guard display jsonl messaging still video websocket | factory",
+    "guard display jsonl messaging still video websocket | recording | factory",
     "engine": "outline | errors fallbacks image phase process results | kernels | config models vocabulary "
     "futures | tasks | core | cpu | cuda | runtime | model_loader | api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | server | "

@@ -112,6 +112,21 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         flags=("--gate",),
     )
 
+    record: FileText | None = setting(
+        None,
+        "Folder where the video of a camera is recorded as it comes, with its sound; nothing is coded again.",
+        more="In FOLDER/NAME/DATE/TIME.mp4, a new file every 10 minutes: `/video?segment=5m&keep=7d&max_gb=200` "
+        "changes that, deletes files older than 7 days, and the oldest of a stream beyond 200 GB. A path with "
+        "{stream} and a time in it, such as /video/{stream}-%Y%m%d-%H%M%S.mp4, names the files. H.264 and H.265; AAC "
+        "and Opus as they are, other sound as AAC. With a record and nothing to find, a stream is only recorded.",
+        metavar="FOLDER",
+    )
+
+    @property
+    def nothing(self) -> str | None:
+        """The complaint that there is nothing to do; None if there is something."""
+        return None if self.record else super().nothing
+
     @property
     def asked(self) -> list[tuple[str, str]]:
         """Every task as its skill and what is asked; also what rules name and nothing else asks for."""

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 ERRORS = (ConfigError, EngineError, SinkError, SourceError, StreamError)
 """What opening a stream raises; each has one line for the user."""
 
-_OUTPUT_KEYS = frozenset({"sinks", "heatmap", "queue", "in_flight"})
+_OUTPUT_KEYS = frozenset({"sinks", "heatmap", "queue", "in_flight", "record"})
 _EVERY = "every stream"
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
-from saccade.engine.results import Result
+from saccade.engine.results import Detections, Points, Result
 from saccade.engine.tasks.task import Task
 from saccade.engine.tasks.tiles import Window
 from saccade.pipeline.analytics.analyze import AnalyzeStage
@@ -320,7 +320,12 @@ class Run:
             self._stats.note_submit(now)
             looks = self._saccades.choose(frame) if self._saccades else ()
             windows = [Window(look.x, look.y, look.width, look.height) for look in looks]
-            result: Future[Result] = self._stream.submit(frame, self._tasks, self._tiles, now, windows)
+            result: Future[Result]
+            if self._tasks:
+                result = self._stream.submit(frame, self._tasks, self._tiles, now, windows)
+            else:  # of a stream that is only recorded and shown
+                result = Future()
+                result.set_result(Result(Detections((), *frame.shown_size), Points((), *frame.shown_size)))
         except EngineClosedError:
             raise
         except Exception as error:  # of a gate, or of an image that cannot be made

@@ -34,7 +34,9 @@ from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.runtime.tasks import asker_for, check_asked, names_of, tasks_for
-from saccade.sources import FileSource, HwAccel, LiveSource, Source, Transport, open_source
+from saccade.sinks import SinkError
+from saccade.sinks.recording import PacketRecorder, RecordingPlace
+from saccade.sources import FileSource, HwAccel, LiveSource, Source, Transport, open_source, redact
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.replay import ReplaySource
 
@@ -79,6 +81,8 @@ class OpenedStream:
         self._stages = stages
         self._gates = gates
         self._open = True
+        self.recording: PacketRecorder | None = None
+        """What records its packets; closed with it."""
         self.on_end: list[Callable[[Run | None], object]] = []
         """Called with its run when that has ended, or with None when it was closed without one."""
 
@@ -207,8 +211,30 @@ def open_stream(
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
         gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
+        recording = _recording(config, source)
         on_failure.pop_all()
-    return OpenedStream(config, source, tasks, stages, gates)
+    opened = OpenedStream(config, source, tasks, stages, gates)
+    if recording is not None:
+        opened.recording = recording
+        opened.on_end.append(lambda _: recording.close())
+    return opened
+
+
+def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
+    """What records the packets of a stream, if that is wanted."""
+    if config.record is None:
+        return None
+    if not isinstance(source, LiveSource):
+        shown = redact(config.source)
+        raise ConfigError(f"record: {shown} is not live: only cameras and other live sources are recorded")
+    name = config.name or source.name
+    try:
+        recorder = PacketRecorder(name, RecordingPlace.parse(config.record, name))
+    except SinkError as error:
+        raise ConfigError(str(error)) from None
+    source.taps.video.append(recorder.take)
+    source.taps.sound.append(recorder.take)
+    return recorder
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
@@ -216,7 +242,7 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recor
     file = source.index if isinstance(source, FileSource) else None
     recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file)
     if isinstance(source, LiveSource):
-        source.on_packet = recorder.ring.add
+        source.taps.video.append(recorder.ring.add)
     return recorder
 
 

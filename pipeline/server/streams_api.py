@@ -294,4 +294,6 @@ async def read_stream(request: web.Request) -> StreamConfig:
     if wanted.heatmap:  # as with outputs: a client names no file that is written here
         reason = "heatmap: is for a configuration; over HTTP it is GET /streams/NAME/heatmap.png"
         raise refusal(web.HTTPUnprocessableEntity, reason)
+    if wanted.record:
+        raise refusal(web.HTTPUnprocessableEntity, "record: is for a configuration: a client names no files")
     return wanted

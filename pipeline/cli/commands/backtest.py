@@ -89,6 +89,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
                 "name": None,
                 "sinks": [],
                 "heatmap": None,
+                "record": None,
                 "loop": False,
                 "realtime": False,
                 "vid_stride": chosen.vid_stride if {"vid_stride"} & chosen.model_fields_set else _stride_of(video),
@@ -96,7 +97,8 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
         )
         for video in videos
     ]
-    config = config.model_copy(update={"streams": streams, "source": "", "name": None, "heatmap": None, **_OUTPUTS})
+    nothing = {"source": "", "name": None, "heatmap": None, "record": None, **_OUTPUTS}
+    config = config.model_copy(update={"streams": streams, **nothing})
     ended: list[dict[str, Any]] = []
 
     def keep(event: Mapping[str, Any]) -> None:

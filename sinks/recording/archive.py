@@ -1,0 +1,342 @@
+"""What there is of a stream's recording: which files, which parts of them, which gaps; as one MP4 or as HLS.
+
+Everything is read from the files themselves: each begins with a note of when it began, and its fragments tell the
+rest. A file that is still written counts up to its last whole fragment. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import av.error
+
+from saccade.sinks.recording.fragments import VIDEO_SCALE, boxes_in, codecs_of, note_in, timing_of
+from saccade.sinks.recording.place import RecordingPlace
+from saccade.sinks.video.muxer import Muxer
+
+_HEAD_BYTES = 8192
+_LONGEST_FILE_S = 6 * 3600.0  # a file that began longer before what is asked for has nothing of it
+_SEGMENT_S = 4.0  # of HLS, at least; up to the next key frame
+_CONTINUOUS_S = 1.5  # files this close have no gap between them
+MOST_BYTES = 4 << 30
+"""Of one MP4: it is written to a temporary file first."""
+
+
+class ArchiveError(Exception):
+    """What is asked for cannot be given; one line for the user.
+
+    Attributes:
+        missing: whether that is because nothing of it was recorded.
+    """
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+@dataclass(slots=True, frozen=True)
+class Fragment:
+    """A part of a file: its place in bytes, when it begins, in seconds from the file's begin, and how long it is."""
+
+    offset: int
+    size: int
+    start: float
+    duration: float
+    key: bool
+
+
+@dataclass(slots=True, frozen=True)
+class RecordedFile:
+    """One file, as far as it is whole.
+
+    Attributes:
+        path: of it.
+        began: Unix time of its first frame, in seconds.
+        number: counts the files of the stream in the order in which they were written.
+        after: why something is missing before it; None where nothing is.
+        form: the same for all files that fit into one MP4.
+        head: what comes before the first fragment.
+        fragments: in order.
+    """
+
+    path: Path
+    began: float
+    number: int
+    after: str | None
+    form: str
+    head: bytes
+    fragments: tuple[Fragment, ...]
+
+    @property
+    def ended(self) -> float:
+        """Unix time of its end."""
+        last = self.fragments[-1] if self.fragments else None
+        return self.began + (last.start + last.duration if last else 0.0)
+
+    @property
+    def codecs(self) -> str:
+        """As browsers want them."""
+        return codecs_of(self.head)
+
+    def within(self, since: float, until: float) -> RecordedFile:
+        """The file with only the fragments that show a time, from the key frame before on."""
+        first = 0
+        for number, one in enumerate(self.fragments):
+            if one.key and self.began + one.start <= since:
+                first = number
+        kept = [one for one in self.fragments[first:] if self.began + one.start < until]
+        return replace(self, fragments=tuple(kept))
+
+
+@dataclass(slots=True, frozen=True)
+class Span:
+    """A time that was recorded without a gap.
+
+    Attributes:
+        begin, end: Unix times in seconds.
+        after: why something is missing before it; None where nothing is, or it is not known.
+    """
+
+    begin: float
+    end: float
+    after: str | None
+
+
+class Archive:
+    """The recording of one stream. Its methods are callable from any thread."""
+
+    def __init__(self, place: RecordingPlace) -> None:
+        self._place = place
+        self._lock = threading.Lock()  # over what is known of the files
+        self._known: dict[Path, tuple[int, RecordedFile]] = {}  # inode and what was read
+
+    @property
+    def root(self) -> Path:
+        """The folder that has all files in it."""
+        return self._place.names.root
+
+    @property
+    def last_number(self) -> int:
+        """The number of the newest file; 0 if there is none."""
+        with self._lock:
+            self._read_heads()
+            return max((one.number for _, one in self._known.values()), default=0)
+
+    def files(self, since: float, until: float) -> list[RecordedFile]:
+        """What was recorded between two Unix times, in the order in which it was written."""
+        with self._lock:
+            self._read_heads()
+            near = [path for path, (_, one) in self._known.items() if since - _LONGEST_FILE_S < one.began < until]
+            for path in near:
+                self._read_fragments(path)
+            found = [self._known[path][1] for path in near if path in self._known]
+        overlapping = (one.within(since, until) for one in found if one.ended > since)
+        return sorted((one for one in overlapping if one.fragments), key=lambda one: one.number)
+
+    def file(self, name: str) -> Path:
+        """The path of a file by its name below `root`.
+
+        Raises:
+            ArchiveError: if there is none.
+        """
+        with self._lock:
+            self._read_heads()
+            if (path := self.root / name) in self._known:
+                return path
+        raise ArchiveError("there is no such file", missing=True)
+
+    def spans(self, since: float, until: float) -> list[Span]:
+        """The times that were recorded, without those in between: files that follow each other are one."""
+        spans: list[Span] = []
+        for one in self.files(since, until):
+            begin, end = one.began + one.fragments[0].start, one.ended
+            if spans and -_CONTINUOUS_S < begin - spans[-1].end < _CONTINUOUS_S:
+                spans[-1] = Span(spans[-1].begin, max(end, spans[-1].end), spans[-1].after)
+            else:
+                spans.append(Span(begin, end, one.after))
+        return spans
+
+    def write(self, since: float, until: float, path: Path) -> None:
+        """Copy what was recorded between two Unix times into one MP4, without its gaps.
+
+        It begins at the key frame before.
+
+        Raises:
+            ArchiveError: if there is nothing, too much, or the video changes in between.
+            OSError, FFmpegError: if it cannot be read or written.
+        """
+        files = self.files(since, until)
+        if not files:
+            raise ArchiveError("nothing was recorded at that time", missing=True)
+        size = sum(part.size for one in files for part in one.fragments)
+        if size > MOST_BYTES:
+            raise ArchiveError(f"that is {size / 1e9:.1f} GB: ask for less, {MOST_BYTES / 1e9:.1f} GB at most")
+        for one in files:
+            if one.form != files[0].form:
+                changed = datetime.fromtimestamp(one.began, UTC).isoformat(timespec="seconds")
+                raise ArchiveError(f"the video has another form from {changed} on: ask for up to then, or from then on")
+        with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
+            _copy(files, out)
+
+    def playlist(self, since: float, until: float, url: Callable[[str], str], *, ended: bool) -> str:
+        """An HLS playlist of what was recorded between two Unix times, whose segments are ranges of the files.
+
+        Args:
+            since: the begin, Unix time in seconds.
+            until: the end.
+            url: the address of a file by its name below `root`.
+            ended: whether nothing more will come.
+
+        Raises:
+            ArchiveError: if there is nothing.
+        """
+        files = self.files(since, until)
+        if not files:
+            raise ArchiveError("nothing was recorded at that time", missing=True)
+        lines, longest = [], _SEGMENT_S
+        for number, one in enumerate(files):
+            address = url(str(one.path.relative_to(self.root)))
+            lines += ["#EXT-X-DISCONTINUITY"] if number else []
+            lines.append(f'#EXT-X-MAP:URI="{address}",BYTERANGE="{len(one.head)}@0"')
+            for count, parts in enumerate(_segments(one.fragments)):
+                seconds = sum(part.duration for part in parts)
+                longest = max(longest, seconds)
+                if not count:
+                    shown = datetime.fromtimestamp(one.began + parts[0].start, UTC).isoformat(timespec="milliseconds")
+                    lines.append(f"#EXT-X-PROGRAM-DATE-TIME:{shown.replace('+00:00', 'Z')}")
+                lines.append(f"#EXTINF:{seconds:.5f},")
+                lines.append(f"#EXT-X-BYTERANGE:{sum(part.size for part in parts)}@{parts[0].offset}")
+                lines.append(address)
+        head = ["#EXTM3U", "#EXT-X-VERSION:7", f"#EXT-X-TARGETDURATION:{round(longest + 0.5)}"]
+        head += ["#EXT-X-PLAYLIST-TYPE:VOD" if ended else "#EXT-X-PLAYLIST-TYPE:EVENT"]
+        return "\n".join([*head, *lines, *(["#EXT-X-ENDLIST"] if ended else []), ""])
+
+    def _read_heads(self) -> None:
+        """Note the files that have come, and forget those that have gone."""
+        known, self._known = self._known, {}
+        for path in self._place.files():
+            try:
+                inode = path.stat().st_ino
+                if path in known and known[path][0] == inode:
+                    self._known[path] = known[path]
+                    continue
+                with path.open("rb") as file:
+                    start = file.read(_HEAD_BYTES)
+            except OSError:
+                continue  # deleted meanwhile
+            if (found := _head_in(path, start)) is not None:
+                self._known[path] = inode, found
+
+    def _read_fragments(self, path: Path) -> None:
+        """Note the fragments that a file has got since it was read last."""
+        inode, one = self._known[path]
+        last = one.fragments[-1] if one.fragments else None
+        at = last.offset + last.size if last else len(one.head)
+        fragments = list(one.fragments)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            del self._known[path]
+            return
+        try:
+            size = os.fstat(descriptor).st_size
+            while at + 8 <= size and (fragment := _fragment_at(descriptor, at, size)) is not None:
+                fragments.append(fragment)
+                at += fragment.size
+        finally:
+            os.close(descriptor)
+        if len(fragments) > len(one.fragments):
+            self._known[path] = inode, replace(one, fragments=tuple(fragments))
+
+
+def _head_in(path: Path, start: bytes) -> RecordedFile | None:
+    boxes = boxes_in(start)
+    length = sum(8 + len(content) for _, content in itertools.takewhile(lambda one: one[0] != b"moof", boxes))
+    kinds = {kind for kind, _ in boxes}
+    try:
+        note = note_in(start) if b"moov" in kinds else None
+        if note is None:
+            return None
+        after, form = str(note["after"] or ""), str(note["form"])
+        return RecordedFile(path, float(note["began"]), int(note["number"]), after or None, form, start[:length], ())
+    except (ValueError, KeyError, TypeError):
+        return None  # somebody else's
+
+
+def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
+    """The fragment at a place; None if it is not whole."""
+    head = os.pread(descriptor, 8, at)
+    length = int.from_bytes(head[:4])
+    if head[4:] != b"moof" or at + length + 8 > size:
+        return None
+    moof = os.pread(descriptor, length + 8, at)
+    whole = length + int.from_bytes(moof[length : length + 4])
+    timing = timing_of(moof[8:length])
+    if moof[length + 4 :] != b"mdat" or at + whole > size or timing is None:
+        return None
+    return Fragment(at, whole, timing.start / VIDEO_SCALE, timing.duration / VIDEO_SCALE, timing.key)
+
+
+def _segments(fragments: Sequence[Fragment]) -> Iterator[list[Fragment]]:
+    """Fragments together, each list from a key frame on, for `_SEGMENT_S` at least."""
+    parts: list[Fragment] = []
+    for one in fragments:
+        if parts and one.key and sum(part.duration for part in parts) >= _SEGMENT_S - 0.5:
+            yield parts
+            parts = []
+        parts.append(one)
+    if parts:
+        yield parts
+
+
+class _Parts:
+    """The head and some fragments of a file, to be read from begin to end."""
+
+    def __init__(self, one: RecordedFile) -> None:
+        self._file = one.path.open("rb")
+        first, last = one.fragments[0], one.fragments[-1]
+        self._head = one.head
+        self._left = last.offset + last.size - first.offset
+        self._file.seek(first.offset)
+
+    def read(self, size: int) -> bytes:
+        if self._head:
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _copy(files: Sequence[RecordedFile], out: av.container.OutputContainer) -> None:
+    muxer: Muxer | None = None
+    streams: list[av.stream.Stream] = []
+    total = Fraction(0)
+    for one in files:
+        parts = _Parts(one)
+        try:
+            with av.open(parts, "r", format="mp4") as read:
+                if muxer is None:
+                    streams = [out.add_stream_from_template(stream) for stream in read.streams]
+                    muxer = Muxer(out)
+                shift = total - Fraction(one.fragments[0].start)
+                for packet in read.demux():
+                    if not packet.size or packet.dts is None or packet.pts is None:
+                        continue
+                    moved = round(shift / packet.time_base)
+                    packet.pts, packet.dts = packet.pts + moved, packet.dts + moved
+                    muxer.mux(packet, streams[packet.stream_index])
+        finally:
+            parts.close()
+        total += Fraction(sum(Fraction(part.duration) for part in one.fragments))

@@ -1,0 +1,96 @@
+"""Cuts a stream of coded frames into fragments, and gives each frame its times. Pure: no clocks, no files.
+
+Packets come in the order of decoding with times of presentation, which jump where frames are predicted from later
+ones. A frame that is shown later than all before it begins a group. All frames of a group are shown after those of the
+group before, so a fragment of whole groups has the same times of decoding as of presentation, sorted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.sinks.recording.fragments import VIDEO_SCALE
+from saccade.sources.live.packets import CodedPacket
+
+FRAGMENT_S = 1.0
+"""A fragment ends after so many seconds, or at a key frame."""
+
+_MOST_REORDERED = 64  # packets of one group; more is a clock that stands still
+
+
+@dataclass(slots=True, frozen=True)
+class TimedPacket:
+    """A packet with its times of the file, in units of `VIDEO_SCALE`.
+
+    Attributes:
+        decode: the time of decoding.
+        duration: until the next packet is decoded.
+        offset: of presentation after decoding.
+    """
+
+    packet: CodedPacket
+    decode: int
+    duration: int
+    offset: int
+
+
+class FragmentCutter:
+    """Packets of one file in, fragments out. The first packet is a key frame, shown at 0."""
+
+    def __init__(self) -> None:
+        self._group: list[CodedPacket] = []
+        self._taken: list[CodedPacket] = []  # whole groups of the fragment
+        self._origin: int | None = None
+        self._top = 0  # the latest time of presentation so far
+        self._end = -1  # of decoding, of what was handed out
+        self._step = VIDEO_SCALE // 25
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be handed out."""
+        return not self._group and not self._taken
+
+    def push(self, packet: CodedPacket) -> list[TimedPacket]:
+        """Take a packet; return the fragment that is whole now, empty if none is."""
+        found: list[TimedPacket] = []
+        if self._group and (packet.pts > self._top or len(self._group) >= _MOST_REORDERED):
+            found = self._end_group()
+        self._top = max(self._top, packet.pts) if self._group else packet.pts
+        self._group.append(packet)
+        return found
+
+    def close(self) -> list[TimedPacket]:
+        """Hand out what is left."""
+        found, self._taken, self._group = [*self._taken, *self._group], [], []
+        return self._timed(found, None)
+
+    def _end_group(self) -> list[TimedPacket]:
+        group, self._group = self._group, []
+        start = min(one.pts for one in group)
+        taken = self._taken
+        long = bool(taken) and start - min(one.pts for one in taken[:_MOST_REORDERED]) >= FRAGMENT_S * VIDEO_SCALE
+        if taken and (group[0].key or long):
+            self._taken = group
+            return self._timed(taken, start)
+        self._taken = [*taken, *group]
+        return []
+
+    def _timed(self, packets: list[CodedPacket], end: int | None) -> list[TimedPacket]:
+        if not packets:
+            return []
+        times = sorted(one.pts for one in packets)
+        if self._origin is None:
+            self._origin = times[0]
+        shown = [one.pts - self._origin for one in packets]
+        decoded: list[int] = []
+        for time in times:
+            decoded.append(max(time - self._origin, (decoded[-1] if decoded else self._end - 1) + 1))
+        if len(times) > 1:
+            self._step = max(1, (times[-1] - times[0]) // (len(times) - 1))
+        last = decoded[-1] + self._step if end is None else max(end - self._origin, decoded[-1] + 1)
+        self._end = last
+        ends = [*decoded[1:], last]
+        return [
+            TimedPacket(packet, decode, until - decode, pts - decode)
+            for packet, decode, until, pts in zip(packets, decoded, ends, shown, strict=True)
+        ]

@@ -1,0 +1,384 @@
+"""Records one stream: takes its packets as they come, and writes them in a thread of its own.
+
+Analysis never waits for the disk. What a slow disk cannot take is dropped up to the next key frame, counted and said
+once; a full one is tried again. Knows packets and files; no frames, no sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import av.error
+
+from saccade.sinks.backoff import backoff_s
+from saccade.sinks.base import SinkError
+from saccade.sinks.os_errors import write_failure
+from saccade.sinks.recording.archive import Archive
+from saccade.sinks.recording.cutter import FragmentCutter, TimedPacket
+from saccade.sinks.recording.fragments import (
+    SOUND,
+    VIDEO,
+    VIDEO_SCALE,
+    Sample,
+    fragment_of,
+    head_of,
+    length_prefixed,
+)
+from saccade.sinks.recording.place import RecordingPlace
+from saccade.sinks.recording.sound import SoundWriter
+from saccade.sinks.video.part_file import SUFFIX, free_path
+from saccade.sources.live.packets import CodedPacket, SoundPacket, jumps, parameters_of
+
+log = logging.getLogger(__name__)
+
+GAP_S = 3.0
+"""After a longer time without frames the next file begins, so that each gap is one between files."""
+
+_CODECS = ("h264", "hevc")
+_WAKE_S = 0.25
+_LATER_S = 0.3  # frames wait for the sound that belongs to them
+_MOST_BYTES = 64 << 20  # that wait: half a minute of 16 Mb/s
+_PRUNE_S = 60.0
+_CLOSE_S = 5.0
+_STEP_S = 1.0  # by which a wall clock is off that was set
+_SETTLE_S = 5.0
+
+
+@dataclass(slots=True, frozen=True)
+class RecorderStatus:
+    """How a recording is doing.
+
+    Attributes:
+        state: `ok`, or `paused` while it cannot write.
+        reason: why it is paused, or records nothing; None where all is well.
+        files, bytes: written by this run.
+        dropped: frames that were not written, because the disk was too slow or failed.
+        cpu_s: CPU time of its thread.
+    """
+
+    state: Literal["ok", "paused"]
+    reason: str | None
+    files: int
+    bytes: int
+    dropped: int
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """The file that is being written; none is on disk before its first fragment."""
+
+    began: CodedPacket  # its first
+    parameters: tuple[str, frozenset[bytes]]
+    wall_offset: float  # of the wall clock to the one that nobody sets
+    after: str | None  # why something is missing before it
+    cutter: FragmentCutter = field(default_factory=FragmentCutter)
+    sound: SoundWriter | None = None
+    path: Path | None = None
+    descriptor: int = -1
+    identity: tuple[int, int] = (0, 0)
+    fragments: int = 0
+    size: int = 0
+    origin: int = 0  # on the clock of packets
+
+
+class PacketRecorder:
+    """Records a stream from construction on, until `close`. `take` may be called from any thread.
+
+    A file begins at a key frame: the first of all, after the segment's length, after a gap, where codec, parameter
+    sets or the sound change, and where a clock was set.
+
+    Args:
+        stream: its name.
+        place: where the files go.
+
+    Raises:
+        SinkError: if nothing can be written there.
+    """
+
+    def __init__(self, stream: str, place: RecordingPlace) -> None:
+        self._stream, self._place = stream, place
+        root = place.names.root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            probe = root / f".{os.getpid()}{SUFFIX}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise SinkError(f"cannot record to {root}: {write_failure(root / 'file', error)}") from None
+        self._wake = threading.Event()
+        self._lock = threading.Lock()  # over the three that follow
+        self._queue: deque[CodedPacket | SoundPacket | None] = deque()  # None: some were dropped here
+        self._waiting = 0  # bytes
+        self._full = False  # whether packets are dropped up to the next key frame
+        self._closed = False
+        self._frames: deque[CodedPacket | None] = deque()
+        self._sound: SoundWriter | None = None
+        self._file: _OpenFile | None = None
+        self._last: CodedPacket | None = None
+        self._after: str | None = "the recording began"
+        self._number = 0
+        self._failures = 0
+        self._failed_at = self._retry_at = self._pruned_at = 0.0
+        self._reason: str | None = None
+        self._complained: set[str] = set()
+        self._files = self._bytes = self._dropped = 0
+        self._cpu_s = 0.0
+        self._thread = threading.Thread(target=self._work, name="saccade record", daemon=True)
+        self._thread.start()
+
+    def take(self, packet: CodedPacket | SoundPacket) -> None:
+        """Take a packet; returns at once."""
+        with self._lock:
+            video = isinstance(packet, CodedPacket)
+            may_begin = isinstance(packet, CodedPacket) and packet.key and self._waiting < _MOST_BYTES // 2
+            if self._closed or (self._full and not may_begin):
+                self._dropped += video
+                return
+            if self._full:
+                self._full = False
+                self._queue.append(None)
+            elif self._waiting > _MOST_BYTES:
+                self._full = True
+                self._dropped += video
+                return
+            self._queue.append(packet)
+            self._waiting += len(packet.data)
+
+    def status(self) -> RecorderStatus:
+        """How it is doing; from any thread."""
+        state: Literal["ok", "paused"] = "paused" if self._failures else "ok"
+        return RecorderStatus(state, self._reason, self._files, self._bytes, self._dropped, self._cpu_s)
+
+    def close(self) -> None:
+        """Write what waits, for some seconds at most. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+        self._wake.set()
+        self._thread.join(_CLOSE_S)
+
+    # ---- in the thread
+
+    def _work(self) -> None:
+        self._number = Archive(self._place).last_number + 1
+        while True:
+            closed = self._wake.wait(_WAKE_S)
+            with self._lock:
+                packets, self._queue = self._queue, deque()
+            for packet in packets:
+                if isinstance(packet, SoundPacket):
+                    self._take_sound(packet)
+                else:
+                    self._frames.append(packet)
+            now = time.monotonic()
+            while self._frames:
+                frame = self._frames[0]
+                if frame is None:
+                    self._complain("the disk is too slow: frames are left out up to the next key frame")
+                    self._after = "the disk was too slow"
+                elif frame.arrived_at > now - _LATER_S and not closed:
+                    break
+                self._frames.popleft()
+                if frame is None:
+                    continue
+                with self._lock:
+                    self._waiting -= len(frame.data)
+                try:
+                    self._take(frame)
+                except Exception as error:  # a bug must not end the recording
+                    self._failed(error)
+            self._settle()
+            self._cpu_s = time.thread_time()
+            if closed:
+                break
+        try:
+            self._end_file()
+        except OSError as error:
+            self._failed(error)
+
+    def _take(self, packet: CodedPacket) -> None:
+        if packet.codec not in _CODECS:
+            self._complain(f"its video is {packet.codec}, which is not recorded: only H.264 and H.265 are")
+            return
+        last, self._last = self._last, packet
+        broken = last is not None and jumps(last.pts, last, packet)
+        if self._file is not None and (broken or (packet.key and self._ends(self._file, packet, last))):
+            self._note_gap(packet, last)
+            self._end_file()
+        if self._file is None:
+            if not packet.key or time.monotonic() < self._retry_at:
+                self._dropped += self._failures > 0
+                return
+            offset = time.time() - time.monotonic()
+            self._file = _OpenFile(packet, parameters_of(packet), offset, self._after)
+            self._after = None
+        self._write(self._file, self._file.cutter.push(packet))
+
+    def _ends(self, file: _OpenFile, packet: CodedPacket, last: CodedPacket | None) -> bool:
+        """Whether a key frame does not belong into the file any more."""
+        gap = self._after is not None or (last is not None and packet.pts - last.pts > GAP_S * VIDEO_SCALE)
+        long = packet.pts - file.began.pts >= self._place.length_s * VIDEO_SCALE
+        was_set = abs(time.time() - time.monotonic() - file.wall_offset) > _STEP_S
+        gone = file.path is not None and _moved(file)
+        other_sound = file.path is not None and file.sound is not self._sound
+        return gap or long or was_set or gone or other_sound or parameters_of(packet) != file.parameters
+
+    def _note_gap(self, packet: CodedPacket, last: CodedPacket | None) -> None:
+        if last is None or self._after is not None:
+            return
+        if packet.arrived_at - last.arrived_at > GAP_S:
+            self._after = "the camera sent nothing"
+        elif packet.pts - last.pts > GAP_S * VIDEO_SCALE:
+            self._after = "frames were lost on the way"
+
+    def _take_sound(self, packet: SoundPacket) -> None:
+        with self._lock:
+            self._waiting -= len(packet.data)
+        if self._sound is None or not self._sound.fits(packet):
+            try:
+                self._sound = SoundWriter(packet)
+            except ValueError as error:
+                self._complain(f"its sound is not recorded: {error}")
+                return
+        self._sound.push(packet)
+
+    def _write(self, file: _OpenFile, packets: list[TimedPacket]) -> None:
+        if not packets:
+            return
+        head = b""
+        if file.path is None:
+            try:
+                head = self._begin(file, packets)
+            except (av.error.FFmpegError, ValueError) as error:
+                self._complain(f"a file could not be begun: {error}")
+                self._file = None
+                return
+        frames = [Sample(length_prefixed(one.packet.data), one.duration, one.offset, one.packet.key) for one in packets]
+        start, sound = 0, list[Sample]()
+        if file.sound is not None:
+            start, sound = file.sound.take(file.origin, packets[-1].decode + packets[-1].duration)
+        fragment = fragment_of(file.fragments + 1, [(VIDEO, packets[0].decode, frames), (SOUND, start, sound)])
+        data = memoryview(head + fragment)
+        written = 0
+        while written < len(data):
+            written += os.write(file.descriptor, data[written:])
+        if not file.fragments:
+            assert file.path is not None
+            part = file.path
+            file.path = part.with_name(part.name.removesuffix(SUFFIX))
+            part.replace(file.path)
+            self._files += 1
+            log.info("%s: recording to %s", self._stream, file.path)
+        file.fragments += 1
+        file.size += len(data)
+        self._bytes += len(data)
+        if self._place.retention and time.monotonic() - self._pruned_at > _PRUNE_S:
+            self._prune()
+
+    def _begin(self, file: _OpenFile, packets: list[TimedPacket]) -> bytes:
+        """Create the file; return its head."""
+        root = self._place.names.root
+        if not root.is_dir():  # not created again: it may be where a disk was mounted
+            raise FileNotFoundError(2, f"the folder {root} is gone")
+        file.origin = packets[0].packet.pts - packets[0].decode - packets[0].offset
+        file.sound = self._sound
+        # A server sends what it has stored in a burst: the frame that came soonest tells when the file began.
+        delay = min(one.packet.arrived_at - (one.packet.pts - file.origin) / VIDEO_SCALE for one in packets)
+        began = file.wall_offset + delay
+        track = file.sound.track if file.sound else None
+        form = hashlib.sha256(repr((file.parameters[0], sorted(file.parameters[1]), track)).encode()).hexdigest()[:16]
+        note = {"began": round(began, 3), "number": self._number, "after": file.after, "form": form}
+        self._number += 1
+        newest = packets[-1].packet
+        first = file.began.parameter_sets + b"".join(one.packet.data for one in packets[:2])
+        head = head_of(
+            newest.codec,
+            first,
+            sound=track,
+            note=note,
+            display_matrix=newest.display_matrix,
+            pixel_aspect=newest.pixel_aspect,
+        )
+        path = free_path(self._place.names.at(datetime.fromtimestamp(began).astimezone()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file.path = path.with_name(path.name + SUFFIX)
+        file.descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        status = os.fstat(file.descriptor)
+        file.identity = status.st_dev, status.st_ino
+        if self._place.retention:
+            self._prune()
+        return head
+
+    def _end_file(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            self._write(file, file.cutter.close())
+        except OSError:
+            self._file = file  # for `_failed`
+            raise
+        if file.descriptor >= 0:
+            os.close(file.descriptor)
+
+    def _failed(self, error: Exception) -> None:
+        """Leave the file with its whole fragments, or none; try again later."""
+        file, self._file = self._file, None
+        if file is not None and file.descriptor >= 0:
+            with suppress(OSError):
+                os.ftruncate(file.descriptor, file.size)
+                if not file.size and file.path is not None:
+                    file.path.unlink(missing_ok=True)
+            os.close(file.descriptor)
+        why = write_failure(self._place.names.root / "file", error)
+        if not self._failures:
+            trace = None if isinstance(error, OSError) else error
+            root = self._place.names.root
+            log.warning("%s: cannot record to %s: %s; trying again", self._stream, root, why, exc_info=trace)
+        self._failures += 1
+        self._failed_at = time.monotonic()
+        self._retry_at = self._failed_at + backoff_s(self._failures)
+        self._reason, self._after = why, f"it could not be written: {why}"
+        with suppress(OSError):
+            self._prune()
+
+    def _settle(self) -> None:
+        if self._failures and self._file and self._file.fragments and time.monotonic() - self._failed_at > _SETTLE_S:
+            log.warning("%s: recording works again; frames left out so far: %d", self._stream, self._dropped)
+            self._failures, self._reason = 0, None
+
+    def _prune(self) -> None:
+        self._pruned_at = time.monotonic()
+        if not self._place.retention:
+            return
+        current = self._file.path if self._file else None
+        for path in self._place.retention.prune(self._place.files(), current):
+            for folder in list(path.parents)[: self._place.names.depth]:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
+
+    def _complain(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._complained:
+            self._complained.add(text)
+            self._reason = text
+            log.warning("%s: %s", self._stream, text)
+
+
+def _moved(file: _OpenFile) -> bool:
+    """Whether the file was deleted, moved or replaced."""
+    try:
+        status = os.stat(file.path or "")
+    except OSError:
+        return True
+    return (status.st_dev, status.st_ino) != file.identity

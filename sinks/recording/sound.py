@@ -1,0 +1,147 @@
+"""Sound on its way into a recording: AAC and Opus as they are, everything else coded as AAC.
+
+Knows FFmpeg's codecs; no files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from fractions import Fraction
+
+import av
+import av.error
+from av.audio.codeccontext import AudioCodecContext
+from av.audio.fifo import AudioFifo
+from av.audio.resampler import AudioResampler
+
+from saccade.sinks.recording.fragments import VIDEO_SCALE, Sample, SoundTrack
+from saccade.sources.live.packets import SoundPacket
+
+log = logging.getLogger(__name__)
+
+_COPIED = ("aac", "opus")
+_TOLERANCE_S = 0.1  # by which sound may be off the time that its samples count up to
+_SET_BACK_S = 2.0  # a clock that goes back further was set, or is another connection's
+_MOST_WAITING = 4096  # pieces: 90 s of AAC
+
+
+class SoundWriter:
+    """The sound of files: packets in, samples for each fragment out.
+
+    Args:
+        first: the first packet, which tells what the sound is.
+
+    Attributes:
+        track: what the file's head says of it.
+
+    Raises:
+        ValueError: if FFmpeg cannot decode it.
+    """
+
+    def __init__(self, first: SoundPacket) -> None:
+        self._form = form_of(first)
+        self._coder = None if first.codec in _COPIED else _AacCoder(first)
+        # Opus counts at 48 kHz whatever the rate of its sound.
+        rate = 48000 if first.codec == "opus" else first.rate
+        self.track = self._coder.track if self._coder else SoundTrack(first.codec, first.config, rate, first.channels)
+        # Time on the clock of packets, in the track's units; samples; data.
+        self._waiting: deque[tuple[int, int, bytes]] = deque()
+        self._next: int | None = None  # the time that follows what waits
+
+    def fits(self, packet: SoundPacket) -> bool:
+        """Whether a packet is of the same kind."""
+        return form_of(packet) == self._form
+
+    def push(self, packet: SoundPacket) -> None:
+        """Take a packet that fits."""
+        time = packet.pts * self.track.rate // VIDEO_SCALE
+        if self._coder is None:
+            self._place(time, packet.samples, packet.data)
+            return
+        for later, samples, data in self._coder.code(packet):
+            self._place(time + later, samples, data)
+
+    def take(self, origin: int, until: int) -> tuple[int, list[Sample]]:
+        """The samples of a fragment, and the time of the first in the file, in the track's units.
+
+        Args:
+            origin: the time of the file's begin, on the clock of packets.
+            until: the end of the fragment, from there; both in units of `VIDEO_SCALE`.
+        """
+        begin, limit = (time * self.track.rate // VIDEO_SCALE for time in (origin, origin + until))
+        taken: list[tuple[int, int, bytes]] = []
+        while self._waiting and self._waiting[0][0] < limit:
+            one = self._waiting.popleft()
+            if one[0] + one[1] // 2 >= begin:
+                taken.append(one)
+        if not taken:
+            return 0, []
+        ends = [time for time, _, _ in taken[1:]] + [taken[-1][0] + taken[-1][1]]
+        samples = [Sample(data, max(1, end - time)) for (time, _, data), end in zip(taken, ends, strict=True)]
+        return max(0, taken[0][0] - begin), samples
+
+    def _place(self, time: int, samples: int, data: bytes) -> None:
+        expected, tolerance = self._next, _TOLERANCE_S * self.track.rate
+        if expected is not None and time - expected < -_SET_BACK_S * self.track.rate:
+            self._waiting.clear()
+            expected = None
+        if expected is not None and time - expected < -tolerance:
+            return  # what is there already does not come twice
+        if expected is not None and time - expected <= tolerance:
+            time = expected
+        if len(self._waiting) >= _MOST_WAITING:
+            self._waiting.popleft()
+        self._waiting.append((time, samples, data))
+        self._next = time + samples
+
+
+def form_of(packet: SoundPacket) -> tuple[object, ...]:
+    """What packets of one file have in common."""
+    return packet.codec, packet.config, packet.rate, packet.channels
+
+
+class _AacCoder:
+    """Codes sound again as AAC, at its own rate."""
+
+    def __init__(self, first: SoundPacket) -> None:
+        layout = "mono" if first.channels == 1 else "stereo"
+        try:
+            decoder = av.CodecContext.create(first.codec, "r")
+            assert isinstance(decoder, AudioCodecContext)
+            decoder.sample_rate, decoder.layout = first.rate, "mono" if first.channels == 1 else f"{first.channels}c"
+            if first.channels == 2:
+                decoder.layout = "stereo"
+            encoder = av.CodecContext.create("aac", "w")
+            assert isinstance(encoder, AudioCodecContext)
+            encoder.sample_rate, encoder.layout, encoder.format = first.rate, layout, "fltp"
+            encoder.time_base = Fraction(1, first.rate)
+            encoder.bit_rate = 32_000 if first.rate <= 16_000 else 96_000
+            encoder.open()
+        except (av.error.FFmpegError, ValueError) as error:
+            raise ValueError(f"{first.codec} at {first.rate} Hz cannot be coded as AAC") from error
+        self._decoder, self._encoder = decoder, encoder
+        self._resampler = AudioResampler("fltp", layout, first.rate)
+        self._fifo = AudioFifo()
+        self._size = encoder.frame_size or 1024
+        self.track = SoundTrack("aac", bytes(encoder.extradata or b""), first.rate, 1 if layout == "mono" else 2)
+
+    def code(self, packet: SoundPacket) -> list[tuple[int, int, bytes]]:
+        """The AAC that is ready: how much later than the packet each begins, in samples, its length, and its data."""
+        found = []
+        held = self._fifo.samples
+        try:
+            for decoded in self._decoder.decode(av.Packet(packet.data)):
+                for frame in self._resampler.resample(decoded):
+                    frame.pts = None
+                    self._fifo.write(frame)
+            number = 0
+            while (whole := self._fifo.read(self._size)) is not None:
+                whole.pts = None
+                for coded in self._encoder.encode(whole):
+                    # It comes one frame late, and a decoder gives out its begin one frame late.
+                    found.append(((number - 2) * self._size - held, self._size, bytes(coded)))
+                number += 1
+        except av.error.FFmpegError as error:
+            log.debug("sound could not be coded (%s)", error)
+        return found
