@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from saccade.engine.cpu.threads import set_threads, step_threads
 from saccade.engine.fallbacks import Fallbacks, reason_of
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DeepEncoder, Refiner, VisionEncoder
@@ -83,6 +84,7 @@ class RefineThread:
             self._thread.join()
 
     def _run(self) -> None:
+        set_threads(step_threads())
         while (item := self._queue.get()) is not None:
             result, pixels, done = item
             try:

@@ -16,6 +16,7 @@ from saccade.engine.models.lora import AdapterBank, load_adapter
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from tests.support.engine import TINY_3, noise, one_thread, random_model, write_model
+from tests.support.engine.material import DEVICES
 
 TASKS: list[Task] = [Detect("x", 4, 0.0), Point("y", 3, 0.0), Query("why?", 9)]
 RANK = 4  # of an expert 2, as a token has 2 of them
@@ -78,9 +79,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model: Moondream) -> Path:
     return write_model(tmp_path_factory.mktemp("tiny"), TINY_3, model)
 
 
-@pytest.fixture
-def engine(folder: Path) -> Iterator[Engine]:
-    with one_thread(), Engine.load(str(folder), "cpu", adapter_slots=2, adapter_rank=8) as engine:
+@pytest.fixture(params=DEVICES)
+def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with one_thread(), Engine.load(str(folder), request.param, "float32", adapter_slots=2, adapter_rank=8) as engine:
         yield engine
 
 
@@ -93,7 +94,8 @@ def test_requests_get_what_merged_weights_give_whatever_shares_the_batch(
         if name is not None:
             whole = merged(model, tuned(seed))
             engine.load_adapter(name, write(tmp_path / f"{name}.pt", tuned(seed)))
-        with Engine.load(str(write_model(tmp_path / f"whole {name}", TINY_3, whole)), "cpu") as plain:
+        device = "cpu" if engine.model.gpu is None else "cuda"
+        with Engine.load(str(write_model(tmp_path / f"whole {name}", TINY_3, whole)), device, "float32") as plain:
             wanted[name] = plain.submit(image, TASKS).result(60)
     assert len({repr((one.detections.boxes, one.texts)) for one in wanted.values()}) == 3
     futures = [(name, engine.submit(image, TASKS, adapter=name)) for name in (*wanted, *wanted)]

@@ -28,6 +28,7 @@ from saccade.engine.tasks import TASKS
 from saccade.engine.tasks.output_state import Sampling
 from saccade.engine.tasks.segment import PathWriter, SegmentOutput
 from tests.support.engine import TINY_3, noise, one_thread, random_model, write_model
+from tests.support.engine.material import DEVICES
 
 SYMBOLS: dict[int, str | int] = {
     **dict(zip(range(21, 30), ("M", "L", "C", "Z", "-", "M", "L", "C", "Z"), strict=True)),  # some with a space
@@ -64,8 +65,10 @@ def model() -> Moondream:
     return found
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory, model: Moondream) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=DEVICES)
+def engine(
+    tmp_path_factory: pytest.TempPathFactory, model: Moondream, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
     folder = write_model(tmp_path_factory.mktemp("models") / "tiny", CONFIG, model)
     names = {token: f"Ġ{symbol}" if 26 <= token < 30 else str(symbol) for token, symbol in SYMBOLS.items()} | {
         number: word for word, number in WORDS.items()
@@ -75,7 +78,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, model: Moondream) -> Iterat
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.Replace("Ġ", " ")
     tokenizer.save(str(folder / "tokenizer.json"))
-    with one_thread(), Engine.load(str(folder), "cpu") as engine:
+    with one_thread(), Engine.load(str(folder), request.param, "float32") as engine:
         yield engine
 
 

@@ -97,6 +97,11 @@ OUTLINING = replace(
 """One that outlines; `write_outlining_model` gives it words."""
 
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+"""For fixtures and tests that hold on both."""
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Tensors of a few hundred numbers: several threads only wait for each other, most of all on a busy machine."""

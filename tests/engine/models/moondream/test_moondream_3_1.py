@@ -12,17 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from saccade.engine import Engine, EngineError
+from saccade.engine import Detect, Engine, EngineError, Query
 from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.models import registry
 from saccade.engine.models.checkpoint import CheckpointError
-from saccade.engine.models.moondream.config import MoondreamConfig
+from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream, load, open_checkpoint
 from saccade.engine.models.quantization import quantize, round_to_fp8
 from saccade.engine.phase import Phase
 from saccade.engine.tasks.text_output import ReasoningOutput, TextOutput
 from tests.support.engine import TINY_3, noise, one_thread, random_model, write_model
+from tests.support.engine.material import DEVICES, NO_GPU
 
 CPU = torch.device("cpu")
 CONFIG = dataclasses.replace(TINY_3, region=dataclasses.replace(TINY_3.region, reads="ln"))
@@ -92,7 +93,7 @@ def as_3_1(model: Moondream, joined_tau: bool = False) -> dict[str, torch.Tensor
 def write_3_1(folder: Path, held: dict[str, torch.Tensor], **changes: Any) -> Path:
     """A folder as published: no `model_type`, and a config.json that need not mention experts."""
     folder.mkdir(exist_ok=True)
-    values = json.loads(json.dumps(dataclasses.asdict(CONFIG)))
+    values = json.loads(json.dumps(dataclasses.asdict(changes.get("config", CONFIG))))
     for key in ("moe", "tau", "rope_theta", "max_context"):
         values["text"].pop(key)
     values["text"] |= {"tau_attn": True, "decoder_arch": "parallel"}
@@ -145,12 +146,13 @@ def test_every_published_name_loads_as_moondream_3_does(tmp_path: Path, joined_t
     assert newer.family == "Moondream 3.1: stored as F32, context 32768"
 
 
-def test_both_answer_alike_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_both_answer_alike_to_the_bit(tmp_path: Path, device: str) -> None:
     model, image = random_model(CONFIG), noise(40, 60)
     folders = write_model(tmp_path / "3.0", CONFIG, model), write_3_1(tmp_path / "3.1", as_3_1(model))
     answers = []
     for folder in folders:
-        with one_thread(), Engine.load(str(folder), "cpu") as engine:
+        with one_thread(), Engine.load(str(folder), device, "float32") as engine:
             boxes, points = engine.detect(image, "cat", 4, 0.1), engine.point(image, "cat", 4, 0.1)
             answers.append((boxes, points, engine.query(image, "why?", 4).text, engine.caption(image, "short", 4).text))
     assert answers[0] == answers[1]
@@ -230,6 +232,38 @@ def test_experts_kept_in_fp8_are_multiplied_as_dequantized_ones(
     assert (experts.fc1.weight.dtype, experts.router.weight.dtype) == (E4M3, torch.bfloat16)
     x, at = torch.randn(2, 3, 32).bfloat16(), torch.arange(3).expand(2, -1)
     assert torch.equal(kept.text(x, at), plain.text(x, at))
+
+
+@NO_GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_a_gpu_keeps_experts_in_fp8(tmp_path: Path, dtype: str) -> None:
+    """In a shape that kernels take; answers are about those of dequantized weights."""
+    text = dataclasses.replace(
+        CONFIG.text,
+        dim=256,
+        ff_dim=512,
+        n_heads=8,
+        n_kv_heads=8,  # type: ignore[arg-type]
+        moe=ExpertsConfig(num_experts=16, start_layer=1, experts_per_token=2, expert_inner_dim=256),
+    )
+    region = {"dim": 256, "coord_feat_dim": 64, "size_feat_dim": 128}
+    config = dataclasses.replace(
+        CONFIG,
+        text=text,
+        vision=dataclasses.replace(CONFIG.vision, proj_out_dim=256),
+        region=dataclasses.replace(CONFIG.region, **region),  # type: ignore[arg-type]
+    )
+    held = fp8(as_3_1(random_model(config)))
+    folder, image = write_3_1(tmp_path, held, config=config), noise(40, 60)
+    with Engine.load(str(folder), "cuda", dtype) as engine:
+        experts = engine._loaded.model.text.get_submodule("blocks.1.mlp")  # type: ignore[attr-defined]
+        assert isinstance(experts, Experts)
+        codes = held["text_model.transformer.h.1.mlp.experts.weight"]
+        assert torch.equal(experts.fc1.weight.cpu().float(), codes.float())
+        found = engine.submit(image, [Detect("cat", 8, 0.0), Query("why?", 12)] * 4).result(60)
+        assert len(found.detections.boxes) == 32
+        assert not engine.model.fallbacks
 
 
 def test_fp8_in_moondream_3s_own_names(tmp_path: Path) -> None:

@@ -19,14 +19,10 @@ from saccade.engine.models.moondream.vision import VisionTower
 from saccade.engine.results import Outline, Result, Timings
 from saccade.engine.runtime.refine import refined
 from tests.support.engine import noise, one_thread, random_model
-from tests.support.engine.material import OUTLINING, random_refiner, write_enclosing_model
+from tests.support.engine.material import DEVICES, OUTLINING, random_refiner, write_enclosing_model
 
 Array = NDArray[np.float64]
 ENC, DIM, GRID, SIZE = OUTLINING.vision.enc_dim, 64, OUTLINING.vision.grid, OUTLINING.vision.crop_size
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
-]
 
 
 def published(model: MaskRefiner) -> dict[str, torch.Tensor]:
