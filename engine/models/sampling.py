@@ -139,6 +139,34 @@ def take_tokens(
     state[slots] = torch.where(wanted, text.embed(token), state[slots])
 
 
+def take_allowed(
+    text: TextDecoder,
+    rows: torch.Tensor,
+    masks: torch.Tensor,
+    which: torch.Tensor,
+    logits: torch.Tensor,
+    batch_slots: torch.Tensor,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """As `take_tokens` the likeliest token that is allowed, for some rows of text.
+
+    Args:
+        text: the decoder.
+        rows: (n,) int64 rows of what follows; one that is there twice has the same mask.
+        masks: (any, vocab) bool, True where a token is allowed.
+        which: (n,) int64 rows of `masks`.
+        logits: (any, vocab) float32.
+        batch_slots: (any,) rows of `state`.
+        sampled: (any, 3) float32, of which the first number is written.
+        state: (batch slots, dim).
+    """
+    allowed = torch.where(masks.index_select(0, which), logits.index_select(0, rows), -torch.inf)
+    token = allowed.argmax(-1)
+    sampled.select(1, 0).index_copy_(0, rows, token.float())
+    state.index_copy_(0, batch_slots.index_select(0, rows).long(), text.embed(token))
+
+
 def take_coordinates(
     region: RegionHeads,
     hidden: torch.Tensor,

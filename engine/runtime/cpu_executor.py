@@ -30,7 +30,13 @@ from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model, T
 from saccade.engine.models.sampling import SAMPLED, CpuSampling, feed, put_values, suppress, take_tokens
 from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.executor import Event, Stream, Watcher
-from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
+from saccade.engine.runtime.sampling_inputs import (
+    AllowedTokens,
+    SamplingInputs,
+    TokenSampler,
+    sample_again,
+    with_scores,
+)
 from saccade.engine.tasks.output_state import MAX_SCORED, FedValue, Sampled
 
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
@@ -158,7 +164,7 @@ class CpuExecutor:
 
         def copy() -> None:
             self._host[slot, :count].copy_(self._sampled[slot, :count])
-            if sampler is not None and sampler.scored is not None:
+            if isinstance(sampler, TokenSampler) and sampler.scored is not None:
                 self._scores[1, slot].copy_(self._scores[0, slot])
 
         self._copy.run(copy)
@@ -259,7 +265,7 @@ class CpuExecutor:
         decoder.write_kv(x, CpuPagedRows(self.cache, pages, x.shape[1]))
         self._image_threads.took((time.perf_counter() - begun) / sum(len(image.pixels) for image in images))
 
-    def _sample(self, slot: int, present: set[Phase], sampler: TokenSampler | None) -> None:
+    def _sample(self, slot: int, present: set[Phase], sampler: TokenSampler | AllowedTokens | None) -> None:
         """Sample what each row's phase says, from its hidden state; keep its embedding for the next step."""
         hidden, rows = self._hidden[slot], self._rows[slot]
         assert hidden is not None
@@ -274,7 +280,7 @@ class CpuExecutor:
             take_tokens(self.model.text, logits.argmax(-1), phases, batch_slots, sampled, self._state)
             if sampler is not None:
                 sample_again(self.model, sampler, hidden, logits, phases, batch_slots, sampled, self._state)
-                if sampler.scored is not None:
+                if isinstance(sampler, TokenSampler) and sampler.scored is not None:
                     scores = sampler.scores(logits)
                     self._scores[0, slot, sampler.rows, : scores.shape[1]] = scores
 

@@ -38,7 +38,13 @@ from saccade.engine.runtime.cuda_stream import CudaStream
 from saccade.engine.runtime.executor import Progress, Stream
 from saccade.engine.runtime.graph_capture import Graphs
 from saccade.engine.runtime.image_encoder import CudaImageEncoder, Job, PreparedImage, bucket_of
-from saccade.engine.runtime.sampling_inputs import SamplingInputs, TokenSampler, sample_again, with_scores
+from saccade.engine.runtime.sampling_inputs import (
+    AllowedTokens,
+    SamplingInputs,
+    TokenSampler,
+    sample_again,
+    with_scores,
+)
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, PromptTokens
 from saccade.engine.tasks.output_state import Sampled
 
@@ -139,14 +145,19 @@ class CudaExecutor:
                 self._compute.run(torch.inference_mode()(partial(self._sample_again, held, count, sampler)))
             held.computed.record(self._compute.stream)
             self._copy.wait(held.computed)
-            scored = sampler is not None and sampler.scored is not None
+            scored = isinstance(sampler, TokenSampler) and sampler.scored is not None
             self._copy.run(partial(held.copy, count, scored=scored))
             held.ready.record(self._copy.stream)
         except BaseException:
             self._unread.discard(slot)
             raise
 
-    def _sample_again(self, held: CudaSlot, count: int, sampler: TokenSampler) -> None:
+    def _sample_again(self, held: CudaSlot, count: int, sampler: TokenSampler | AllowedTokens) -> None:
+        if isinstance(sampler, AllowedTokens):
+            (outs, phases), state = self._sent(len(held.logits)), self._state
+            whole = held.hidden, held.logits, phases, outs, held.sampled, state
+            self.graphs.run(("allowed", held.number, sampler.count), partial(sample_again, self.model, sampler, *whole))
+            return
         (outs, phases), logits = self._sent(count), held.logits[:count]
         sampled, hidden = held.sampled[:count], held.hidden[:count]
         sample_again(self.model, sampler, hidden, logits, phases, outs, sampled, self._state)

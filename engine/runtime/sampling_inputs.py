@@ -7,16 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from saccade.engine.core.request import ScheduledSequence, Step, StepKind
 from saccade.engine.models.protocol import Model
-from saccade.engine.models.sampling import sample, take_coordinates, take_tokens
+from saccade.engine.models.sampling import sample, take_allowed, take_coordinates, take_tokens
 from saccade.engine.phase import TEXT_PHASES
 from saccade.engine.runtime.executor import Stream
 from saccade.engine.tasks.output_state import ANY_TOKEN, MAX_SCORED, Sampled, TokenRule
+
+
+@dataclass(slots=True, frozen=True)
+class AllowedTokens:
+    """Rows of a step that take the likeliest token of a lasting mask; tensors of fixed addresses for each `count`.
+
+    Attributes:
+        count: of rows, the last of which may be there several times: as many as a graph is made for.
+        rows, which, masks: as `take_allowed` takes them.
+    """
+
+    count: int
+    rows: torch.Tensor
+    which: torch.Tensor
+    masks: torch.Tensor
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +57,7 @@ class TokenSampler:
         return logits.index_select(0, self.rows.contiguous()).float().log_softmax(-1).gather(1, self.scored)
 
 
-_FEW, _MOST_KEPT = 64, 64  # allowed tokens whose mask is not kept; masks that are: 51 KB each
+_MOST_KEPT = 16  # lasting masks, of 51 KB each
 
 
 class SamplingInputs:
@@ -51,10 +67,12 @@ class SamplingInputs:
         self._temperatures = _PinnedBuffer(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
         self._seeds = _PinnedBuffer(device, torch.int64, depth, n_rows, 4)  # its seed, step, whether grounded, its row
         self._masks = _PinnedBuffer(device, torch.bool, depth, n_rows, vocab)
-        self._kept: dict[int, tuple[Sequence[int], torch.Tensor]] = {}
+        self._lasting: dict[int, tuple[Sequence[int], int, torch.Tensor]] = {}
+        self._kept = torch.zeros(_MOST_KEPT, vocab, dtype=torch.bool, device=device)
+        self._chosen = _PinnedBuffer(device, torch.int64, depth, 2, n_rows)  # rows, and which mask each has
         self._scored = _PinnedBuffer(device, torch.int64, depth, n_rows, min(vocab, MAX_SCORED))
 
-    def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | None:
+    def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | AllowedTokens | None:
         """The sampler of a step's tokens, to be run on the compute stream; its inputs are put on the copy stream.
 
         None where all rows take the likeliest token. What else a row wants costs the others nothing: only such rows
@@ -66,6 +84,10 @@ class SamplingInputs:
             return None
         chosen, count = [step.sequences[number] for number in rows], len(rows)
         sampling, rules = [row.sequence.output.sampling for row in chosen], [row.rule for row in chosen]
+        if all(rule.lasting and one.temperature == 0 for rule, one in zip(rules, sampling, strict=True)):
+            masks = [mask for rule in rules if (mask := self._mask_of(rule, copy)) is not None]
+            if len(masks) == count:
+                return self._send_allowed(slot, rows, masks, copy, compute)
         masked = any(rule.allowed is not None or rule.forbidden for rule in rules)
         warm = any(one.temperature > 0 for one in sampling)
         grounded, n_scored = any(rule.grounded for rule in rules), max(len(rule.scored) for rule in rules)
@@ -104,26 +126,45 @@ class SamplingInputs:
             self._scored.device[slot, :count, :n_scored] if n_scored else None,
         )
 
-    def _mask_of(self, allowed: Sequence[int]) -> torch.Tensor:
-        """The mask (vocab,) of many allowed tokens; a grammar gives the same few sequences at every step."""
-        kept = self._kept.get(id(allowed))
+    def _send_allowed(
+        self, slot: int, rows: list[int], masks: list[int], copy: Stream, compute: Stream
+    ) -> AllowedTokens:
+        count = min(1 << (len(rows) - 1).bit_length(), self._chosen.host.shape[2])
+        host, spare = self._chosen.host[slot, :, :count], count - len(rows)
+        host.copy_(torch.tensor([rows + rows[-1:] * spare, masks + masks[-1:] * spare]))
+        copy.run(lambda: self._chosen.upload(slot, 2))
+        compute.wait(copy.record())
+        numbers, which = self._chosen.device[slot, :, :count].unbind(0)
+        return AllowedTokens(count, numbers, which, self._kept)
+
+    def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
+        """The row of `_kept` that a rule's mask has, or gets; None if there is no room for it."""
+        assert rule.allowed is not None
+        kept = self._lasting.get(id(rule.allowed))
         if kept is None:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            mask = torch.zeros(self._masks.host.shape[-1], dtype=torch.bool)
-            mask[list(allowed)] = True
-            kept = self._kept[id(allowed)] = allowed, mask  # which keeps the sequence, and so its id
+            number = len(self._lasting)
+            if number == len(self._kept):
+                return None
+            mask = torch.zeros(self._kept.shape[1], dtype=torch.bool, pin_memory=self._kept.is_cuda)
+            mask[list(rule.allowed)] = True
+            copy.run(partial(_put, self._kept[number], mask))
+            kept = self._lasting[id(rule.allowed)] = rule.allowed, number, mask  # the sequence is kept, and so its id
         return kept[1]
 
     def _fill_masks(self, slot: int, rules: Sequence[TokenRule]) -> None:
         mask = self._masks.host[slot, : len(rules)].fill_(True)
         for row, rule in zip(mask, rules, strict=True):
-            if rule.allowed is not None and len(rule.allowed) > _FEW:
-                row.copy_(self._mask_of(rule.allowed))
+            kept = self._lasting.get(id(rule.allowed))
+            if kept is not None:
+                row.copy_(kept[2])
             elif rule.allowed is not None:
                 row.fill_(False)[list(rule.allowed)] = True
             elif rule.forbidden:
                 row[list(rule.forbidden)] = False
+
+
+def _put(place: torch.Tensor, mask: torch.Tensor) -> None:
+    place.copy_(mask, non_blocking=True)
 
 
 class _PinnedBuffer:
@@ -165,7 +206,7 @@ def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) ->
 
 def sample_again(
     model: Model,
-    sampler: TokenSampler,
+    sampler: TokenSampler | AllowedTokens,
     hidden: torch.Tensor,
     logits: torch.Tensor,
     phases: torch.Tensor,
@@ -185,6 +226,9 @@ def sample_again(
         sampled: (rows, 3) float32.
         state: (batch slots, dim).
     """
+    if isinstance(sampler, AllowedTokens):
+        take_allowed(model.text, sampler.rows, sampler.masks, sampler.which, logits, batch_slots, sampled, state)
+        return
     rows = sampler.rows.contiguous()
     token, slots = sampler.draw(logits.index_select(0, rows)), batch_slots.index_select(0, rows)
     part = sampled.index_select(0, rows)

@@ -63,12 +63,14 @@ class TokenRule(NamedTuple):
         forbidden: ids that may not.
         grounded: the coordinate token is sampled with a coordinate, which is fed in place of its embedding.
         scored: ids whose log probabilities are wanted, at most `MAX_SCORED`; of all tokens, whatever is allowed.
+        lasting: `allowed` is one of a few sequences that many steps share: their masks are kept on the device.
     """
 
     allowed: Sequence[int] | None = None
     forbidden: Sequence[int] = ()
     grounded: bool = False
     scored: Sequence[int] = ()
+    lasting: bool = False
 
 
 ANY_TOKEN = TokenRule()

@@ -255,7 +255,7 @@ class SegmentOutput(OutputState):
 
     def rule(self) -> TokenRule:
         """What continues the path."""
-        return ANY_TOKEN if self._grammar is None else TokenRule(allowed=self._grammar.allowed)
+        return ANY_TOKEN if self._grammar is None else TokenRule(allowed=self._grammar.allowed, lasting=True)
 
     def commit(self, sampled: Sampled) -> bool:
         """Take one step's values; True at the end of the path, or where it is none."""

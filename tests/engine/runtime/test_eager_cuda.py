@@ -10,13 +10,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, Task
+from saccade.engine import Caption, Detect, Engine, Point, Query, Result, Segment, StreamSettings, Task
 from saccade.engine.config import EngineConfig
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.sources import open_source
 from tests.support import REPO
 from tests.support.engine import noise
 from tests.support.engine.eager_cuda import Now, eager_cuda_engine
+from tests.support.engine.material import write_enclosing_model
 
 WAIT_S = 60
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
@@ -113,3 +114,22 @@ def test_a_dropped_executor_is_gone_without_a_garbage_collection(folder: Path) -
             assert dropped() is None
         finally:
             gc.enable()
+
+
+def test_outlines_beside_other_answers_are_those_of_a_cpu(tmp_path: Path) -> None:
+    folder = write_enclosing_model(tmp_path / "tiny")
+    tasks: list[Task] = [
+        *(Segment(name, max_tokens=20 + 5 * number) for number, name in enumerate(("200", "300", "400"))),
+        Query("300", 12),
+        Detect("300", 3, 0.0),
+        Segment("300", max_tokens=20, temperature=2.0, seed=5),
+        Segment("300", max_tokens=20, grammar=False),
+    ]
+    images, found = [noise(40, 60, seed) for seed in range(3)], []
+    for start in (lambda: Engine.load(str(folder), "cpu"), lambda: eager_cuda_engine(str(folder), EngineConfig(2))):
+        with start() as engine:
+            together = [engine.submit(image, tasks[:5]).result(WAIT_S) for image in images]
+            together += [future.result(WAIT_S) for future in [engine.submit(image, tasks) for image in images]]
+            found.append([(one.segments, places(one)) for one in together])
+    assert found[0] == found[1]
+    assert len({outline.path for outlines, _ in found[0] for outline in outlines}) > 4
