@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 DISTRIBUTION = "saccade-live"
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 def install_command(extra: str) -> str:
