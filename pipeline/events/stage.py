@@ -127,7 +127,7 @@ class EventStage:
             if self._asker is not None:
                 self._ask(self._asker, machine, scene, frame)
             if self._recorder is not None and machine.event is not None:
-                self._recorder.note(machine.event, frame)
+                self._recorder.note(machine.event, frame, result.segments)
         if self._recorder is not None:
             self._recorder.advance(frame.steady_at)
         if self._minutes is not None:

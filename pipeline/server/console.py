@@ -121,7 +121,7 @@ class Console:
             "saves": self._controller.file is not None and client_of(request).may("admin"),
         }
         asked = self._prompts or Prompts()
-        colors = _colors([*(model.classes or []), *asked.detect, *asked.point])
+        colors = _colors([*(model.classes or []), *asked.detect, *asked.point, *asked.segment])
         return web.json_response({**described, "prompts": asked.model_dump(), "colors": colors})
 
     async def _names(self, request: web.Request) -> web.Response:
@@ -152,7 +152,7 @@ class Console:
 
 
 def _described(prompts: Prompts) -> dict[str, Any]:
-    return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point])}
+    return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point, *prompts.segment])}
 
 
 def _colors(labels: list[str]) -> dict[str, str]:

@@ -5,6 +5,8 @@ Knows results only: no frames, sources or models.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +62,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
         if thin:
             share = min(share, max(1.0, (box.y2 - box.y1) * height / _SMALL_LINE) / (LINE_PX * scale))
         _draw_box(canvas, box.pixels(width, height), color_of(box.label), scale * share)
-    for outline in result.segments:
-        _draw_outline(canvas, outline, color_of(outline.label), scale)
+    draw_outlines(canvas, result.segments)
     spots = result.points.points
     for spot in spots:
         _draw_dot(canvas, spot.pixels(width, height), color_of(spot.label), scale)
@@ -119,6 +120,13 @@ def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArr
         quarter = quarter @ turn.T
     outline: NDArray[np.int32] = np.round(np.concatenate(corners) * 2**SHIFT).astype(np.int32)
     return outline.reshape(-1, 1, 2)
+
+
+def draw_outlines(canvas: NDArray[np.uint8], outlines: Iterable[Outline]) -> None:
+    """Draw outlines into an image (height, width, 3) uint8 RGB, without their labels."""
+    scale = scale_of(canvas.shape[1], canvas.shape[0])
+    for outline in outlines:
+        _draw_outline(canvas, outline, color_of(outline.label), scale)
 
 
 def _draw_outline(canvas: NDArray[np.uint8], outline: Outline, color: Rgb, scale: float) -> None:

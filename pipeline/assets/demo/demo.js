@@ -224,8 +224,8 @@ function received(message) {
   if (message.prompts) return prompts.take(message.prompts, message.colors);
   now.heardAt = performance.now();
   const wanted = (one) => prompts.has(one.label);
-  const {objects, points, answers, latency_ms: latency} = message;
-  const seen = {objects: objects.filter(wanted), points: points.filter(wanted), answers};
+  const {objects, points, segments, answers, latency_ms: latency} = message;
+  const seen = {objects: objects.filter(wanted), points: points.filter(wanted), segments, answers};
   if (message.looks) $("windows").hidden = false;
   if (windowed()) seen.looks = message.looks;
   now.link.times().then((times) => { if (now) now.times = times; });

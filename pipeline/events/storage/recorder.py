@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,10 +25,12 @@ from saccade.pipeline.events.record import Event, MediaDone
 from saccade.pipeline.events.scene import sharpness_of
 from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
 from saccade.pipeline.events.storage.store_reader import MEDIA
+from saccade.sinks.overlay.draw import draw_outlines
 from saccade.sinks.still import jpeg
 from saccade.sources.live.decoder import decode_behind_the_model
 
 if TYPE_CHECKING:
+    from saccade.engine.results import Outline
     from saccade.sources import Frame
     from saccade.sources.demux import FileIndex
 
@@ -134,6 +136,7 @@ class _Recording:
     quality: float = -1.0  # of the best image; below that of any
     image: NDArray[np.uint8] | None = None
     image_size: tuple[int, int] = (0, 0)  # with square pixels
+    outlines: Sequence[Outline] = ()  # to be drawn into it
 
 
 class Recorder:
@@ -179,8 +182,8 @@ class Recorder:
         self._recordings[event.id], self._stream = recording, event.stream
         self.ring.hold(event.id, recording.begin)
 
-    def note(self, event: Event, frame: Frame) -> None:
-        """Take note of an event that goes on, or has just ended, with the frame that shows it."""
+    def note(self, event: Event, frame: Frame, outlines: Sequence[Outline] = ()) -> None:
+        """Take note of an event that goes on, or has just ended, with the frame that shows it and outlines in that."""
         if event.id in self._elsewhere:
             return
         recording = self._recordings.get(event.id)
@@ -188,7 +191,7 @@ class Recorder:
             recording = recording or self._begin(event)
             if recording.end == float("inf"):  # it has gone on for a while elsewhere
                 recording.end = frame.steady_at + MOST_S - max(0.0, frame.captured_at - event.start_time)
-            self._consider(recording, event, frame)
+            self._consider(recording, event, frame, outlines)
             if not recording.shown and recording.image is not None:
                 recording.shown = True
                 self._write_snapshot(event.id, recording)
@@ -251,7 +254,7 @@ class Recorder:
             recording.end = min(recording.end, end) + self._after_s
             self._ending[name] = recording
 
-    def _consider(self, recording: _Recording, event: Event, frame: Frame) -> None:
+    def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
         """Keep the frame's image if it shows the event better: by score, size and sharpness of its best object."""
         if event.frame_at != frame.steady_at:
             return  # nothing of it is to be seen now
@@ -264,10 +267,11 @@ class Recorder:
             quality = most * sharpness_of(frame.image, event.box)
         if quality > recording.quality * _BETTER:
             recording.quality, recording.image, recording.image_size = quality, frame.image, frame.shown_size
+            recording.outlines = outlines
 
     def _write_snapshot(self, name: str, recording: _Recording) -> None:
         if recording.image is not None:
-            work = partial(_write_jpeg, recording.image, recording.image_size)
+            work = partial(_write_jpeg, recording.image, recording.image_size, recording.outlines)
             self._writer.write(MediaDone(self._stream, name, "snapshot"), work)
             recording.image = None
 
@@ -284,7 +288,10 @@ class Recorder:
             self._writer.write(file, None)  # nothing new
 
 
-def _write_jpeg(image: NDArray[np.uint8], size: tuple[int, int], path: Path) -> None:
+def _write_jpeg(image: NDArray[np.uint8], size: tuple[int, int], outlines: Sequence[Outline], path: Path) -> None:
     if size != (image.shape[1], image.shape[0]):
         image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+    if outlines:
+        image = image.copy()  # the frame's own may be in use elsewhere
+        draw_outlines(image, outlines)
     path.write_bytes(jpeg(image, 90))

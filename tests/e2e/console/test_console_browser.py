@@ -10,20 +10,24 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from saccade.engine import Engine
+from saccade.engine import Engine, Outline, Result, Timings
 from saccade.pipeline.asset_files import DEMO_CLIP, PAGES
 from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.config.file import load
 from saccade.pipeline.run import opened_run
 from saccade.pipeline.server.demo import Demo
 from saccade.pipeline.server.whep.sink import ViewerSink
+from saccade.sinks import color_of
+from saccade.sinks.overlay.draw import draw
 from saccade.sources import open_source
 from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
 from tests.support.browser import Tab, needs_chromium, tab
 from tests.support.cameras import free_port
 from tests.support.clips import MakeClip
+from tests.support.engine.material import write_enclosing_model
 from tests.support.webrtc import until
 from tests.support.whep import feed
 
@@ -271,3 +275,47 @@ def test_a_video_sink_has_the_same_wall(tmp_path: Path) -> None:
         over.set()
         feeder.join()
         sink.close()
+
+
+OUTLINE = {
+    "label": "cat",
+    "path": "M 0.000 0.000 C 0.500 -0.200 0.500 1.200 1.000 1.000 L 0.000 1.000 Z M .2 .6 L.2 .9 L.4 .9 L.4 .6 Z",
+    "bbox": {"x_min": 0.2, "y_min": 0.3, "x_max": 0.8, "y_max": 0.9},
+}
+
+
+def test_an_outline_is_drawn_as_the_server_draws_it(page: Tab) -> None:
+    color = "#{:02x}{:02x}{:02x}".format(*color_of("cat"))
+    pixels = page.eval(f"""import(new URL("video/paint.js", document.baseURI)).then(({{paint}}) => {{
+        const [frame, canvas] = [0, 1].map(() => new OffscreenCanvas(640, 360));
+        frame.getContext("2d").fillStyle = "#404040";
+        frame.getContext("2d").fillRect(0, 0, 640, 360);
+        paint(canvas, frame, {{objects: [], points: [], segments: [{json.dumps(OUTLINE)}]}}, () => "{color}");
+        return Array.from(canvas.getContext("2d").getImageData(0, 0, 640, 360).data);
+    }})""")
+    drawn = np.array(pixels, np.uint8).reshape(360, 640, 4)[..., :3].astype(int)
+    box = tuple(OUTLINE["bbox"].values())  # type: ignore[attr-defined]
+    found = Outline("cat", str(OUTLINE["path"]), box, True)
+    served = draw(np.full((360, 640, 3), 64, np.uint8), Result.of([found], 640, 360, Timings())).astype(int)
+    for one in (drawn, served):
+        assert np.abs(one[216, 166] - (0.35 * np.array(color_of("cat")) + 0.65 * 64)).max() < 3  # inside
+        assert np.abs(one[270, 240] - 64).max() < 3  # in the hole
+        assert np.abs(one[100, 600] - 64).max() < 3
+    assert (np.abs(drawn - served).max(axis=2) > 40).mean() < 0.02  # lines and labels are smoothed otherwise
+
+
+def test_a_watched_stream_shows_outlines(tmp_path: Path) -> None:
+    folder = write_enclosing_model(tmp_path / "tiny")
+    with Engine.load(str(folder), "cpu") as engine, Demo(engine, Prompts(segment=["200"]), port=0) as opened:
+        opened.controller.add(
+            StreamConfig(source=str(DEMO_CLIP), name="hall", segment=["200"], vid_stride=10, loop=True)
+        )
+        with tab(opened.url, tmp_path / "profile") as page:
+            page.until("!!window.saccade")
+            page.shape(1440, 900)
+            page.until("!!document.querySelector('#tiles [data-stream=hall] a')")
+            press(page, "#tiles [data-stream=hall] a")
+            page.until(f"{SEEN}?.segments?.length > 0", seconds=60)
+            (outline,) = page.eval(f"{SEEN}.segments")
+            assert (outline["label"], outline["refined"]) == ("200", False)
+            assert page.console == []

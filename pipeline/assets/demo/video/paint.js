@@ -11,7 +11,7 @@ const COVERED = 0.02;  // of a label may lie on what it must not hide
 /**
  * @param canvas - filled whole; its size in pixels is the caller's
  * @param frame - anything that can be drawn, of the canvas's shape
- * @param seen - a record's objects, points and, if they are to be drawn, windows: {objects, points, looks}
+ * @param seen - a record's objects, points and, if there are any, outlines and windows: {objects, points, segments, looks}
  * @param color - the colour of a label
  * @param density - pixels of the canvas for one of the page
  */
@@ -32,11 +32,39 @@ export function paint(canvas, frame, seen, color, density = 1) {
     drawWindow(context, x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height, unit);
   }
   for (const box of boxes) drawBox(context, box, color(box.label), lineUnit(box, unit));
+  const outlines = (seen.segments ?? []).map((one) => onCanvas(one, width, height));
+  for (const outline of outlines) drawOutline(context, outline, color(outline.label), unit);
   for (const spot of spots) drawSpot(context, spot, color(spot.label), unit);
   const taken = [];  // writing comes last: nothing crosses it out
   const spared = boxes.map(toSpare);
   for (const box of boxes) writeBox(context, box, color(box.label), unit, taken, spared);
   for (const spot of spots) writeSpot(context, spot, color(spot.label), unit, taken);
+  for (const {label, x, y} of outlines) {
+    const chip = measure(context, label, unit);
+    const [place] = bestPlace(context, chip, taken, [[x, y - chip.height], [x, y]]);
+    write(context, chip, color(label), taken, place);
+  }
+}
+
+/** An outline's path, whose coordinates are fractions of its box, in pixels. */
+function onCanvas({label, path, bbox: {x_min, y_min, x_max, y_max}}, width, height) {
+  const [x, y, shape] = [x_min * width, y_min * height, new Path2D()];
+  shape.addPath(new Path2D(path), new DOMMatrix([(x_max - x_min) * width, 0, 0, (y_max - y_min) * height, x, y]));
+  return {label, shape, x, y};
+}
+
+/** Filled, holes by the even-odd rule, with a line around it. */
+function drawOutline(context, {shape}, color, unit) {
+  context.globalAlpha = 0.35;
+  context.fillStyle = color;
+  context.fill(shape, "evenodd");
+  for (const [style, line, alpha] of [[INK, 3.6, 0.75], [color, 2, 1]]) {
+    context.globalAlpha = alpha;
+    context.strokeStyle = style;
+    context.lineWidth = line * unit;
+    context.stroke(shape);
+  }
+  context.globalAlpha = 1;
 }
 
 const lineUnit = ({small, y1, y2}, unit) => small ? Math.min(unit, Math.max(1, (y2 - y1) / SMALL_LINE) / 2) : unit;

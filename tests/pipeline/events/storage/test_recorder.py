@@ -12,9 +12,11 @@ import cv2
 import numpy as np
 import pytest
 
+from saccade.engine.results import Outline
 from saccade.pipeline.events.record import Change, Event, MediaDone, make_event_record, read_event
 from saccade.pipeline.events.storage import recorder
 from saccade.pipeline.events.storage.recorder import MOST_S, MediaWriter, Recorder
+from saccade.sinks import color_of
 from saccade.sources import Frame
 from tests.support.packets import coded, shown
 from tests.support.sinks.results import live_frame
@@ -214,6 +216,19 @@ def test_the_sharpest_largest_surest_image_is_kept(tmp_path: Path) -> None:
     assert [(one.kind, one.path) for one in desk.done] == [
         ("snapshot", str(tmp_path / "e1.jpg"))
     ] * 2  # at once, and the best
+
+
+def test_a_snapshot_has_the_outlines_of_its_frame(tmp_path: Path) -> None:
+    desk, image, box = Desk(tmp_path), texture(60), (0.2, 0.2, 0.6, 0.8)
+    cat = Outline("cat", "M 0 0 L 1 0 L 1 1 L 0 1 Z M .3 .3 L .7 .3 L .7 .7 L .3 .7 Z", box, True)
+    desk.recorder.note(*at(1003.5, image, box=box), [cat])
+    assert desk.close() == {"e1.jpg"}
+    shown = cv2.cvtColor(cv2.imread(str(tmp_path / "e1.jpg")), cv2.COLOR_BGR2RGB).astype(float)
+    wanted = 0.35 * np.array(color_of("cat")) + 0.65 * 128
+    assert np.abs(shown[28:36, 50:110].mean((0, 1)) - wanted).max() < 12  # inside of the outline
+    for untouched in (shown[44:56, 70:90], shown[5:15]):  # a hole, and what is outside
+        assert np.abs(untouched.mean((0, 1)) - 128).max() < 12
+    assert np.abs(image.astype(float).mean((0, 1)) - 128).max() < 12, "the frame itself is as it was"
 
 
 def test_a_slow_disk_delays_no_frame_and_loses_the_rest(
