@@ -60,6 +60,11 @@ class Soak:
     folder: str | None = None
     trace: bool = False
 
+    @property
+    def warm_up(self) -> float:
+        """Minutes at the beginning that slopes leave out."""
+        return min(_WARM_MIN, self.minutes / 3)
+
 
 @dataclass(slots=True)
 class Minute:
@@ -101,8 +106,7 @@ class SoakResult:
 
     def after_warm_up(self) -> list[Minute]:
         """The minutes that slopes are of."""
-        warm = min(_WARM_MIN, self.soak.minutes / 3)
-        return [one for one in self.minutes if one.minute > warm]
+        return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
         """The slope of an attribute, or of a number of `malloc`."""
@@ -173,7 +177,7 @@ def run_soak(soak: Soak) -> SoakResult:
             stack.enter_context(visiting(visits))
         minutes = []
         print(_HEAD, flush=True)
-        for one in watch.minutes(soak.minutes):
+        for one in watch.minutes(soak.minutes, round(soak.warm_up)):
             minutes.append(one)
             print(_line(one), flush=True)
             for size, count, lines in one.traced:
@@ -297,8 +301,8 @@ class _Watch:
             time.sleep(0.5)
         raise RunFailed(f"no result within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
-    def minutes(self, count: float) -> Iterator[Minute]:
-        """The minutes, each as it ends."""
+    def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
+        """The minutes, each as it ends; allocations are compared with those after the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0
@@ -308,11 +312,11 @@ class _Watch:
             readings.append(self._status("VmRSS") / 1e3)
             if now + _READ_S >= (number + 1) * 60:
                 number += 1
-                yield self._minute((time.monotonic() - begun) / 60, sum(readings) / len(readings), number)
+                yield self._minute((time.monotonic() - begun) / 60, sum(readings) / len(readings), number - warm_up)
                 readings = []
 
-    def _minute(self, minute: float, rss: float, number: int) -> Minute:
-        found = self._product.observe("reset" if number == _WARM_MIN else "")
+    def _minute(self, minute: float, rss: float, since: int) -> Minute:
+        found = self._product.observe("reset" if not since else "")
         metrics = self._metrics()
         return Minute(
             minute=minute,
@@ -327,7 +331,7 @@ class _Watch:
             objects=found["objects"],
             blocks=found["blocks"],
             metrics=metrics,
-            traced=found.get("traced", []) if number > _WARM_MIN and number % 5 == 0 else [],
+            traced=found.get("traced", []) if since > 0 and since % 5 == 0 else [],
         )
 
     def _check(self) -> None:
