@@ -99,3 +99,38 @@ def test_threads_of_the_command_line_do_not_spin() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MALLOC_"))}
     ran = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
     assert ran.stdout.splitlines()[-1] == "['PASSIVE', None, '2']", ran.stderr
+
+
+GAPS = """
+import re, threading, time
+from pathlib import Path
+from saccade.engine import process
+process.keep_freed_memory()
+def rss():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+blocks, kept = [], []
+for _ in range(2000):
+    blocks.append(bytearray(100_000)), kept.append(bytearray(700))
+full = rss()
+blocks.clear()
+freed = rss()
+process._TRIM_S = 0.05
+process.engine_opened()
+deadline = time.monotonic() + 60
+while rss() > full - 150 and time.monotonic() < deadline:
+    time.sleep(0.05)
+threads = [one.name for one in threading.enumerate()]
+left = rss()
+process.engine_opened(), process.engine_closed()
+assert threads == [one.name for one in threading.enumerate()]
+process.engine_closed()
+while threading.active_count() > 1 and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(full - freed < 50, full - left >= 150, threads, threading.active_count())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+def test_freed_memory_is_given_back_while_an_engine_is_open() -> None:
+    ran = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True)
+    assert ran.stdout.strip() == "True True ['MainThread', 'saccade-memory'] 1", ran.stderr
