@@ -33,7 +33,7 @@ def slowly_inside(polygons: list[list[tuple[float, float]]], x: float, y: float)
 
 def slowly_read(text: str) -> list[list[tuple[float, float]]]:
     """Polygons of canonical path data, curves in 64 pieces by de Casteljau's construction."""
-    words, found, at = text.split(), list[list[tuple[float, float]]](), (0.0, 0.0)
+    words, found, at, closed = text.split(), list[list[tuple[float, float]]](), (0.0, 0.0), False
 
     def pair() -> tuple[float, float]:
         return float(words.pop(0)), float(words.pop(0))
@@ -43,6 +43,9 @@ def slowly_read(text: str) -> list[list[tuple[float, float]]]:
 
     while words:
         command = words.pop(0)
+        if closed and command in "LC":  # another subpath from where the last one began
+            found.append([found[-1][0]])
+        closed = command == "Z"
         if command == "M":
             found.append([pair()])
         elif command == "L":

@@ -22,11 +22,13 @@ from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts
 from saccade.engine.models.protocol import PathTokens
-from saccade.engine.outline import parse_path
+from saccade.engine.outline import fill, parse_path, placed
 from saccade.engine.phase import Phase
+from saccade.engine.results import Outline
 from saccade.engine.tasks import TASKS
 from saccade.engine.tasks.output_state import Sampling
 from saccade.engine.tasks.segment import PathWriter, SegmentOutput
+from tests.engine.test_outline import slowly_inside, slowly_read
 from tests.support.engine import TINY_3, noise, one_thread, random_model, write_model
 from tests.support.engine.material import DEVICES
 
@@ -300,6 +302,46 @@ def test_whatever_the_grammar_allows_is_a_path(seed: int) -> None:
     assert not output.writer.broken
     assert good or not output.complete
     assert polygons is not None
+
+
+def test_200_random_answers_are_what_the_slow_implementation_reads_in_them() -> None:
+    """From sampled numbers to box, path, polygons and mask: equal pixels, and at the usual tolerance nearly so."""
+    dice, alike = random.Random(3), list[float]()
+    pool = [EOS, *range(21, 30), *range(30, 991, 24)]
+    likelier = {22: 4, 23: 2, 24: 1, 21: 1, 27: 4, 28: 2, 29: 1, 26: 1, EOS: 1}
+    for _ in range(200):
+        ids, x, y, width, height = list[int](), *(dice.random() for _ in range(4))
+        output = SegmentOutput(TOKENS, 70, 90, True, Sampling())
+        for values in ((x, 0.0, 0.0), (y, 0.0, 0.0), (width, height, 0.0)):
+            output.next_phase()
+            assert not output.commit(values)
+        over = False
+        while not over:
+            output.next_phase()
+            symbols = [SYMBOLS[one] for one in ids]
+            fits = [token for token in pool if follows(symbols, SYMBOLS.get(token, "end"))]
+            assert fits == [token for token in pool if token in set(output.rule().allowed or ())]
+            fits = [EOS] if EOS in fits and len(ids) > 40 else fits
+            token = dice.choices(fits, [likelier.get(one, 1) for one in fits])[0]
+            over = output.commit((float(token), 0.0, 0.0))
+            ids += [token] * (token != EOS)
+        corners = [min(1.0, max(0.0, one)) for one in (x - width / 2, y - height / 2, x + width / 2, y + height / 2)]
+        assert output.box == pytest.approx(corners, abs=1e-12)
+        assert output.writer.text == spelled(ids)
+        outline = Outline("x", output.writer.text, output.box, True)
+        text = outline.path
+        assert output.complete
+        slow = [
+            [(corners[0] + a * (corners[2] - corners[0]), corners[1] + b * (corners[3] - corners[1])) for a, b in ring]
+            for ring in slowly_read(text)
+        ]
+        wanted = np.array([[slowly_inside(slow, (i + 0.5) / 23, (j + 0.5) / 17) for i in range(23)] for j in range(17)])
+        exact = fill(placed(parse_path(text, 1e-12)[0], output.box), 23, 17)  # curves in 64 pieces, too
+        assert np.array_equal(exact, wanted), text
+        usual = outline.mask(23, 17)
+        alike.append(1.0 if not (usual | wanted).any() else float((usual & wanted).sum() / (usual | wanted).sum()))
+    assert np.mean(alike) > 0.98
+    assert sum(one == 1.0 for one in alike) > 150
 
 
 @given(st.lists(st.sampled_from([*range(3), 25, *range(21, 35), 500, 990, 1000, 1100]), max_size=60))
