@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
@@ -67,7 +68,16 @@ def captured(work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
         work: what it runs; what it allocates is the graph's.
         memory: of `torch.cuda.graph_pool_handle`, shared with graphs that never run beside this one.
     """
-    graph = torch.cuda.CUDAGraph()
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # graphs of an engine that is collected in this thread meanwhile would end the capture
+    try:
+        return _capture(graph, work, memory)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
     graph.capture_begin(pool=memory, capture_error_mode="thread_local")  # other threads go on using the device
     try:
         work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -74,6 +75,23 @@ def test_work_that_fails_is_not_captured(graphs: Graphs) -> None:
     with mock.patch(CAPTURED) as capture, pytest.raises(ValueError, match="wrong"):
         graphs.run("a", fails)
     assert not capture.called
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_collected_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Graphs of an earlier engine in the garbage, destroyed in the capturing thread, would end the capture."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", mock.MagicMock)
+    seen = []
+
+    def work() -> None:
+        seen.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory") if fails else nullcontext():
+        captured(work, None)
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 @pytest.mark.gpu
