@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine import Engine, EngineConfig, EngineError, ModelFilesError, Segment, UnknownModelError
+from saccade.engine.image import YuvImage
 from saccade.engine.models.moondream.refiner import ROUNDS, MaskRefiner, load_refiner
 from saccade.engine.models.moondream.vision import VisionTower
 from saccade.engine.results import Outline, Result, Timings
@@ -312,6 +313,12 @@ def test_outlines_are_refined_whatever_the_image_is_given_as(engine: Engine, fol
     assert engine.submit(lambda: image, [ASKED]).result(60).segments == (found,)
     assert engine.submit(lambda: image, [ASKED], stream="door").result(60).segments == (found,)
     assert engine.submit(torch.from_numpy(image.copy()), [ASKED]).result(60).segments == (found,)
+    planes = [torch.from_numpy(np.full(shape, 90, np.uint8)) for shape in ((60, 80), (30, 40), (30, 40))]
+    video = YuvImage(*planes, (104597, 132201, 25675, 53279), False)
+    assert (
+        engine.submit(lambda: video, [ASKED], stream="door").result(60).segments
+        == engine.submit(video.rgb(), [ASKED]).result(60).segments
+    )
     with engine.stream(image, ASKED) as stream:
         first, *pieces = stream
         assert first.startswith("{")

@@ -15,7 +15,13 @@ from saccade.pipeline.control.local import Local
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
 from tests.support.control import controller_of
-from tests.support.engine.material import TINY, write_model, write_outlining_model
+from tests.support.engine.material import (
+    TINY,
+    write_enclosing_model,
+    write_model,
+    write_outlining_model,
+    write_refiner,
+)
 
 TOKEN = "sesame"
 
@@ -41,6 +47,17 @@ def outliner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server whose model outlines, though its paths mean nothing."""
     folder = write_outlining_model(tmp_path_factory.mktemp("models") / "outlining")
     with Engine.load(str(folder), device="cpu") as engine, Streams(engine) as streams:
+        server = HttpServer(controller_of(streams), port=0)
+        yield server.url
+        server.close()
+
+
+@pytest.fixture(scope="package")
+def refining(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server whose model outlines, and refines that."""
+    models = tmp_path_factory.mktemp("models")
+    folder, refiner = write_enclosing_model(models / "enclosing"), write_refiner(models / "refiner.pt")
+    with Engine.load(str(folder), device="cpu", refiner=str(refiner)) as engine, Streams(engine) as streams:
         server = HttpServer(controller_of(streams), port=0)
         yield server.url
         server.close()

@@ -79,6 +79,20 @@ def test_its_own_client_outlines_and_refers(outliner: str, photo: Image.Image) -
     assert sorted(answer) == ["answer", "reasoning"]
 
 
+def test_its_own_client_gets_the_refined_outline_last(refining: str, photo: Image.Image) -> None:
+    moondream = pytest.importorskip("moondream")
+    client = moondream.vl(endpoint=f"{refining}/v1")
+    few = {"max_tokens": 60}
+    found = client.segment(photo, "200", settings=few)
+    first, *chunks, last = client.segment(photo, "200", stream=True, settings=few)
+    assert last == {"path": found["path"], "bbox": found["bbox"], "completed": True}
+    coarse = "".join(one["chunk"] for one in chunks)
+    assert coarse.startswith("M ")
+    assert (coarse, first["bbox"]) != (last["path"], last["bbox"])
+    status, answer = post(f"{refining}/v1/segment", {"image_url": data_url(photo), "object": "200", "settings": few})
+    assert (status, answer["refined"]) == (200, True)
+
+
 def test_events_of_an_outline_are_in_the_documented_order(outliner: str, photo: Image.Image) -> None:
     asked = {"image_url": data_url(photo), "object": "cat", "stream": True, "settings": {"max_tokens": 20}}
     headers = {"Content-Type": "application/json"}
