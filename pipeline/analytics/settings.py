@@ -124,19 +124,20 @@ class Regions(NullIsUnset):
 
     zones: Zones = setting(
         {},
-        "A zone to count in, as NAME=X,Y,X,Y,… of its corners, in fractions of the image; the flag again for more.",
-        more="In a file {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: bottom (center, "
-        "top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, loitering: 10}}: an object is in "
-        "it after inertia seconds inside, and loiters after loitering seconds. Tracks objects by itself.",
+        "Zone to count in, as NAME=X,Y,X,Y,… of its corners, in fractions of the image; repeat the flag for more.",
+        more="In a file: {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: "
+        "bottom (center, top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, "
+        "loitering: 10}}. An object counts as inside after inertia seconds, and as loitering after "
+        "loitering seconds. Turns tracking on.",
         metavar="NAME=POINTS",
         flags=("--zone",),
     )
     lines: Lines = setting(
         {},
-        "A line to count crossings of, as NAME=X,Y,X,Y; forward is to its right; the flag again for more.",
-        more="In a file {gate: '.1,.5,.9,.5'}, or {gate: {points: …, margin: 0.01, …}} with classes, anchor, min_size "
-        "and min_score as of zones: an object has crossed it when it is margin away on the other side. Each track "
-        "counts once in each direction. Tracks objects by itself.",
+        "Line to count crossings of, as NAME=X,Y,X,Y; forward is to its right; repeat the flag for more.",
+        more="In a file: {gate: '.1,.5,.9,.5'}, or {gate: {points: …, margin: 0.01, …}} with classes, anchor, "
+        "min_size and min_score as for zones. An object has crossed the line when it is margin away on "
+        "the other side. Each track counts once per direction. Turns tracking on.",
         metavar="NAME=POINTS",
         flags=("--line",),
     )
@@ -147,41 +148,41 @@ class AnalyticsSettings(Regions):
 
     track: bool = setting(
         False,
-        "Number objects over time: each keeps its number from frame to frame; by itself where zones or lines are.",
-        more="Records then have `track_id` and `speed`, and drawn boxes a number and a trail.",
+        "Track objects over time; zones and lines turn it on.",
+        more="Records then have `track_id` and `speed`. Drawn boxes have the track ID and a trail.",
     )
     track_conf: float = setting(
         0.5,
-        "Least score of a box or point that begins a track; lower ones, down to conf, only carry tracks on.",
-        more="A conf below it keeps a track going while its object is half hidden, as in ByteTrack.",
+        "Lowest score that starts a track; lower scores, down to conf, only continue tracks.",
+        more="With a lower conf, a track continues while its object is half hidden, as in ByteTrack.",
         metavar="SCORE",
         ge=0,
         le=1,
     )
     smooth: bool = setting(
         True,
-        "Keep boxes of tracks for 0.3 s where they are not found, marked as predicted and never counted.",
-        more="So that what is drawn does not flicker; only with tracks.",
+        "Keep boxes of tracks for 0.3 s after a missed detection, marked as predicted and never counted.",
+        more="It prevents flicker of drawn boxes; only with tracks.",
     )
     heatmap: ImageName | None = setting(
         None,
-        "Image of where objects have been, to write when the stream ends: heat.png.",
-        more="{stream} in it is the stream's name. An existing file is replaced.",
+        "Image of where objects have been, written at the end of the stream: heat.png.",
+        more="{stream} stands for the stream's name. An existing file is replaced.",
         metavar="FILE",
     )
     motion_area: float = setting(
         0.002,
-        "Least fraction of the image that must change for the gate `motion` to admit a frame.",
-        more="With gates: [motion] frames on which nothing moves do not reach the model; tracks wait meanwhile.",
+        "Fraction of the image that must change for the gate `motion` to admit a frame.",
+        more="With gates: [motion], the model skips frames without motion, and tracks pause.",
         metavar="FRACTION",
         gt=0,
         le=1,
     )
     motion_mask: Polygons = setting(
         [],
-        "An area in which movement does not count, as X,Y,X,Y,… of its corners; the flag again for more.",
+        "Area without motion detection, as X,Y,X,Y,… of its corners; repeat the flag for more.",
         metavar="POINTS",
     )
     motion_heartbeat: Seconds = setting(
-        5.0, "After how many seconds of stillness the gate `motion` admits a frame all the same.", metavar="SECONDS"
+        5.0, "Seconds without motion after which the gate `motion` admits one frame.", metavar="SECONDS"
     )

@@ -14,13 +14,12 @@ from saccade.pipeline.config import RunConfig, flags_of
 
 _WIDTH = 120
 _HEADER = """\
-# Every setting, with its default: the manual, made by `saccade configs manual`, and a configuration that runs.
+# Every setting with its default, as a configuration that runs. `saccade configs manual` prints it.
 #
 #     saccade run --config configs/manual.yaml holiday.mp4 --detect dog --out dog.mp4
 #
-# Each key is also a flag of `saccade run`, which wins over the file. Paths are relative to the directory in which the
-# command is run. Keys that are left out keep the value shown here, but for `source`, which is needed, and detect, point
-# and query, of which at least one is.
+# Each key is also a flag of `saccade run`; a flag overrides the file. Paths are relative to the working directory.
+# Missing keys have the value shown here. `source` is required, and at least one of detect, point and query.
 """
 _EXAMPLES = {"source": "pipeline/assets/demo.mp4", "detect": ["person"]}
 

@@ -30,46 +30,44 @@ class Prompts(NullIsUnset):
 
     detect: Names = setting(
         [],
-        "Names to find as boxes; with commas, or the flag again, for more.",
-        more="`nano` knows a closed list (`saccade models` prints it) and everyday synonyms of it; larger models take "
-        "any phrase. One prompt a name: every name costs a little time on every frame.",
+        "Names to find as boxes; separate by commas or repeat the flag.",
+        more="`nano` knows a fixed list (`saccade models` prints it) and synonyms of it. Larger models accept "
+        "any phrase. Each name is one prompt and costs some time per frame.",
         metavar="NAME",
         flags=("--detect", "--classes"),
     )
-    point: Names = setting(
-        [], "Names to find as points at their centres; with commas, or the flag again, for more.", metavar="NAME"
-    )
+    point: Names = setting([], "Names to find as centre points; separate by commas or repeat the flag.", metavar="NAME")
     segment: Names = setting(
         [],
-        "Names to outline, one object each; with commas, or the flag again, for more.",
-        more="For models that outline (Moondream 3). Records list `segments` with the path, its box and the mask's run "
-        "lengths.",
+        "Names to outline, one object each; separate by commas or repeat the flag.",
+        more="For models that outline (Moondream 3). Records list `segments` with the path, its box and the "
+        "mask's run lengths.",
         metavar="NAME",
     )
-    polygons: bool = setting(False, "List the polygons of outlines in records, too.")
+    polygons: bool = setting(False, "Add the polygons of outlines to records.")
     query: Questions = setting(
         [],
-        "Questions to answer in text on every frame, for models that can read and write.",
-        more="Choices behind a question, 'Is the door open? [yes|no]', get a probability each; `[reasoning]` lets the "
-        "model reason before it answers.",
+        "Questions to answer on every frame, for models that answer questions.",
+        more="Choices after a question, 'Is the door open? [yes|no]', get a probability each. `[reasoning]` "
+        "asks for reasoning before the answer.",
         metavar="TEXT",
     )
     task: Annotated[list[SkillText], BeforeValidator(as_list), Field(max_length=64)] = setting(
         [],
-        "Any other task by its skill, such as caption=short; the flag again for more.",
-        more="For what the other settings do not cover: captions, and tasks that a program registers.",
+        "Other tasks by skill, such as caption=short; repeat the flag for more.",
+        more="For captions, and for tasks that a program registers.",
         metavar="SKILL=TEXT",
     )
     conf: float = setting(
         0.5,
-        "Least score of a box or point, from 0 to 1.",
-        more="The score is the model's own probability of beginning an object against stopping, so 0.5 is its own "
-        "choice; lower finds more, and more of it wrong.",
+        "Lowest score to report for a box or point, from 0 to 1.",
+        more="The score is the model's probability of starting an object against ending the list. A lower "
+        "value finds more objects and more false positives.",
         metavar="SCORE",
         ge=0,
         le=1,
     )
-    max_objects: int = setting(50, "Most boxes or points for one name in one frame.", metavar="N", ge=1, le=1000)
+    max_objects: int = setting(50, "Maximum number of boxes or points per name and frame.", metavar="N", ge=1, le=1000)
 
     @property
     def nothing(self) -> str | None:
@@ -95,20 +93,20 @@ class ShareSettings(NullIsUnset):
 
     weight: float = setting(
         1.0,
-        "Share of the model beside other streams: with 4, four frames for each of a stream with 1.",
-        more="Only while there are more frames than the model can take. A stream that is watched in the demo has four "
+        "Share of the model: a stream with 4 gets four frames for each frame of a stream with 1.",
+        more="It matters only while the model is overloaded. A stream that is watched in the demo has four "
         "times its weight.",
         metavar="SHARE",
         ge=0.01,
         le=100,
     )
     max_fps: float | None = setting(
-        None, "Most frames a second of a live source that the model is given.", metavar="FPS", gt=0, le=1000
+        None, "Maximum frames per second of a live source for the model.", metavar="FPS", gt=0, le=1000
     )
     deadline_ms: float | None = setting(
         None,
-        "Milliseconds after a live frame's arrival by which its result is wanted.",
-        more="A frame that cannot make it is dropped before the model is given it, and counted as `deadline`.",
+        "Deadline for the result of a live frame, in milliseconds after its arrival.",
+        more="A frame that cannot meet the deadline is dropped before the model and counted as `deadline`.",
         metavar="MS",
         gt=0,
         le=60000,
@@ -116,17 +114,17 @@ class ShareSettings(NullIsUnset):
 
     saccades: Saccades = setting(
         "0",
-        "Windows of a frame that are looked at again at native resolution: 0, a number, or auto; for small objects.",
-        more="A window costs as much as a frame. It goes where something moves that no box explains, where small "
-        "objects are expected, and in a slow sweep over the whole frame. auto takes as many as the engine has idle "
-        "time for, and none where a live stream would lose frames. Frames that are no larger than the model sees them "
-        "have no windows.",
+        "Windows per frame at full resolution, for small objects: 0, a number, or auto.",
+        more="A window costs as much as a frame. Windows go to motion that no box explains, to expected small "
+        "objects, and in a slow sweep over the whole frame. auto uses the engine's idle time, and no "
+        "window if a live stream would drop frames. Frames no larger than the model's input have no "
+        "windows.",
         metavar="N",
     )
     saccade_sweep: Seconds = setting(
         5.0,
-        "Within how many seconds each part of a frame is looked at by `saccades`.",
-        more="Where moving objects need the windows, later looks at what has not changed take up to 6 times as long.",
+        "Seconds within which `saccades` covers each part of a frame.",
+        more="While moving objects need the windows, unchanged parts may take up to 6 times as long.",
         metavar="SECONDS",
         gt=0,
     )

@@ -29,41 +29,41 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     source: Address = setting(
         "",
         StreamConfig.model_fields["source"].description or "",
-        more="A video file of any container and codec, an image, or a folder of images; the content decides, not the "
-        'name. A byte E9 of a name that is not UTF-8 is written "\\udce9". The configurations rtsp and webrtc-demo are '
-        "about live sources, which hwaccel and rtsp_transport are for.",
+        more="A video file of any container and codec, an image, or a folder of images; the content decides, "
+        'not the name. Write a byte E9 of a name that is not UTF-8 as "\\udce9". The configurations rtsp '
+        "and webrtc-demo show live sources.",
     )
     streams: list[ListedStream] = setting(
         [],
-        "Several streams instead of source; each takes from here what it does not set itself.",
-        more="Each may have most of the keys of this file for itself; the configuration many-cameras shows it. On the "
-        "command line, several SOURCEs.",
+        "Several streams instead of source; each inherits the keys of this file.",
+        more="A stream may set most of the keys of this file; the configuration many-cameras shows it. On the "
+        "command line, give several SOURCEs.",
     )
     model: FileText = setting(
-        "nano", "Embedded model, checkpoint folder or hub id; `saccade models` lists them.", metavar="MODEL"
+        "nano", "Included model, checkpoint folder or hub id; `saccade models` lists them.", metavar="MODEL"
     )
     device: Text = setting(
-        "auto", "Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:N.", metavar="DEVICE"
+        "auto", "Device of the model: auto (the GPU if present), cpu, cuda or cuda:N.", metavar="DEVICE"
     )
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = setting(
         None,
-        "What the model computes in: float32, bfloat16, float16, or fp8: bfloat16 with weights in FP8.",
-        more="By itself float32 on a CPU and for small models, else bfloat16. fp8 is faster on a GPU from Hopper "
-        "on, and a little less exact.",
+        "Dtype of the model: float32, bfloat16, float16, or fp8 (bfloat16 with FP8 weights).",
+        more="Default: float32 on a CPU; on a GPU float16 for small models, else bfloat16. fp8 is faster on Hopper and "
+        "later GPUs, and slightly less accurate.",
         metavar="DTYPE",
     )
     kv_dtype: Literal["fp8"] | None = setting(
         None,
-        "fp8 keeps the model's keys and values in FP8, on a GPU from Ada on.",
-        more="By itself as the model computes. In fp8 they are half the bytes: a GPU's memory holds twice as many "
-        "sequences, and a step of many is faster. It costs nano no accuracy.",
+        "fp8 stores the KV cache in FP8, on Ada and later GPUs.",
+        more="Default: the model's dtype. fp8 halves the size: GPU memory holds twice as many sequences, and "
+        "decode steps of large batches are faster. nano's accuracy does not change.",
         metavar="DTYPE",
     )
     imgsz: int | None = setting(
         None,
-        "Pixels of the longer side at which nano sees a frame; more for what is far away, in more time.",
-        more="A multiple of 32; 416 by itself. With 640, faces and persons far away are found more often, large "
-        "things less, and a frame takes a third more time on a CPU. The size is fixed for other models.",
+        "Longer side of nano's input in pixels; more pixels find smaller objects and take more time.",
+        more="A multiple of 32; default 416. 640 finds distant faces and persons more often and large objects "
+        "less often. A frame takes a third more time on a CPU. Other models have a fixed input size.",
         metavar="PIXELS",
         ge=128,
         le=1280,
@@ -72,15 +72,15 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     refiner: FileText | None = setting(
         None,
         "Refiner of outlines: its file, or a hub id such as moondream/SegHeadRefiner.",
-        more="It redraws what `segment` outlines from the pixels around it. Without it, or where it fails, the outline "
-        "stands as the model writes it; records say which with `refined`.",
+        more="It improves the outlines of `segment` from the pixels around them. If it is missing or fails, "
+        "the model's outline stays. Records report it as `refined`.",
         metavar="FILE",
     )
     workers: int = setting(
         1,
-        "Processes with an engine each, which share the streams; 1 is this process alone.",
-        more="For more streams than one process can take; needs Ray. Each has its share of the processors and GPUs; "
-        "one that ends is started again, with its streams. Outputs and http are as with one.",
+        "Processes with an engine each, which share the streams; 1 is a single process.",
+        more="For more streams than one process can take; needs Ray. Workers share the CPUs and GPUs evenly. "
+        "A failed worker restarts with its streams. Outputs and http stay the same.",
         metavar="N",
         ge=1,
         le=64,
@@ -88,30 +88,31 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     out: FileText | None = setting(
         None,
         "Annotated video to write, an .mp4 file.",
-        more="With the source's own timestamps and sound. An existing file is replaced.",
+        more="It has the source's timestamps and sound. An existing file is replaced.",
         metavar="FILE",
     )
     jsonl: FileText | None = setting(
         None,
-        "Results to write, one JSON record a line and frame; - prints them.",
+        "Records to write, one JSON line per frame; - prints them.",
         more="An existing file is replaced.",
         metavar="FILE",
     )
     sinks: list[FileText] = setting(
         [],
-        "Where else results go: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl.",
-        more='"ws://127.0.0.1:8765" serves records to programs and pages, "mqtt://broker" publishes them, '
-        '"https://example.org/hook" posts them, "whep:8080" shows the annotated frames in browsers. {stream} in an '
-        "address is the stream's name. The configurations rtsp-to-websocket and many-cameras use them.",
+        "More outputs: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl.",
+        more='"ws://127.0.0.1:8765" serves records to programs and pages. "mqtt://broker" publishes them. '
+        '"https://example.org/hook" posts them. "whep:8080" shows the annotated video in browsers. '
+        "{stream} stands for the stream's name. The configurations rtsp-to-websocket and many-cameras "
+        "use them.",
         metavar="URL",
         flags=("--sink",),
     )
     state: Text | None = setting(
         None,
-        "Where changes over http are kept: a file, or config for the configuration file itself.",
-        more="By itself FILE.state beside the configuration FILE that names the streams, or in the working directory "
-        "where that is read-only. Changes of streams that the command line names end with the command. Each is on disk "
-        "before it is answered. What is changed in the configuration file later wins.",
+        "Where changes over http are stored: a file, or config for the configuration file itself.",
+        more="Default: FILE.state beside the configuration FILE, or in the working directory if the folder is "
+        "read-only. Changes to streams from the command line end with the command. Saccade stores a "
+        "change before it answers. A later edit of the configuration file overrides it.",
         metavar="FILE|config",
     )
     display: bool = setting(False, "Show the annotated frames in a window; needs a screen.")

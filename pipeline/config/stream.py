@@ -23,7 +23,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     name: str | None = setting(
         None,
-        "What the stream is called in its records, in topics and in file names; after its source if left out.",
+        "Name of the stream in records, topics and file names; by default, its source.",
         more="Letters, digits, '.', '_' and '-'.",
         metavar="NAME",
     )
@@ -32,9 +32,9 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     )
     tiles: int = setting(
         1,
-        "Divide the image into N x N overlapping tiles as well, for small objects; slower.",
-        more="Each tile is as large as an image to the model: 2 finds many more small objects and costs five times the "
-        "work. Meant for a GPU, for photos, or where nothing waits for the result.",
+        "Also process N x N overlapping tiles of the image, for small objects; slower.",
+        more="Each tile costs as much as an image. 2 finds many more small objects at five times the cost. "
+        "Use it on a GPU, for photos, or without a time limit.",
         metavar="N",
         ge=1,
         le=8,
@@ -42,72 +42,73 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     vid_stride: int = setting(
         1,
         "Process every Nth frame of the source only.",
-        more="The skipped ones are not in the output either.",
+        more="Outputs omit the skipped frames too.",
         metavar="N",
         ge=1,
     )
-    start: Seconds | None = setting(None, "Where in a file to start: seconds, or 1:30.", metavar="TIME")
-    end: Seconds | None = setting(None, "Where in a file to stop: seconds, or 1:30.", metavar="TIME")
+    start: Seconds | None = setting(None, "Start time in a file: seconds, or 1:30.", metavar="TIME")
+    end: Seconds | None = setting(None, "End time in a file: seconds, or 1:30.", metavar="TIME")
     loop: bool = setting(
         False,
-        "Play a file over and over at its own pace, as if it were a camera.",
-        more="To try the settings of a camera with a clip: frames come in real time, the newest wins, and timestamps "
-        "go on from one round to the next. A live source ignores it.",
+        "Play a file in a loop and in real time, like a camera.",
+        more="Use it to test camera settings with a clip. Frames arrive in real time, the newest frame wins, "
+        "and timestamps continue from one round to the next. Live sources ignore it.",
     )
     realtime: bool = setting(
         False,
-        "Play a file once at its own pace, as if it were a camera.",
-        more="Frames that the model has no time for are dropped, as with a camera. A live source ignores it.",
+        "Play a file once and in real time, like a camera.",
+        more="Frames are dropped while the model is busy, as with a camera. Live sources ignore it.",
     )
     hwaccel: Literal["auto", "cuda", "none"] = setting(
-        "auto", "Decode live video on the GPU: auto (if there is one), cuda (insist) or none.", metavar="HOW"
+        "auto", "Decode live video on the GPU: auto (if present), cuda (required) or none.", metavar="HOW"
     )
     rtsp_transport: Literal["auto", "tcp", "udp", "multicast", "http"] = setting(
         "auto",
-        "How RTSP cameras send: auto, tcp, udp, multicast or http.",
-        more="auto is TCP, and UDP where a camera refuses that or sends nothing; it leaves UDP where more than 1 % of "
-        "the packets are lost. http is a tunnel through firewalls.",
+        "RTSP transport: auto, tcp, udp, multicast or http.",
+        more="auto uses TCP, or UDP if the camera refuses TCP or sends nothing. It leaves UDP if more than 1 "
+        "% of the packets are lost. http is a tunnel through firewalls.",
         metavar="HOW",
     )
     loss: Literal["hide", "show"] = setting(
         "hide",
-        "Frames that RTSP packets are missing from: hide or show.",
-        more="hide waits for the next key frame, so that the model never sees a broken frame. show is for people who "
-        "watch over a bad line: such frames are smeared, and detections on them unreliable.",
+        "RTSP frames with missing packets: hide or show.",
+        more="hide waits for the next key frame, so the model never sees a broken frame. show is for viewers "
+        "on a bad network: frames are smeared, and detections on them are unreliable.",
         metavar="HOW",
     )
     tls: Text = setting(
         "verify",
         "Certificates accepted from https, rtmps and rtsps sources: verify, accept or sha256:HEX.",
-        more="It holds for every connection, those to segments and keys of HLS too. Certificates of cameras hardly "
-        "ever match their address. sha256:HEX accepts only the one with this fingerprint, "
-        "which the error message shows; accept takes any, and is no protection against interception.",
+        more="It applies to every connection, also to segments and keys of HLS. Certificates of cameras "
+        "rarely match their address. sha256:HEX accepts only the certificate with this fingerprint; the "
+        "error message prints it. accept takes any certificate and does not protect against interception.",
         metavar="HOW",
     )
     queue: str | None = setting(
         None,
-        "Frames waiting for the model: wait, newest or keep N (by itself newest for live sources, wait for files).",
-        more="`wait` holds the source back and loses none, which suits a file. `newest` keeps only the newest and "
-        "`keep 8` the newest 8; what is dropped is counted, and reported in the record of the next frame.",
+        "Queue of frames for the model: wait, newest or keep N (default: newest for live sources, wait for files).",
+        more="`wait` applies backpressure to the source and drops nothing; use it for files. `newest` keeps "
+        "only the newest frame, and `keep 8` the newest 8. The next record reports the number of dropped "
+        "frames.",
         metavar="POLICY",
     )
     in_flight: int = setting(
         2,
-        "Frames that the model works on at a time.",
-        more="Two keep it busy while results are written.",
+        "Frames of a stream in the model at a time.",
+        more="Two keep the model busy while results are written.",
         metavar="N",
         ge=1,
         le=64,
     )
     stages: Names = setting(
         [],
-        "Stages that results pass on their way to the outputs, in this order.",
+        "Stages for results, in this order.",
         metavar="NAME",
         flags=("--stage",),
     )
     gates: Names = setting(
         [],
-        "Gates that must all admit a frame before the model is given it.",
+        "Gates for frames; the model processes a frame only if all gates admit it.",
         metavar="NAME",
         flags=("--gate",),
     )
@@ -168,4 +169,4 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 class ListedStream(StreamConfig):
     """One of several streams, with outputs of its own."""
 
-    sinks: list[FileText] = setting([], "Where its results go, besides the outputs of all streams.")
+    sinks: list[FileText] = setting([], "Outputs of this stream only, besides those of all streams.")

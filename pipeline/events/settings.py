@@ -158,37 +158,38 @@ class EventSettings(NullIsUnset):
 
     rules: Rules = setting(
         [],
-        "A rule for events, as NAME=CONDITION, such as visitor=person in door for 10s; the flag again for more.",
-        more="In a file [{name: visitor, when: person in door for 10s, cooldown: 60s}]. Conditions: person in door for "
-        "10s; person crosses gate outward; count of person in lobby > 5 for 30s; person absent from desk for 5m; any "
-        "between 22:00 and 06:00. Detects what they name and tracks by itself. `saccade rules check FILE` reads them, "
-        "`saccade backtest FILE VIDEO` shows what they find. Events go to every output.",
+        "Rule for events, as NAME=CONDITION, such as visitor=person in door for 10s; repeat the flag for more.",
+        more="In a file: [{name: visitor, when: person in door for 10s, cooldown: 60s}]. Conditions: person "
+        "in door for 10s; person crosses gate outward; count of person in lobby > 5 for 30s; person "
+        "absent from desk for 5m; any between 22:00 and 06:00. Rules detect their labels and turn "
+        "tracking on. `saccade rules check FILE` checks rules; `saccade backtest FILE VIDEO` tries them "
+        "on a recording. Events go to every output.",
         metavar="NAME=CONDITION",
         flags=("--rule",),
     )
 
     ask_deadline: Seconds = setting(
-        2.0, "How long the answer to a question of a rule may take; later ones count as none.", metavar="SECONDS", gt=0
+        2.0, "Time limit for the answer to a rule's question; later answers are ignored.", metavar="SECONDS", gt=0
     )
     ask_weight: float = setting(
         4.0,
-        "Share of all questions of rules in the model, beside the frames of the streams, each of which has `weight`.",
+        "Share of the model for all questions of rules; see `weight`.",
         metavar="WEIGHT",
         ge=0.001,
         le=1000,
     )
-    clips: bool = setting(True, "Keep a clip and a snapshot of each event that is stored.")
-    clip_before: Seconds = setting(5.0, "Seconds of video that a clip has before its event.", metavar="SECONDS", le=60)
+    clips: bool = setting(True, "Store a clip and a snapshot of each event.")
+    clip_before: Seconds = setting(5.0, "Seconds of a clip before the event.", metavar="SECONDS", le=60)
     clip_after: Seconds = setting(
         5.0,
-        "Seconds of video that a clip has after its event.",
-        more="Clips are cut from what the camera sent, from the key frame before on, and nothing is coded again.",
+        "Seconds of a clip after the event.",
+        more="Clips are cut from the camera's packets, from the previous key frame on, without re-encoding.",
         metavar="SECONDS",
         le=60,
     )
     began: datetime | None = setting(
         None,
-        "Local time at which a file began, for rules with `between`: 2026-01-01 21:50; by default now.",
+        "Local start time of a file, for rules with `between`: 2026-01-01 21:50; default: now.",
         metavar="TIME",
     )
 
@@ -242,20 +243,20 @@ class KeepSettings(NullIsUnset):
 
     ask: AskConfig | None = setting(
         None,
-        "Another model, for the questions of rules: one that can read and write.",
-        more="In a file also {model: …, device: cuda:1, dtype: fp8}. By itself the model of the frames is asked.",
+        "Model for the questions of rules; it must answer questions.",
+        more="In a file also {model: …, device: cuda:1, dtype: fp8}. Default: the model of the frames.",
         metavar="MODEL",
         flags=("--ask-model",),
     )
     store: FileText | None = setting(
         None,
-        "Folder to keep events in, searchable, with the counts of minutes and the paths of tracks.",
-        more="Served under /events by http. One process at a time writes it; what is stored outlives a killed one.",
+        "Folder for stored events, minute counts and paths of tracks.",
+        more="http serves it under /events. One process writes it at a time. Stored data survives a killed process.",
         metavar="DIR",
     )
     store_keep: Seconds | None = setting(
-        None, "How old stored events may become: 30d; a rule may have `keep` of its own.", metavar="TIME"
+        None, "Maximum age of stored events: 30d; a rule may set its own `keep`.", metavar="TIME"
     )
     store_max_gb: float | None = setting(
-        None, "Size of all clips and snapshots beyond which the oldest events are deleted.", metavar="GB", gt=0
+        None, "Maximum size of all clips and snapshots; the oldest events are deleted first.", metavar="GB", gt=0
     )
