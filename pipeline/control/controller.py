@@ -513,7 +513,7 @@ def _changed(stream: ListedStream, values: Mapping[str, Any]) -> ListedStream:
     changed = stream.model_copy(update=dict(values))
     if values.keys() & _ASKING:  # else rules may go that alone gave something to look for
         prompts = Prompts.model_construct(**{key: getattr(changed, key) for key in Prompts.model_fields})
-        if prompts.nothing:
+        if prompts.nothing and not changed.record:
             raise ConfigError(prompts.nothing)
     return changed
 

@@ -46,6 +46,7 @@ from saccade.pipeline.runtime.targets import HEATMAP, Target, check_frames, chec
 from saccade.pipeline.runtime.tasks import check_asked, check_rules, in_model_names, tasks_for
 from saccade.pipeline.search import REQUESTED, Progress, Searched, search_events
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
+from saccade.sinks.recording import Archive, RecordingPlace
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Source, SourceError, redact
 
@@ -109,6 +110,7 @@ class Local:
         self._each = list(each)
         self._load = Load()
         self._lock = threading.Lock()  # over what follows
+        self._archives: dict[str, tuple[str, Archive]] = {}  # with the setting that it was made from
         self._written: dict[Path, str] = {}  # file → its stream; also of streams that have ended
         self._note(_EVERY, shared)
 
@@ -116,6 +118,22 @@ class Local:
     def engine(self) -> Engine:
         """What finds things in frames."""
         return self.streams.engine
+
+    def archive(self, name: str) -> Archive | None:
+        """What was recorded of a stream, by this run or earlier ones; None where it is not recorded.
+
+        Raises:
+            StreamError: if none of that name is running.
+        """
+        config = self.streams.get(name).config
+        if config is None or config.record is None:
+            return None
+        with self._lock:
+            known = self._archives.get(name)
+            if known is None or known[0] != config.record:
+                known = config.record, Archive(RecordingPlace.parse(config.record, name))
+                self._archives[name] = known
+        return known[1]
 
     def check(self, stream: ListedStream) -> None:
         """Check that the model can do what a stream asks for.

@@ -97,6 +97,23 @@ class RecordedFile:
 
 
 @dataclass(slots=True, frozen=True)
+class Part:
+    """Bytes of a file that can be played behind its head: from a key frame on, to before another.
+
+    Attributes:
+        file: whose.
+        offset, size: where they are.
+        start, duration: their time in the file, in seconds.
+    """
+
+    file: RecordedFile
+    offset: int
+    size: int
+    start: float
+    duration: float
+
+
+@dataclass(slots=True, frozen=True)
 class Span:
     """A time that was recorded without a gap.
 
@@ -206,14 +223,13 @@ class Archive:
             address = url(str(one.path.relative_to(self.root)))
             lines += ["#EXT-X-DISCONTINUITY"] if number else []
             lines.append(f'#EXT-X-MAP:URI="{address}",BYTERANGE="{len(one.head)}@0"')
-            for count, parts in enumerate(_segments(one.fragments)):
-                seconds = sum(part.duration for part in parts)
-                longest = max(longest, seconds)
+            for count, part in enumerate(parts_of(one)):
+                longest = max(longest, part.duration)
                 if not count:
-                    shown = datetime.fromtimestamp(one.began + parts[0].start, UTC).isoformat(timespec="milliseconds")
+                    shown = datetime.fromtimestamp(one.began + part.start, UTC).isoformat(timespec="milliseconds")
                     lines.append(f"#EXT-X-PROGRAM-DATE-TIME:{shown.replace('+00:00', 'Z')}")
-                lines.append(f"#EXTINF:{seconds:.5f},")
-                lines.append(f"#EXT-X-BYTERANGE:{sum(part.size for part in parts)}@{parts[0].offset}")
+                lines.append(f"#EXTINF:{part.duration:.5f},")
+                lines.append(f"#EXT-X-BYTERANGE:{part.size}@{part.offset}")
                 lines.append(address)
         head = ["#EXTM3U", "#EXT-X-VERSION:7", f"#EXT-X-TARGETDURATION:{round(longest + 0.5)}"]
         head += ["#EXT-X-PLAYLIST-TYPE:VOD" if ended else "#EXT-X-PLAYLIST-TYPE:EVENT"]
@@ -285,16 +301,16 @@ def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
     return Fragment(at, whole, timing.start / VIDEO_SCALE, timing.duration / VIDEO_SCALE, timing.key)
 
 
-def _segments(fragments: Sequence[Fragment]) -> Iterator[list[Fragment]]:
-    """Fragments together, each list from a key frame on, for `_SEGMENT_S` at least."""
-    parts: list[Fragment] = []
-    for one in fragments:
-        if parts and one.key and sum(part.duration for part in parts) >= _SEGMENT_S - 0.5:
-            yield parts
-            parts = []
-        parts.append(one)
-    if parts:
-        yield parts
+def parts_of(file: RecordedFile) -> Iterator[Part]:
+    """The parts of a file that can be played alone, each of `_SEGMENT_S` at least but for the last."""
+    first: Fragment | None = None
+    for before, one in itertools.pairwise((None, *file.fragments, None)):
+        if first is not None and before is not None:
+            seconds = before.start + before.duration - first.start
+            if one is None or (one.key and seconds >= _SEGMENT_S - 0.5):
+                yield Part(file, first.offset, before.offset + before.size - first.offset, first.start, seconds)
+                first = None
+        first = first or one
 
 
 class _Parts:

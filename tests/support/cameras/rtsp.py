@@ -31,7 +31,7 @@ GREY = 95  # of the cameras' background in RGB, about
 _NEEDED = (
     'import gi; gi.require_version("GstRtspServer", "1.0"); '
     "from gi.repository import Gst, GstRtspServer; Gst.init(None); "
-    'assert all(map(Gst.ElementFactory.find, ("x264enc", "rtph264pay", "x265enc", "openjpegenc")))'
+    'assert all(map(Gst.ElementFactory.find, ("x264enc", "rtph264pay", "x265enc", "openjpegenc", "voaacenc")))'
 )
 
 

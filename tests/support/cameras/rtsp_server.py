@@ -4,7 +4,8 @@
 Runs with the system's Python, for Debian's GStreamer. Its frames, 640×360 grey with a white square on its way across,
 hold the sender's clock in their top 20 rows: Unix time in ms, 32 bits from left to right, least significant first,
 bright for 1. The 20 rows below hold the frame's number in the same way. Paths: /live (H.264), /hevc, /jpeg, /j2k (which
-FFmpeg cannot take from RTP) and /sound.
+FFmpeg cannot take from RTP), /sound alone, and with a tick of sound each second /aac and /opus (H.264), /pcma (H.264
+with B-frames) and /hevc-pcmu.
 """
 
 import argparse
@@ -35,6 +36,8 @@ arguments = parser.parse_args()
 Gst.init(None)
 EMPTY = bytes([GREY]) * (WIDTH * HEIGHT) + b"\x80" * (WIDTH * HEIGHT // 2)
 CODERS = {
+    "bframes": f"x264enc speed-preset=ultrafast bframes=3 key-int-max={arguments.gop} bitrate=4000 "
+    "! h264parse config-interval=-1 ! rtph264pay pt=96",
     "live": f"x264enc tune=zerolatency speed-preset=ultrafast key-int-max={arguments.gop} bitrate=4000 "
     "! h264parse config-interval=-1 ! rtph264pay pt=96",
     "hevc": f"x265enc tune=zerolatency speed-preset=ultrafast key-int-max={arguments.gop} bitrate=2000 "
@@ -57,6 +60,7 @@ def frame(now_ms: int, number: int) -> bytes:
 
 def configure(_: object, media: GstRtspServer.RTSPMedia) -> None:
     source = media.get_element().get_child_by_name("src")
+    source.connect("seek-data", lambda *_: True)
     stopped = []
     numbers = itertools.count()
 
@@ -80,6 +84,17 @@ launches = {
     name: f"( appsrc name=src is-live=true do-timestamp=true format=time caps={caps} ! {coder} {end} )"
     for name, coder in CODERS.items()
 }
+TICKS = "audiotestsrc is-live=true wave=ticks ! audioconvert ! audioresample"
+SOUNDS = {
+    "aac": ("live", "audio/x-raw,rate=48000,channels=2 ! voaacenc ! rtpmp4gpay pt=97"),
+    "opus": ("live", "opusenc ! rtpopuspay pt=97"),
+    "pcma": ("bframes", "audio/x-raw,rate=8000,channels=1 ! alawenc ! rtppcmapay"),
+    "hevc-pcmu": ("hevc", "audio/x-raw,rate=8000,channels=1 ! mulawenc ! rtppcmupay"),
+}
+for name, (video, sound) in SOUNDS.items():
+    # A source that cannot seek beside one that can makes the server refuse PLAY.
+    seekable = launches[video][:-2].replace("name=src", "name=src stream-type=seekable")
+    launches[name] = f"{seekable} {TICKS} ! {sound} name=pay1 )"
 launches["sound"] = "( audiotestsrc is-live=true ! rtpL16pay name=pay0 )"
 if arguments.user:
     auth = GstRtspServer.RTSPAuth()
