@@ -32,12 +32,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from saccade.pipeline.config import ListedStream, Prompts, RunConfig, StreamConfig
 from saccade.pipeline.config.file import load_text
@@ -82,6 +82,13 @@ class _Outcome:
     error: Exception | None = None
 
 
+class _Turn:
+    """The lock of a stream. It lives while somebody changes the stream."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+
 class Controller:
     """Holds the desired state of a run, and has it run.
 
@@ -122,7 +129,7 @@ class Controller:
         self._lock = threading.Lock()  # over base, desired, and what follows; never held while anything is opened
         self._attached: set[str] = set()  # streams whose source has no address
         self._over: set[str] = set()  # streams that have ended by themselves
-        self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()  # of streams that are being changed
         self.endless = endless or not self._desired.streams
         """Whether the run goes on when no stream runs any more, since others may be added."""
 
@@ -234,7 +241,7 @@ class Controller:
                     raise StreamError(f"there is a stream called '{name}' already")
                 self._attached.add(name)
                 self._desired = _with(self._desired, stream.config)
-            with self._turns[name]:
+            with self._turn(name):
                 return self.local.begin(stream)
         except Exception:
             stream.close()
@@ -395,7 +402,7 @@ class Controller:
         outcomes = []
         for change in changes:
             name = change.name
-            with self._turns[name]:
+            with self._turn(name):
                 # Another change of it may have been stored since: then this does what that asks for.
                 wanted = self.config.named().get(name)
                 foreign = wanted is not None and self._is_foreign(Open(name, wanted), self._base)
@@ -410,6 +417,14 @@ class Controller:
                     self._over.discard(name)
                     outcomes.append(_Outcome(change, status))
         return outcomes
+
+    @contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        """Change a stream while nobody else does."""
+        with self._lock:
+            turn = self._turns.setdefault(name, _Turn())
+        with turn.lock:
+            yield
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
         """Keep the next desired state, and then take it; the caller holds the lock."""

@@ -101,7 +101,6 @@ class Local:
         self.store = store
         self.videos = videos
         self.asks = ask or streams.engine
-        self.started: list[Run] = []
         self.on_end: Callable[[Ended], object] = lambda ended: None
         for sink in streams.sinks:
             if isinstance(sink, SupportsEvents):
@@ -200,9 +199,7 @@ class Local:
         name = _name(stream)
         self._note(name, self._files(stream.config, name))
         stream.on_end.append(partial(self._ended, name))
-        run = stream.start(self.streams)
-        self.started.append(run)
-        return run
+        return stream.start(self.streams)
 
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False

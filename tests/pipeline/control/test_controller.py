@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,23 @@ def test_what_cannot_be_made_is_not_stored(
         assert (state.running, controller.streams.names) == ([], ["door"])
         assert controller.streams.get("door") is run
         assert run.error is None
+
+
+def test_nothing_of_a_removed_stream_stays(local: Local) -> None:
+    controller = Controller(local, config_of(CAMERA, {**CAMERA, "name": "yard"}))
+    controller.start()
+    gone: list[Callable[[], object]] = []
+    for name in ("a", "b", "yard"):
+        if name != "yard":
+            controller.add(StreamConfig.model_validate({**CAMERA, "name": name, "zones": {"z": "0,0,1,0,1,1"}}))
+        run = controller.streams.get(name)
+        until(lambda run=run: run.report().frames > 0)  # type: ignore[misc]
+        gone += [weakref.ref(run), weakref.ref(run.source)]
+        controller.remove(name)
+        assert run.join(30)
+        del run
+    until(lambda: gc.collect() >= 0 and not any(one() for one in gone))
+    assert set(controller._turns) <= {"door"}
 
 
 def test_a_rules_labels_are_found_while_it_is_there(local: Local) -> None:
