@@ -115,11 +115,11 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     record: FileText | None = setting(
         None,
-        "Folder where the video of a camera is recorded as it comes, with its sound; nothing is coded again.",
-        more="In FOLDER/NAME/DATE/TIME.mp4, a new file every 10 minutes: `/video?segment=5m&keep=7d&max_gb=200` "
-        "changes that, deletes files older than 7 days, and the oldest of a stream beyond 200 GB. A path with "
-        "{stream} and a time in it, such as /video/{stream}-%Y%m%d-%H%M%S.mp4, names the files. H.264 and H.265; AAC "
-        "and Opus as they are, other sound as AAC. With a record and nothing to find, a stream is only recorded.",
+        "Folder for recordings of a camera's own video and sound, without re-encoding.",
+        more="Files are FOLDER/NAME/DATE/TIME.mp4, one for every 10 minutes. `/video?segment=5m&keep=7d&max_gb=200` "
+        "changes this: files of 5 minutes, at most 7 days old, at most 200 GB per stream. A path with {stream} and a "
+        "time, such as /video/{stream}-%Y%m%d-%H%M%S.mp4, names the files. Video is H.264 or H.265. AAC and Opus are "
+        "copied; other sound becomes AAC. A stream with a recording needs no prompts.",
         metavar="FOLDER",
     )
 
