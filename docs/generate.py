@@ -13,6 +13,7 @@ from typing import Any
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 REPO = Path(__file__).parents[1]
 README_PAGES = {
@@ -21,6 +22,9 @@ README_PAGES = {
     "guides/model-card.md": "engine/models/nano",
 }
 """Page of the site → folder of the README that it shows."""
+
+IMAGE = re.compile(r"\]\((?:\.\./)+(?:pipeline/assets|training)/([\w-]+\.(?:jpg|svg))\)")
+"""A link from a page to an image of the repository, so that the page also works outside the site."""
 
 FILE_BLOCK = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
 """A code block that is a file: "```yaml cameras.yaml". Tests write it under this name; the site shows it as a title."""
@@ -40,8 +44,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Show the names of file blocks."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Show the names of file blocks, and find images in the site's folder `assets`."""
+    up = "../" * page.file.src_uri.count("/")
+    markdown = IMAGE.sub(rf"]({up}assets/\1)", markdown)
     return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
 
 
@@ -54,8 +60,8 @@ def readme_page(readme: Path, page: str) -> str:
         if target.startswith(("http", "#")):
             return match[0]
         place = (readme.parent / path).resolve()
-        if mark and place.suffix == ".jpg":
-            return f"![{text}](../assets/{place.name})"
+        if mark:
+            return f"![{text}]({relpath(place, (REPO / 'docs' / page).parent)})"
         docs = REPO / "docs"
         if place.is_relative_to(docs):
             return f"[{text}]({relpath(place, (docs / page).parent)}{'#' + anchor if anchor else ''})"
