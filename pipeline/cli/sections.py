@@ -1,4 +1,4 @@
-"""The settings of a run by what they are about, as the manual and the help of `saccade run` list them."""
+"""The sections of settings in the manual and in the help of `saccade run`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from saccade.pipeline.config.cluster import ClusterSettings
 from saccade.pipeline.events.settings import EventSettings
 
 _SECTIONS = {
-    "what to watch": ["source", "streams", "name", "vid_stride", "start", "end", "loop", "realtime", "hwaccel"],
-    "how cameras are reached": ["rtsp_transport", "loss", "tls"],
-    "what to find": [
+    "source": ["source", "streams", "name", "vid_stride", "start", "end", "loop", "realtime", "hwaccel"],
+    "camera connections": ["rtsp_transport", "loss", "tls"],
+    "prompts": [
         "detect",
         "point",
         "segment",
@@ -25,9 +25,9 @@ _SECTIONS = {
         "stages",
         "gates",
     ],
-    "over time": list(AnalyticsSettings.model_fields),
+    "tracking and counting": list(AnalyticsSettings.model_fields),
     "events": [*EventSettings.model_fields, "ask", "store", "store_keep", "store_max_gb"],
-    "with what": [
+    "model and scheduling": [
         "model",
         "device",
         "dtype",
@@ -40,10 +40,10 @@ _SECTIONS = {
         "max_fps",
         "deadline_ms",
     ],
-    "on several processes": ["workers", *ClusterSettings.model_fields],
-    "where results go": ["out", "jsonl", "sinks", "display"],
+    "several processes": ["workers", *ClusterSettings.model_fields],
+    "outputs": ["out", "jsonl", "sinks", "record", "display"],
 }
-_LAST_SECTION = "what other programs can ask"
+_LAST_SECTION = "server"
 
 
 def sections() -> dict[str, list[str]]:
