@@ -15,21 +15,19 @@ class HttpSettings(NullIsUnset):
 
     http: Text | None = setting(
         None,
-        "Serve /healthz, /metrics and /streams there.",
-        more="/metrics is for Prometheus; /streams lists, adds, removes and changes streams. Any address but 127.0.0.1 "
-        "needs a token.",
+        "Address of the HTTP server: API, console, /healthz and /metrics.",
+        more="/streams lists, adds, removes and changes streams. /metrics is for Prometheus. Any address "
+        "except 127.0.0.1 needs a token.",
         metavar="HOST:PORT",
     )
     http_token: Text | None = setting(
         None,
-        "What a client of http must send, as `Authorization: Bearer …`; better in the environment.",
+        "Token that HTTP clients send as `Authorization: Bearer …`; better in the environment.",
         metavar="TOKEN",
         env="SACCADE_TOKEN",
         repr=False,
     )
-    http_token_file: FileText | None = setting(
-        None, "File that holds the token, instead of http_token.", metavar="FILE"
-    )
+    http_token_file: FileText | None = setting(None, "File with the token, instead of http_token.", metavar="FILE")
     http_access: FileText | None = setting(
         None,
         "File that says who may do what over http: viewers, operators and admins, each with a token.",
@@ -39,17 +37,18 @@ class HttpSettings(NullIsUnset):
     )
     allow_sources: list[FileText] = setting(
         [],
-        "What POST /streams may open: globs of paths and addresses, and networks, such as 192.168.7.0/24.",
-        more="If empty, everything where http is on 127.0.0.1, else nothing. A path counts with its symbolic links "
-        "resolved; an address with every redirect, playlist, segment and key, and one whose host is private only if "
-        "its network, or the host itself, is listed. Sources that listen on the network must be listed in any case.",
+        "Sources that POST /streams may open: globs of paths and addresses, and networks such as 192.168.7.0/24.",
+        more="Default: everything if http is on 127.0.0.1, else nothing. Symbolic links of a path are "
+        "resolved first. The list also applies to every redirect, playlist, segment and key. A private "
+        "host needs an entry for its network or for the host itself. Sources that listen on the network "
+        "always need an entry.",
         metavar="ENTRY",
         flags=("--allow-source",),
     )
     http_cert: FileText | None = setting(
-        None, "Certificate in PEM format for http, which is https then.", metavar="FILE"
+        None, "TLS certificate (PEM) of the HTTP server, which then serves https.", metavar="FILE"
     )
-    http_key: FileText | None = setting(None, "Key of the certificate, if it is not in the same file.", metavar="FILE")
+    http_key: FileText | None = setting(None, "Key of the certificate, if it is in another file.", metavar="FILE")
 
     @field_validator("http")
     @classmethod
