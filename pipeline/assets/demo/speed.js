@@ -69,9 +69,9 @@ export class Figures {
     for (const part of document.querySelectorAll("#split i")) part.style.width = 0;
   }
 
-  #showFound({objects, points, answers}, color) {
+  #showFound({objects, points, segments, answers}, color) {
     const found = new Map();
-    for (const {label, score} of [...objects, ...points]) {
+    for (const {label, score = 0} of [...objects, ...points, ...(segments ?? [])]) {  // an outline has no score
       const {count, best} = found.get(label) ?? {count: 0, best: 0};
       found.set(label, {count: count + 1, best: Math.max(best, score)});
     }
@@ -79,7 +79,7 @@ export class Figures {
       const line = document.createElement("li");
       line.style.setProperty("--chip", color(label));
       const name = make("b", {textContent: count > 1 ? `${count} × ${label}` : label});
-      const score = make("span", {textContent: `${Math.round(100 * best)}%`});
+      const score = make("span", {textContent: best ? `${Math.round(100 * best)}%` : "outline"});
       line.append(document.createElement("i"), name, score);
       return line;
     });

@@ -318,4 +318,5 @@ def test_a_watched_stream_shows_outlines(tmp_path: Path) -> None:
             page.until(f"{SEEN}?.segments?.length > 0", seconds=60)
             (outline,) = page.eval(f"{SEEN}.segments")
             assert (outline["label"], outline["refined"]) == ("200", False)
+            page.until("document.getElementById('found').innerText.replace(/\\s+/g, ' ').trim() === '200 outline'")
             assert page.console == []
