@@ -40,6 +40,7 @@ from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.stats import Report, Stats, latency_of
 from saccade.pipeline.runtime.tasks import tasks_for
 from saccade.sinks import SinkStatus
+from saccade.sinks.recording import PacketRecorder
 from saccade.sources import Frame, Source
 from saccade.sources.live.decoder import decode_behind_the_model
 
@@ -110,6 +111,8 @@ class Run:
         self._tasks, self._tiles = tuple(tasks), tiles
         self._stages, self._gates = tuple(stages), tuple(gates)
         self._saccades = next((stage for stage in stages if isinstance(stage, SaccadeStage)), None)
+        self.recorder: PacketRecorder | None = None
+        """What records the packets of its source; it stays the caller's."""
         self.name = source.name if name is None else name
         live = source.info.live
         policy = queue or (NEWEST if live else WAIT)
@@ -256,8 +259,9 @@ class Run:
         return self._stats.report(drops, self._source.corrupt_packets, waiting, looks)
 
     def sink_statuses(self) -> list[SinkStatus]:
-        """The status of each sink that is this run's own."""
-        return self._delivery.statuses()
+        """The status of each sink that is this run's own, its recorder among them."""
+        recording = [self.recorder.status()] if self.recorder is not None else []
+        return [*self._delivery.statuses(), *recording]
 
     def _part(self, work: Callable[[], None]) -> None:
         self._begun.wait()

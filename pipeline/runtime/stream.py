@@ -117,6 +117,7 @@ class OpenedStream:
             reserved=reserved,
             config=config,
         )
+        run.recorder = self.recording
         self._open = False
         return run
 

@@ -2,6 +2,6 @@
 
 from saccade.sinks.recording.archive import Archive, ArchiveError, Span
 from saccade.sinks.recording.place import RecordingPlace
-from saccade.sinks.recording.recorder import PacketRecorder, RecorderStatus
+from saccade.sinks.recording.recorder import PacketRecorder
 
-__all__ = ["Archive", "ArchiveError", "PacketRecorder", "RecorderStatus", "RecordingPlace", "Span"]
+__all__ = ["Archive", "ArchiveError", "PacketRecorder", "RecordingPlace", "Span"]

@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 import av.error
 
 from saccade.sinks.backoff import backoff_s
 from saccade.sinks.base import SinkError
+from saccade.sinks.guard import SinkStatus
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.recording.archive import Archive
 from saccade.sinks.recording.cutter import FragmentCutter, TimedPacket
@@ -52,26 +52,6 @@ _PRUNE_S = 60.0
 _CLOSE_S = 5.0
 _STEP_S = 1.0  # by which a wall clock is off that was set
 _SETTLE_S = 5.0
-
-
-@dataclass(slots=True, frozen=True)
-class RecorderStatus:
-    """How a recording is doing.
-
-    Attributes:
-        state: `ok`, or `paused` while it cannot write.
-        reason: why it is paused, or records nothing; None where all is well.
-        files, bytes: written by this run.
-        dropped: frames that were not written, because the disk was too slow or failed.
-        cpu_s: CPU time of its thread.
-    """
-
-    state: Literal["ok", "paused"]
-    reason: str | None
-    files: int
-    bytes: int
-    dropped: int
-    cpu_s: float
 
 
 @dataclass(slots=True)
@@ -132,8 +112,11 @@ class PacketRecorder:
         self._failed_at = self._retry_at = self._pruned_at = 0.0
         self._reason: str | None = None
         self._complained: set[str] = set()
-        self._files = self._bytes = self._dropped = 0
-        self._cpu_s = 0.0
+        self._dropped = 0
+        self.bytes = 0
+        """Written so far."""
+        self.cpu_s = 0.0
+        """CPU time of its thread."""
         self._thread = threading.Thread(target=self._work, name="saccade record", daemon=True)
         self._thread.start()
 
@@ -155,10 +138,9 @@ class PacketRecorder:
             self._queue.append(packet)
             self._waiting += len(packet.data)
 
-    def status(self) -> RecorderStatus:
-        """How it is doing; from any thread."""
-        state: Literal["ok", "paused"] = "paused" if self._failures else "ok"
-        return RecorderStatus(state, self._reason, self._files, self._bytes, self._dropped, self._cpu_s)
+    def status(self) -> SinkStatus:
+        """How it is doing, with the frames that were not written; from any thread."""
+        return SinkStatus("record", "paused" if self._failures else "ok", self._reason, self._dropped)
 
     def close(self) -> None:
         """Write what waits, for some seconds at most. A second call does nothing."""
@@ -198,7 +180,7 @@ class PacketRecorder:
                 except Exception as error:  # a bug must not end the recording
                     self._failed(error)
             self._settle()
-            self._cpu_s = time.thread_time()
+            self.cpu_s = time.thread_time()
             if closed:
                 break
         try:
@@ -277,11 +259,10 @@ class PacketRecorder:
             part = file.path
             file.path = part.with_name(part.name.removesuffix(SUFFIX))
             part.replace(file.path)
-            self._files += 1
             log.info("%s: recording to %s", self._stream, file.path)
         file.fragments += 1
         file.size += len(data)
-        self._bytes += len(data)
+        self.bytes += len(data)
         if self._place.retention and time.monotonic() - self._pruned_at > _PRUNE_S:
             self._prune()
 

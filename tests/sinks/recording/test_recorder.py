@@ -73,7 +73,7 @@ def test_every_frame_is_in_a_file_of_its_time(tmp_path: Path, codec: str, frames
     assert starts[0] == pytest.approx(began, abs=0.5)
     (span,) = archive.spans(*ALWAYS)
     assert (span.after, span.end - span.begin) == ("the recording began", pytest.approx(6.5, abs=0.3))
-    assert recorder.status().dropped == 0
+    assert recorder.status().lost == 0
     data = b"".join(one.path.read_bytes() for one in files)
     assert all(length_prefixed(packet.data) in data for packet in packets), "copied"
 
@@ -147,7 +147,7 @@ def test_a_full_disk_is_said_once_and_leaves_what_was_written(
         until(lambda: recorder._waiting == 0)
 
     play(6)
-    before = recorder.status().bytes
+    before = recorder.bytes
     assert before > 0
     full_disk.fill()
     play(6)
@@ -201,7 +201,7 @@ def test_a_slow_disk_delays_nothing_and_drops_up_to_a_key_frame(
     recorder.close()
     archive = Archive(where)
     kept = numbers(archive)
-    assert len(kept) + recorder.status().dropped == 250
+    assert len(kept) + recorder.status().lost == 250
     assert kept[0] == 0
     assert kept[-1] == 249
     assert [record.getMessage() for record in caplog.records].count(
@@ -277,7 +277,7 @@ def test_what_is_no_h264_or_h265_is_said_once(tmp_path: Path, caplog: pytest.Log
     assert [record.getMessage() for record in caplog.records] == [
         "door: its video is vp8, which is not recorded: only H.264 and H.265 are"
     ]
-    assert recorder.status().files == 0
+    assert recorder.bytes == 0
 
 
 def test_a_deleted_folder_is_not_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
