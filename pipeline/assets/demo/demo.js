@@ -8,6 +8,7 @@ import {ask, Link, Problem} from "./video/link.js";
 import {Delayed, Paired, Still} from "./video/match.js";
 import {hush, notify as note, save, status} from "./notes.js";
 import {Prompts} from "./panel.js";
+import {Recordings} from "./recording.js";
 import {Rules} from "./rules/rules.js";
 import {offerSaving} from "./rules/saving.js";
 import {Figures} from "./speed.js";
@@ -21,7 +22,7 @@ const $ = (id) => document.getElementById(id);
 const NOTHING_MS = 4000;  // without a result for so long, a note is shown
 const LIST_MS = 3000;
 
-let prompts, stage, intro, question, wall, timeline, model;
+let prompts, stage, intro, question, wall, timeline, recordings, model;
 let panels = {};  // what shows the stream in view besides its video
 const figures = new Figures();
 let now = null;  // what goes on: {kind: "mine" | "watched" | "image", stream, link, burnt, matcher, release, heardAt}
@@ -277,6 +278,7 @@ async function listStreams() {
     const {streams} = await (await ask("streams")).json();
     wall.update(streams, model.events && wall.shown ? (await (await ask("events?limit=50")).json()).events : []);
     timeline.streams = streams.map(({name}) => name);
+    await recordings.offer(streams.map(({name}) => name));
     const others = streams.filter(({name}) => name !== now?.stream);
     $("running").hidden = !others.length;
     $("streams").replaceChildren(...others.map(streamButton));
@@ -366,6 +368,7 @@ async function open() {
   offerSaving(model.saves);
   wall = new Wall($("tiles"), prompts.color);
   timeline = new Timeline(prompts.color);
+  recordings = new Recordings();
   document.querySelector("[data-view=events]").hidden = !model.events;
   question = new Question(() => stage.snapshot({plain: true}));
   window.saccade = {stage};  // for tests and the curious
@@ -391,11 +394,13 @@ function show(view) {
   views.show(view);
   wall.shown = view === "wall";
   timeline.shown = view === "events";
+  recordings.shown = view === "recording";
 }
 
 function route() {
-  const {view, stream} = views.asked();
+  const {view, stream, recorded, time} = views.asked();
   show(view);
+  if (view === "recording") recordings.open(recorded, time);
   if (stream) {
     if (now?.stream !== stream) watch(stream);
   } else if (view !== "live") {

@@ -165,6 +165,9 @@ export class Timeline {
     $("player-title").textContent = `${event.rule}: ${event.label}, ${event.stream}, ${timeOf(event)}`;
     const answers = Object.entries(event.answers ?? {}).map(([asked, answer]) => `${asked} ${answer}`);
     $("player-words").textContent = answers.join(" · ");
+    const there = $("player-recording");
+    there.hidden = document.querySelector("[data-view=recording]").hidden || event.capture_clock === "file";
+    there.href = `#/recording/${encodeURIComponent(event.stream)}/${(event.start_time - 5).toFixed(1)}`;
     const video = $("player-video");
     video.hidden = !event.clip;
     $("player").showModal();
