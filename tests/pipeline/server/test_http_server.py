@@ -3,7 +3,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.engine import Engine
@@ -23,11 +21,11 @@ from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.server.http_server import HttpServer
 from saccade.sources import open_source
-from saccade.sources.http import app_server as listening
 from saccade.sources.http.app_server import MAX_CONNECTIONS
 from saccade.sources.replay import ReplaySource
 from tests.support import REPO
 from tests.support.control import attach, controller_of
+from tests.support.http_routes import answering, failing, hanging
 
 CLIP = REPO / "pipeline" / "assets" / "demo.mp4"
 LONG_S = 60  # far beyond what any of these needs; only so that a hang fails
@@ -216,19 +214,6 @@ def test_a_bad_request_gets_one_line_and_changes_nothing(
     assert run.error is None
 
 
-def test_a_body_without_end_is_cut_off(server: HttpServer) -> None:
-    place = urlsplit(server.url)
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S) as connection:
-        head = "POST /streams HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        try:
-            for _ in range(100):
-                connection.sendall(b"1000\r\n" + b" " * 4096 + b"\r\n")
-        except OSError:
-            pass  # it was cut off already
-        assert b" 413 " in connection.recv(64)
-
-
 def test_a_client_that_goes_amid_its_body_is_no_error(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
     place = urlsplit(server.url)
     with socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S) as connection:
@@ -258,39 +243,9 @@ def test_surplus_connections_are_closed(server: HttpServer) -> None:
     wait_for(lambda: not _refused(server))
 
 
-def test_idle_and_deaf_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_ASK_S", 0.5)
-    monkeypatch.setattr(listening, "_TAKE_S", 0.5)
-
-    async def much(_: web.Request) -> web.Response:
-        return web.Response(body=bytes(64 << 20))
-
-    strict = HttpServer(None, port=0, routes=[web.get("/much", much)])
-    try:
-        place = urlsplit(strict.url)
-        half = b"GET /much HTTP/1.1\r\nHost: localhost\r\n"
-        with ExitStack() as stack:
-            silent, slow, deaf = (
-                stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S))
-                for _ in range(3)
-            )
-            slow.sendall(half)
-            deaf.sendall(half + b"\r\n")
-            assert (silent.recv(1), slow.recv(1)) == (b"", b"")
-            if sys.platform == "linux":  # elsewhere the kernel has no such rule
-                server_of = strict._runner.server
-                assert server_of is not None
-                wait_for(lambda: not server_of.connections)
-            assert deaf.fileno() >= 0  # still open at its end
-    finally:
-        strict.close()
-
-
 def test_an_unreadable_request_leaves_no_token_in_the_log(streams: Streams, caplog: pytest.LogCaptureFixture) -> None:
-    async def broken(_: web.Request) -> web.Response:
-        raise RuntimeError("secret")
-
-    server = HttpServer(controller_of(streams), port=0, token="sesame", routes=[web.get("/broken", broken)])
+    routes = [failing("/broken", RuntimeError("secret"))]
+    server = HttpServer(controller_of(streams), port=0, token="sesame", routes=routes)
     try:
         place = urlsplit(server.url)
         with socket.create_connection((place.hostname or "", place.port or 0), timeout=LONG_S) as connection:
@@ -312,10 +267,7 @@ def _refused(server: HttpServer) -> bool:
 
 
 def test_a_token_is_required_for_everything_but_public_paths(streams: Streams) -> None:
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text="hello")
-
-    routes = [web.get("/", page), web.get("/inside", page)]
+    routes = [answering("/", b"hello"), answering("/inside", b"hello")]
     server = HttpServer(
         controller_of(streams), port=0, token="sesame", origins=["https://mine.example"], routes=routes, public=["/"]
     )
@@ -356,17 +308,10 @@ def test_routes_of_others_run_on_its_loop_until_it_is_closed() -> None:
     async def hook(word: str) -> None:
         seen.append(word)
 
-    async def slow(request: web.Request) -> web.Response:
-        import asyncio
-
-        waiting.set()
-        await asyncio.sleep(LONG_S)
-        return web.Response()
-
     server = HttpServer(
         None,
         port=0,
-        routes=[web.get("/slow", slow)],
+        routes=[hanging("/slow", waiting)],
         on_startup=[lambda _: hook("up")],
         on_cleanup=[lambda _: hook("down")],
     )

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from aiohttp import web
 
 from saccade.engine import Engine
 from saccade.pipeline.config.file import load
@@ -20,6 +19,7 @@ from saccade.pipeline.server.access import Access
 from saccade.pipeline.server.console import Console
 from saccade.pipeline.server.http_server import HttpServer
 from tests.support.control import controller_of
+from tests.support.http_routes import of_any_method
 
 NOWHERE = "rtsp://127.0.0.1:1"
 FILE = """\
@@ -42,10 +42,6 @@ ADDED = (
     "/whep/{stream}/added/more",
 )
 """Routes that somebody adds without a thought of roles."""
-
-
-async def added(request: web.Request) -> web.Response:
-    return web.json_response({"secret": 1})
 
 
 class Server:
@@ -87,7 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             controller,
             port=0,
             access=access,
-            routes=[*console.routes(), *(web.route("*", path, added) for path in ADDED)],
+            routes=[*console.routes(), *(route for path in ADDED for route in of_any_method(path))],
             public=console.public,
             on_cleanup=[console.whep.close],
         )
