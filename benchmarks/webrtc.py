@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import aiohttp
 import av
+import httpx
 import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription, VideoStreamTrack
 from aiortc.mediastreams import MediaStreamError
@@ -121,8 +121,9 @@ async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: 
     try:
         offer = await _offer(senders[0], tracks[0], codec)
         headers = {"Content-Type": "application/sdp"}
-        async with aiohttp.ClientSession() as http, http.post(url, data=offer, headers=headers) as response:
-            await senders[0].setRemoteDescription(RTCSessionDescription(await response.text(), "answer"))
+        async with httpx.AsyncClient(trust_env=False) as http:
+            response = await http.post(url, content=offer, headers=headers)
+        await senders[0].setRemoteDescription(RTCSessionDescription(response.text, "answer"))
         await receiver.setRemoteDescription(RTCSessionDescription(await _offer(senders[1], tracks[1], codec), "offer"))
         choose_addresses(receiver.getTransceivers()[0], _LOOPBACK)
         await receiver.setLocalDescription(await receiver.createAnswer())

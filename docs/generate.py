@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 
 REPO = Path(__file__).parents[1]
 README_PAGES = {
-    "guides/http.md": "pipeline/server",
+    "guides/http.md": "pipeline/api",
     "guides/workers.md": "pipeline/workers",
     "guides/model-card.md": "engine/models/nano",
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from saccade.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from saccade.pipeline.api import Demo, HttpServer, serve
     from saccade.pipeline.config import RunConfig, StreamConfig
     from saccade.pipeline.config.file import load
     from saccade.pipeline.config.queue_policy import QueuePolicy
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from saccade.pipeline.runtime.run import Run
     from saccade.pipeline.runtime.stats import Report
     from saccade.pipeline.runtime.streams import Streams, StreamStatus
-    from saccade.pipeline.server import Demo, HttpServer
 
 __all__ = [
     "ConfigError",
@@ -44,6 +44,7 @@ __all__ = [
     "Streams",
     "load",
     "opened_run",
+    "serve",
 ]
 
 __getattr__ = lazy_attributes(
@@ -59,7 +60,7 @@ __getattr__ = lazy_attributes(
         "runtime.run": ["Run"],
         "runtime.stats": ["Report"],
         "runtime.streams": ["StreamStatus", "Streams"],
-        "server": ["Demo", "HttpServer"],
+        "api": ["Demo", "HttpServer", "serve"],
         "run": ["OpenedRun", "opened_run"],
     },
 )

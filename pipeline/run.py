@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from saccade.pipeline.config import RunConfig, parse_place
+from saccade.pipeline.config.http import check_open, tls_of, token_of
 from saccade.pipeline.control.config_file import ConfigFile
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.control.local import opened_local
@@ -20,10 +22,10 @@ from saccade.pipeline.control.plan import merge, plan
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.control.state import StateFile
 from saccade.pipeline.errors import ConfigError
-from saccade.pipeline.server.access import Access
-from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
-from saccade.pipeline.server.serve import serve
-from saccade.sources.http.tokens import is_loopback
+from saccade.web.tokens import is_loopback
+
+if TYPE_CHECKING:
+    from saccade.pipeline.api.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,11 @@ def opened_run(
     place = parse_place(config.http) if config.http else None
     token = token_of(config.http_token, config.http_token_file)
     tls = tls_of(config.http_cert, config.http_key)
-    access = Access(Path(config.http_access), token) if config.http_access else None
+    access = None
+    if config.http_access:
+        from saccade.pipeline.api.access import RoleAccess
+
+        access = RoleAccess(Path(config.http_access), token)
     if place and access is None:
         check_open(place[0], token)
     policy = SourcePolicy(config.allow_sources, open_by_default=place is None or is_loopback(place[0]))
@@ -90,7 +96,9 @@ def opened_run(
         )
         server = None
         if place is not None:
-            server = serve(controller, place, token, tls=tls, access=access)
+            from saccade.pipeline.api.http_server import serve  # FastAPI takes long to import, and not everybody serves
+
+            server = serve(controller, *place, token, tls=tls, access=access)
             stack.callback(server.close)
         yield OpenedRun(controller, server)
 

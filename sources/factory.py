@@ -96,7 +96,7 @@ def open_source(
         if start is not None or end is not None:
             raise SourceError("webrtc: is live: start and end are for files")
         from saccade.sources.webrtc.listener import (
-            WebRtcListener,  # imports aiortc and aiohttp, which no other source needs
+            WebRtcListener,  # imports aiortc and an HTTP server, which no other source needs
         )
 
         return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)

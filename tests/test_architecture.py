@@ -18,31 +18,33 @@ import pytest
 
 from tests.support import REPO, tracked
 
-PACKAGES = ("engine", "pipeline", "sinks", "sources")
+PACKAGES = ("engine", "pipeline", "sinks", "sources", "web")
 
 MAY_IMPORT = {
-    "sources": set(),
+    "web": set(),
+    "sources": {"web"},
     "engine": set(),
     "sinks": {
         "sources.frame",
         "sources.demux",
         "sources.video_stream",
-        "sources.http",
         "sources.live.packets",
+        "web",
         "engine.results",
     },
-    "pipeline": {"engine", "sinks", "sources"},
+    "pipeline": {"engine", "sinks", "sources", "web"},
 }
 """What of the other packages a package may import."""
 
 ORDER = {
-    "sources": "errors planes timestamps rtp http | demux frame | "
+    "web": "errors tls tokens | auth body | guard server",
+    "sources": "errors planes timestamps rtp | demux frame | "
     "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | recording | factory",
     "engine": "outline | errors fallbacks image phase process results | kernels | config models vocabulary "
     "futures | tasks | core | cpu | cuda | runtime | model_loader | api | golden",
-    "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | server | "
+    "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | api | "
     "run | workers | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
@@ -52,12 +54,14 @@ to its left. The package's own `__init__` stands above all of them."""
 def name_of(path: Path) -> str:
     """The module's name within `saccade`, such as `sources.rtsp.client`; of an `__init__`, that of its package."""
     parts = path.relative_to(REPO).with_suffix("").parts
+    parts = parts[parts[0] == "saccade" :]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def modules() -> dict[str, Path]:
-    return {name_of(path): path for package in PACKAGES for path in sorted((REPO / package).rglob("*.py"))}
+    folders = [REPO / "saccade" / package if package == "web" else REPO / package for package in PACKAGES]
+    return {name_of(path): path for folder in folders for path in sorted(folder.rglob("*.py"))}
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:

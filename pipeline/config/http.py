@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
 from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
 from saccade.addresses import with_plain_zone
+from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.settings import FileText, NullIsUnset, Text, setting
+from saccade.web.tls import optional_context
+from saccade.web.tokens import is_loopback, read_token
 
 
 class HttpSettings(NullIsUnset):
@@ -32,7 +36,7 @@ class HttpSettings(NullIsUnset):
         None,
         "File that says who may do what over http: viewers, operators and admins, each with a token.",
         more="Also by streams, with the headers of a proxy that authenticates people, and with an audit of every "
-        "change; pipeline/server/README.md shows one. The token of http_token is an admin's then.",
+        "change; pipeline/api/README.md shows one. The token of http_token is an admin's then.",
         metavar="FILE",
     )
     allow_sources: list[FileText] = setting(
@@ -72,3 +76,39 @@ def parse_place(text: str) -> tuple[str, int]:
     if port < 0 or parts.username is not None or parts.path or parts.query:
         raise ValueError("should be HOST:PORT, such as 127.0.0.1:8080")
     return parts.hostname or "127.0.0.1", port
+
+
+def check_open(host: str, token: str | None) -> None:
+    """Refuse to serve the network without authentication.
+
+    Raises:
+        ConfigError: if other machines can reach `host`, and there is no token.
+    """
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"{host} can be reached from the network, so a token is needed: --http-token-file or SACCADE_TOKEN"
+        )
+
+
+def tls_of(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """The TLS context of a certificate's files, or None without one.
+
+    Raises:
+        ConfigError: if they cannot be used.
+    """
+    try:
+        return optional_context(cert, key)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def token_of(token: str | None, token_file: str | None) -> str | None:
+    """The token, or else the one in the file, if there is one.
+
+    Raises:
+        ConfigError: if the file holds no token.
+    """
+    try:
+        return token or (read_token(token_file) if token_file else None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -22,8 +22,8 @@ from saccade.addresses import with_plain_zone
 from saccade.lookups import look_up
 from saccade.pipeline.errors import ConfigError
 from saccade.sources import SourceError
-from saccade.sources.http.tokens import is_loopback
 from saccade.sources.urls import RtspAddress
+from saccade.web.tokens import is_loopback
 
 _HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+(%[\w.~-]+)?")
 _GLOB = re.compile(r"[*?\[]")

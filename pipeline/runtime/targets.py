@@ -28,7 +28,7 @@ from saccade.sources import Source, SourceInfo
 
 HEATMAP = "--heatmap"  # written by a stage and opened by none, but a file that may overwrite another
 WHEP = "whep:"  # served by the pipeline, which no sink may import
-_WHEP_SINK = SinkKind("saccade.pipeline.server.whep.sink:open_whep")
+_WHEP_SINK = SinkKind("saccade.pipeline.api.whep_sink:open_whep")
 
 
 @dataclass(slots=True, frozen=True)

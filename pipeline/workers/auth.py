@@ -9,7 +9,6 @@ import json
 
 from aiohttp import web
 from pydantic import ValidationError
-
 from saccade.pipeline.server.access import CLIENT, Client, client_of
 from saccade.sources.http.auth import HttpAuth, refusal
 

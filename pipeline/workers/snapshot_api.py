@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
+from saccade.sources.http.auth import refusal
 
 from saccade.engine.errors import EngineClosedError, EngineError
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store_reader import media_path
 from saccade.pipeline.search import SnapshotAsker
-from saccade.sources.http.auth import refusal
 
 if TYPE_CHECKING:
     from saccade.engine import Engine

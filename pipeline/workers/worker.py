@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade.pipeline.server.serve import serve
+
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.control.controller import Controller
@@ -34,7 +36,6 @@ from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stream import EventPlaces
 from saccade.pipeline.runtime.streams import Streams, status_of
 from saccade.pipeline.runtime.targets import Target
-from saccade.pipeline.server.serve import serve
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.kept_files import keep_outputs
 from saccade.pipeline.workers.memory import rss_bytes

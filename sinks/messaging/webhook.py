@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import ssl
 import threading
 import time
 import uuid
@@ -30,7 +31,7 @@ from saccade.sinks.urls import Address, Options
 from saccade.sources.frame import Frame
 
 if TYPE_CHECKING:
-    import aiohttp
+    import httpx
 
 log = logging.getLogger(__name__)
 
@@ -199,16 +200,21 @@ class WebhookSink:
     # ---- on the loop's thread
 
     async def _work(self, loop: BackgroundLoop) -> None:
-        import aiohttp
+        import httpx
 
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         tasks: set[asyncio.Task[None]] = set()
 
         def done(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
             loop.wake()
 
-        async with aiohttp.ClientSession(timeout=timeout, headers=self._request.headers) as session:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            timeout=None,
+            headers=[(name.encode(), value.encode()) for name, value in self._request.headers.items()],
+            trust_env=False,
+            limits=limits,
+        ) as session:
             try:
                 while True:
                     stopping = loop.stopping  # read first: what close() has queued is still posted
@@ -244,9 +250,7 @@ class WebhookSink:
             self._under_way[identity] = taken[0]
             return identity, taken[0]
 
-    async def _deliver(
-        self, session: aiohttp.ClientSession, identity: str, message: Message, loop: BackgroundLoop
-    ) -> None:
+    async def _deliver(self, session: httpx.AsyncClient, identity: str, message: Message, loop: BackgroundLoop) -> None:
         """Post a message until it is accepted, refused or too old."""
         failures = 0
         accepted = False
@@ -270,31 +274,34 @@ class WebhookSink:
                 self._sent += accepted
                 self._undelivered += not accepted
 
-    async def _post(
-        self, session: aiohttp.ClientSession, identity: str, text: bytes
-    ) -> tuple[str | None, float | None]:
+    async def _post(self, session: httpx.AsyncClient, identity: str, text: bytes) -> tuple[str | None, float | None]:
         """Post once; return why it was not accepted, or None, and the seconds before a retry, None for none."""
-        import aiohttp
+        import httpx
 
         headers = self._request.signed(identity, text, int(time.time()))
         try:
-            async with session.post(self._request.url, data=text, headers=headers, allow_redirects=False) as response:
-                await response.content.read(_RESPONSE_BYTES)  # so that the connection can be used again
-                if response.status < 300:
-                    return None, None
-                reason = f"answers {response.status} {' '.join((response.reason or '').split())}"
-                if response.status < 500 and response.status not in _RETRY:
-                    return reason, None
-                retry_after = response.headers.get("Retry-After", "")
-                return reason, min(float(retry_after), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
+            async with (
+                asyncio.timeout(self._timeout_s),
+                session.stream("POST", self._request.url, content=text, headers=headers) as response,
+            ):
+                received = 0
+                async for part in response.aiter_raw():  # so that the connection can be used again
+                    received += len(part)
+                    if received > _RESPONSE_BYTES:
+                        break
         except TimeoutError:
             return f"no answer within {self._timeout_s:g} s", 0.0
-        except aiohttp.ClientConnectorError as error:
-            # asyncio's own text is "Connect call failed ('192.0.2.9', 443)"; that of a name not found has errno < 0
-            known = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-            return known or "cannot connect", 0.0
-        except aiohttp.ClientError as error:
+        except httpx.ConnectError as error:
+            return _why(error), 0.0
+        except httpx.HTTPError as error:
             return type(error).__name__, 0.0  # its text may hold the address, and that a password
+        if response.status_code < 300:
+            return None, None
+        reason = f"answers {response.status_code} {' '.join(response.reason_phrase.split())}"
+        if response.status_code < 500 and response.status_code not in _RETRY:
+            return reason, None
+        retry_after = response.headers.get("Retry-After", "")
+        return reason, min(float(retry_after), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
 
     def _log_status(self, message: str) -> None:
         """Log the state, where it has changed."""
@@ -306,3 +313,18 @@ class WebhookSink:
         if self.dropped > self._dropped_logged and time.monotonic() - self._dropped_logged_at > _LOG_EVERY_S:
             log.warning("%s: messages lost so far: %d", self._address.shown, self.dropped)
             self._dropped_logged, self._dropped_logged_at = self.dropped, time.monotonic()
+
+
+def _why(error: BaseException) -> str:
+    """Why no connection was made: the library's own text has the address, that of a name not found has errno < 0."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if isinstance(found, ssl.SSLCertVerificationError):
+            return f"certificate refused: {found.verify_message}"
+        if isinstance(found, OSError) and (found.errno or found.strerror):
+            known = os.strerror(found.errno) if found.errno and found.errno > 0 else found.strerror
+            return known or "cannot connect"
+        found = found.__cause__ or found.__context__
+    return "cannot connect"

@@ -1,7 +1,7 @@
 """The live video of every stream: encoded once for all its viewers, always the newest frame.
 
 Nothing is drawn or encoded for a stream without viewers. Knows frames and results, but no network, source, model or
-pipeline: `saccade.pipeline.server.whep.server` brings the encoded frames to browsers.
+pipeline: `saccade.pipeline.api.whep` brings the encoded frames to browsers.
 """
 
 from __future__ import annotations

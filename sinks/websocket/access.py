@@ -17,8 +17,8 @@ from saccade.addresses import with_plain_zone
 from saccade.sinks.base import SinkError
 from saccade.sinks.urls import Options, redact_target
 from saccade.sinks.websocket.subscription import Subscription
-from saccade.sources.http.tls import server_context
-from saccade.sources.http.tokens import find_token, is_loopback
+from saccade.web.tls import server_context
+from saccade.web.tokens import find_token, is_loopback
 
 DEFAULT_PORT = 8765
 MAX_CLIENTS = 32

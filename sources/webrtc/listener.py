@@ -20,21 +20,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, urlsplit
 
-from aiohttp import web
 from aiortc import RTCIceServer
 
 from saccade.addresses import with_plain_zone
 from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.gpu import HwAccel
-from saccade.sources.http.app_server import AppServer
-from saccade.sources.http.tls import optional_context
-from saccade.sources.http.tokens import find_token, is_loopback
 from saccade.sources.live.packets import Taps
 from saccade.sources.live.reconnect import Link
 from saccade.sources.live.source import LiveSource
 from saccade.sources.webrtc.signaling import SILENCE_S
 from saccade.sources.webrtc.source import WebRtcConnection, WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
+from saccade.web.auth import HttpAuth
+from saccade.web.guard import Guard
+from saccade.web.server import AppServer
+from saccade.web.tls import optional_context
+from saccade.web.tokens import find_token, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +138,6 @@ class WebRtcListener(LiveSource):
         try:
             self._server = WebRtcServer(
                 self._sources.put,
-                token=self._target.token,
-                origins=self._target.origins,
                 ice_servers=[RTCIceServer(url) for url in self._target.ice],
                 media_hosts=media_hosts,
                 max_peers=1,
@@ -148,11 +147,11 @@ class WebRtcListener(LiveSource):
             )
         except ValueError as error:
             raise SourceError(f"webrtc: {error}") from None
-        application = web.Application()
-        application.add_routes(self._server.routes(self._target.path, f"{self._target.path}/offer"))
-        application.on_shutdown.append(self._server.close)
+        at = self._target
+        routes = self._server.routes(at.path, f"{at.path}/offer")
+        guarded = Guard(routes, HttpAuth(at.token, at.origins))
         try:
-            self._web = AppServer(application, self._target.host, self._target.port, "webrtc", self._target.tls)
+            self._web = AppServer(guarded, at.host, at.port, "webrtc", at.tls, on_cleanup=[self._server.close])
         except OSError as error:
             place = f"{self._target.host}:{self._target.port}"
             raise SourceError(f"webrtc: cannot listen on {place}: {error.strerror}") from error

@@ -1,10 +1,10 @@
-"""WebRTC in: WHIP (RFC 9725) and a plain JSON offer/answer, as routes for any aiohttp application.
+"""WebRTC in: WHIP (RFC 9725) and a plain JSON offer/answer, as routes for any ASGI application.
 
-    server = WebRtcServer(on_source=start_a_run, token="…")
-    application.add_routes(server.routes())
+    server = WebRtcServer(on_source=start_a_run)
+    application = Guard(server.routes(), HttpAuth(token))
 
-Each accepted peer becomes a `WebRtcSource`. Everything runs on the application's event loop; a token, a password
-or an SDP is never logged. Knows nothing of who reads the sources, nor of models, results or sinks.
+Each accepted peer becomes a `WebRtcSource`. Everything runs on the application's event loop; a password or an SDP is
+never logged. Knows nothing of who reads the sources, nor of models, results or sinks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 
-from aiohttp import web
 from aiortc import RTCIceServer
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from saccade.sources.gpu import HwAccel, gpu_decoding
-from saccade.sources.http.auth import read_text, refusal
 from saccade.sources.webrtc.publisher import PublisherPeer
 from saccade.sources.webrtc.signaling import MAX_OFFER_BYTES, SILENCE_S, Signaling
 from saccade.sources.webrtc.source import WebRtcSource
+from saccade.web.body import read_text, require_type
+from saccade.web.errors import HttpError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
 
     Args:
         on_source: called on the event loop with the source of each accepted peer; must return at once.
-        token, origins, ice_servers, media_hosts, silence_s: as in `Signaling`.
+        ice_servers, media_hosts, silence_s: as in `Signaling`.
         max_peers: maximum number of connected peers.
         replace: at the maximum, close the oldest instead of refusing the new one.
         vid_stride: hand on every `vid_stride`-th frame.
@@ -50,8 +53,6 @@ class WebRtcServer(Signaling[PublisherPeer]):
         self,
         on_source: Callable[[WebRtcSource], None],
         *,
-        token: str | None = None,
-        origins: Sequence[str] = (),
         ice_servers: Sequence[RTCIceServer] = (),
         media_hosts: Sequence[str] | None = None,
         max_peers: int = MAX_PEERS,
@@ -62,8 +63,6 @@ class WebRtcServer(Signaling[PublisherPeer]):
     ) -> None:
         gpu_decoding(hwaccel)  # to fail now when there is no GPU, not with the first peer
         super().__init__(
-            token=token,
-            origins=origins,
             ice_servers=ice_servers,
             media_hosts=media_hosts,
             silence_s=silence_s,
@@ -80,35 +79,33 @@ class WebRtcServer(Signaling[PublisherPeer]):
         """Number of peers, including those still connecting."""
         return len(self._peers)
 
-    def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[web.AbstractRouteDef]:
+    def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[Route]:
         """The routes: WHIP at `path`, its sessions below it, and the JSON offer at `offer_path`.
 
-        `?stream=door` in the address names the stream. Every other method, PATCH among them, gets aiohttp's 405, as
-        RFC 9725 asks of a server without trickle ICE.
+        `?stream=door` in the address names the stream. Every other method, PATCH among them, gets 405, as RFC 9725 asks
+        of a server without trickle ICE.
         """
-        offers = [web.post(offer_path, self._offer), web.options(offer_path, self._preflight)]
-        return [*self._session_routes(path), *offers]
+        return [*self.session_routes(path), Route(offer_path, self.offer, methods=["POST"])]
 
-    async def _offer(self, request: web.Request) -> web.Response:
-        cors = self._auth.authorize(request)
-        if request.content_type != "application/json":
-            raise refusal(web.HTTPUnsupportedMediaType, "the offer must be of type application/json", cors)
+    async def offer(self, request: Request) -> Response:
+        """Answer an offer in JSON."""
+        require_type(request, "application/json", "the offer")
         try:
-            offer = json.loads(await read_text(request, MAX_OFFER_BYTES, "an offer", cors))
+            offer = json.loads(await read_text(request, MAX_OFFER_BYTES, "an offer"))
         except (ValueError, RecursionError):
-            raise refusal(web.HTTPBadRequest, "the body is not JSON", cors) from None
+            raise HttpError(400, "the body is not JSON") from None
         if not isinstance(offer, dict) or offer.get("type") != "offer" or not isinstance(offer.get("sdp"), str):
-            raise refusal(web.HTTPBadRequest, 'the body must be {"type": "offer", "sdp": "…"}', cors)
-        session, peer = await self._open(request, offer["sdp"], cors)
-        return web.json_response({"type": "answer", "sdp": peer.answer, "session": session}, headers=cors)
+            raise HttpError(400, 'the body must be {"type": "offer", "sdp": "…"}')
+        session, peer = await self._open(request, offer["sdp"])
+        return JSONResponse({"type": "answer", "sdp": peer.answer, "session": session})
 
-    async def _open(self, request: web.Request, offer: str, cors: dict[str, str]) -> tuple[str, PublisherPeer]:
+    async def _open(self, request: Request, offer: str) -> tuple[str, PublisherPeer]:
         if self._replace and len(self._peers) >= self._max_peers:
             oldest = next(iter(self._peers.values()))
             if oldest is not None:
                 await oldest.close()
-        session, peer = await super()._open(request, offer, cors)
-        self._names[session] = name = self._stream_name(request.query.get("stream", "webrtc"))
+        session, peer = await super()._open(request, offer)
+        self._names[session] = name = self._stream_name(request.query_params.get("stream", "webrtc"))
         log.info("%s: a peer connects", name)
         try:
             source = WebRtcSource(peer.video, stream=name, vid_stride=self._vid_stride, messages=peer.messages)

@@ -31,7 +31,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from saccade.engine import Engine
-from saccade.pipeline import Controller, HttpServer, Local, Streams, load
+from saccade.pipeline import Controller, HttpServer, Local, Streams, load, serve
 from saccade.pipeline.cli.main import app, main
 from saccade.pipeline.cli.options import load_settings, settings_in, sources_in
 from saccade.pipeline.config import RunConfig
@@ -53,7 +53,7 @@ DOCUMENTS = sorted(tracked(".md"))
 
 PARSED = {
     "mcp": "serves until its client goes: tests/pipeline/cli/mcp/test_mcp.py has the protocol's own",
-    "demo": "serves until it is interrupted: tests/pipeline/server/test_demo.py runs it",
+    "demo": "serves until it is interrupted: tests/pipeline/api/test_demo.py runs it",
     "--http": "serves until it is interrupted: the curl commands are run with such a server",
     "--diff": "asks a running one: tests/pipeline/control/test_reload.py has it",
     "--ray": "needs a cluster: tests/e2e/cluster/test_ray.py has one",
@@ -229,7 +229,7 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
 
 @contextmanager
 def http_server(streams: Streams) -> Iterator[HttpServer]:
-    server = HttpServer(Controller(Local(streams)), port=0)
+    server = serve(Controller(Local(streams)), port=0)
     try:
         yield server
     finally:

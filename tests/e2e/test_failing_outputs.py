@@ -17,9 +17,9 @@ import pytest
 
 from saccade.engine import Detect, Engine
 from saccade.pipeline import Output, Streams
+from saccade.pipeline.api.http_server import serve
+from saccade.pipeline.api.prometheus import Metrics
 from saccade.pipeline.control.local import Local
-from saccade.pipeline.server.http_server import HttpServer
-from saccade.pipeline.server.prometheus import Metrics
 from saccade.sinks import JsonlSink, open_sink
 from saccade.sinks import backoff as backoff_module
 from saccade.sources import FileSource, open_source
@@ -128,7 +128,7 @@ def test_a_deleted_folder_pauses_its_sink_until_it_is_back(streams: Streams, tmp
     wait_for(lambda: lines(folder / "out.jsonl") > 5)
     shutil.rmtree(folder)
     wait_for(lambda: state_of(streams, 0) == state_of(streams, 1) == "paused")
-    server = HttpServer(controller_of(streams), "127.0.0.1", 0, None)
+    server = serve(controller_of(streams), "127.0.0.1", 0, None)
     try:
         with urllib.request.urlopen(f"{server.url}/healthz") as answer:  # 200: a restart would not help
             assert "No such file" in json.load(answer)["sinks"]["JsonlSink"]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 from saccade.engine import Detect, Engine
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.sinks.websocket.server import WebSocketSink
 from saccade.sources import open_source
+from saccade.web.server import AppServer
 from tests.support import REPO
 from tests.support.browser import browsing, needs_chromium
 from tests.support.documents import blocks_of
@@ -48,36 +49,24 @@ def page_of(address: str) -> str:
 
 
 class Site:
-    """The page, and what it reports. Runs its own event loop in a thread."""
+    """The page, and what it reports."""
 
     def __init__(self, page: str) -> None:
         self.reports: list[Any] = []
         self._page = page
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.url = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(10)
+        routes = [Route("/", self._show), Route("/reports", self._hear, methods=["POST"])]
+        self._web = AppServer(Starlette(routes=routes), "127.0.0.1", 0, "site")
+        self.url = f"{self._web.url}/"
 
-    async def _open(self) -> str:
-        application = web.Application()
-        application.add_routes([web.get("/", self._show), web.post("/reports", self._hear)])
-        self._runner = web.AppRunner(application, shutdown_timeout=1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/"
+    async def _show(self, _: Request) -> Response:
+        return HTMLResponse(self._page)
 
-    async def _show(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._page, content_type="text/html")
-
-    async def _hear(self, request: web.Request) -> web.Response:
-        self.reports.append(json.loads(await request.text()))
-        return web.Response()
+    async def _hear(self, request: Request) -> Response:
+        self.reports.append(await request.json())
+        return Response()
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._web.close()
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

@@ -11,15 +11,19 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Route
 
 from saccade.engine.results import Detections, Points, Result
-from saccade.pipeline.server.whep.sink import ViewerSink
+from saccade.pipeline.api.whep_sink import ViewerSink
 from saccade.sinks import Latency, Mp4Sink, Sink
 from saccade.sources import Frame
+from saccade.web.server import AppServer
 from tests.support.browser import needs_chromium, tab
 from tests.support.clips import numbered_image
-from tests.support.webrtc import Publisher, own_loop, until
+from tests.support.webrtc import until
 
 pytestmark = [pytest.mark.e2e, needs_chromium]
 
@@ -110,35 +114,24 @@ def test_chromium_plays_a_recording(tmp_path: Path) -> None:
         write(sink, number)
     sink.close()
 
-    async def show(_: web.Request) -> web.Response:
-        page = "<!doctype html><link rel=icon href='data:,'><video src='/film.mp4' muted></video>"
-        return web.Response(text=page, content_type="text/html")
+    async def show(_: Request) -> Response:
+        return HTMLResponse("<!doctype html><link rel=icon href='data:,'><video src='/film.mp4' muted></video>")
 
-    async def send(_: web.Request) -> web.FileResponse:
-        return web.FileResponse(film)
+    async def send(_: Request) -> Response:
+        return FileResponse(film)
 
-    async def serve() -> web.AppRunner:
-        application = web.Application()
-        application.add_routes([web.get("/", show), web.get("/film.mp4", send)])
-        runner = web.AppRunner(application, shutdown_timeout=1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner
-
-    with own_loop() as loop:
-        do = Publisher(loop).do
-        runner = do(serve())
-        try:
-            with tab(f"http://127.0.0.1:{runner.addresses[0][1]}/", tmp_path / "profile") as page:
-                page.until("document.querySelector('video')?.readyState >= 2")
-                assert page.eval("document.querySelector('video').duration") == pytest.approx(2.0, abs=0.04)
-                for second in (0.5, 1.5, 1.0):
-                    page.eval(f"document.querySelector('video').currentTime = {second + 1 / 60}")
-                    page.until("!document.querySelector('video').seeking")
-                    assert page.eval(NUMBER) == pytest.approx(30 * second, abs=1)
-                page.eval("document.querySelector('video').play()")
-                page.until("document.querySelector('video').ended")
-                assert page.eval(NUMBER) == 59
-                assert page.eval("document.querySelector('video').error") is None
-        finally:
-            do(runner.cleanup())
+    site = AppServer(Starlette(routes=[Route("/", show), Route("/film.mp4", send)]), "127.0.0.1", 0, "site")
+    try:
+        with tab(f"{site.url}/", tmp_path / "profile") as page:
+            page.until("document.querySelector('video')?.readyState >= 2")
+            assert page.eval("document.querySelector('video').duration") == pytest.approx(2.0, abs=0.04)
+            for second in (0.5, 1.5, 1.0):
+                page.eval(f"document.querySelector('video').currentTime = {second + 1 / 60}")
+                page.until("!document.querySelector('video').seeking")
+                assert page.eval(NUMBER) == pytest.approx(30 * second, abs=1)
+            page.eval("document.querySelector('video').play()")
+            page.until("document.querySelector('video').ended")
+            assert page.eval(NUMBER) == 59
+            assert page.eval("document.querySelector('video').error") is None
+    finally:
+        site.close()

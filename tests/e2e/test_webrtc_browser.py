@@ -11,19 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import web
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
 from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from benchmarks.ingest import burnt_in_age_ms
 from saccade.sources.frame import Frame
 from saccade.sources.webrtc.peer import choose_addresses
 from saccade.sources.webrtc.source import WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
+from saccade.web.auth import HttpAuth
+from saccade.web.guard import Guard
+from saccade.web.server import AppServer
 from tests.support import REPO
 from tests.support.browser import browsing, kill, needs_chromium
-from tests.support.webrtc import LOOPBACK, Publisher, own_loop
+from tests.support.webrtc import LOOPBACK
 
 PAGE = REPO / "tests" / "data" / "webrtc.html"
 TOKEN = "sesame"
@@ -37,11 +42,17 @@ def age_ms(image: NDArray[np.uint8]) -> float:
     return -1.0 if age is None else age
 
 
+class _OfWhip(Guard):
+    def admit(self, request: Request, route: BaseRoute | None) -> None:
+        if request.url.path.startswith("/whip"):
+            super().admit(request, route)
+
+
 class Site:
     """The page, our endpoint at /whip, and one of stock aiortc at /stock."""
 
     def __init__(self) -> None:
-        self.server = WebRtcServer(self._read, token=TOKEN, media_hosts=LOOPBACK, silence_s=3)
+        self.server = WebRtcServer(self._read, media_hosts=LOOPBACK, silence_s=3)
         self.frames: list[Frame] = []
         self.ages: list[float] = []
         self.reported_ages: list[float] = []  # by `captured_at`
@@ -61,30 +72,31 @@ class Site:
         self._readers.append(threading.Thread(target=read))
         self._readers[-1].start()
 
-    async def open(self) -> str:
-        application = web.Application()
-        application.add_routes(self.server.routes())
-        application.add_routes([web.post("/stock", self._publish_stock), web.post("/reports", self._hear)])
-        application.add_routes([web.get("/", self._page)])
-        self._runner = web.AppRunner(application, shutdown_timeout=1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/?token={TOKEN}"
+    def open(self) -> str:
+        own = [
+            Route("/", self._page),
+            Route("/stock", self._publish_stock, methods=["POST"]),
+            Route("/reports", self._hear, methods=["POST"]),
+        ]
+        guard = _OfWhip([*self.server.routes(), *own], HttpAuth(TOKEN))
+        self._web = AppServer(guard, "127.0.0.1", 0, "site", on_cleanup=[self.server.close, self._close])
+        return f"{self._web.url}/?token={TOKEN}"
 
-    async def close(self) -> None:
-        await self.server.close()
+    def close(self) -> None:
+        self._web.close()
+
+    async def _close(self) -> None:
         for connection in self._stock:
             await connection.close()
-        await self._runner.cleanup()
 
-    async def _page(self, _: web.Request) -> web.FileResponse:
-        return web.FileResponse(PAGE)
+    async def _page(self, _: Request) -> Response:
+        return FileResponse(PAGE)
 
-    async def _hear(self, request: web.Request) -> web.Response:
-        self.reports.append(await request.text())
-        return web.Response()
+    async def _hear(self, request: Request) -> Response:
+        self.reports.append((await request.body()).decode())
+        return Response()
 
-    async def _publish_stock(self, request: web.Request) -> web.Response:
+    async def _publish_stock(self, request: Request) -> Response:
         connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._stock.append(connection)
 
@@ -97,10 +109,10 @@ class Site:
                 pass
 
         connection.on("track", lambda track: self._tasks.append(asyncio.ensure_future(read(track))))
-        await connection.setRemoteDescription(RTCSessionDescription(await request.text(), "offer"))
+        await connection.setRemoteDescription(RTCSessionDescription((await request.body()).decode(), "offer"))
         choose_addresses(connection.getTransceivers()[0], LOOPBACK)
         await connection.setLocalDescription(await connection.createAnswer())
-        return web.Response(status=201, text=connection.localDescription.sdp, content_type="application/sdp")
+        return Response(connection.localDescription.sdp, 201, media_type="application/sdp")
 
     def until(self, done: Any, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
@@ -112,14 +124,12 @@ class Site:
 
 @pytest.fixture
 def site() -> Iterator[tuple[Site, str]]:
-    with own_loop() as loop:
-        site, publisher = Site(), Publisher(loop)
-        url = publisher.do(site.open())
-        yield site, url
-        publisher.do(site.close())
-        for reader in site._readers:
-            reader.join(5)
-            assert not reader.is_alive()
+    site = Site()
+    yield site, site.open()
+    site.close()
+    for reader in site._readers:
+        reader.join(5)
+        assert not reader.is_alive()
 
 
 @pytest.mark.parametrize("codec", ["VP8", "H264"])

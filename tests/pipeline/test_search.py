@@ -8,6 +8,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import cv2
 import pytest
 
 from saccade.engine import Engine
+from saccade.pipeline.api import events
+from saccade.pipeline.api.http_server import HttpServer
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
-from saccade.pipeline.search import search_events
-from saccade.pipeline.server.http_server import HttpServer
+from saccade.pipeline.search import Searched, search_events
 from saccade.sources import open_source
 from tests.pipeline.events.storage.test_store import event
 from tests.support.command import Command
@@ -105,7 +107,10 @@ def ask(url: str) -> tuple[int, Any]:
 
 def test_a_search_over_http(folder: Path, nano: Engine) -> None:
     store = EventStore(folder)
-    server, without = HttpServer(None, port=0, events=store, ask=nano), HttpServer(None, port=0, events=store)
+    find = partial(search_events, store, nano)
+    asking = events.Stored(store, lambda text, query, progress: Searched(find(text, query, progress=progress)))
+    server = HttpServer([events.routes], {events.Stored: asking}, port=0)
+    without = HttpServer([events.routes], {events.Stored: events.Stored(store)}, port=0)
     try:
         status, page = ask(f"{server.url}/events/search?q=person&limit=1")
         assert (status, len(page["events"]), page["events"][0]["match"] > 0.8) == (200, 1, True)

@@ -144,7 +144,7 @@ def test_whep_is_refused_with_the_right_command(target: str) -> None:
 def test_a_sink_loads_its_library_only_when_opened() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import saccade.sinks\n"
-        "print([name for name in ('torch', 'aiomqtt', 'paho', 'aiohttp', 'websockets') if name in sys.modules])"
+        "print([name for name in ('torch', 'aiomqtt', 'paho', 'httpx', 'websockets') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(REPO)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

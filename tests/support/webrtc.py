@@ -6,26 +6,34 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
-import aiohttp
 import av
+import httpx
 import numpy as np
-from aiohttp import web
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription, VideoStreamTrack
 from numpy.typing import NDArray
 
-from saccade.sources.http.app_server import _end_tasks
 from saccade.sources.webrtc.peer import choose_addresses
 from saccade.sources.webrtc.source import WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
+from saccade.web.auth import HttpAuth
+from saccade.web.guard import Guard
+from saccade.web.server import AppServer, end_tasks
 from tests.support.clips import numbered_image
 
 Draw = Callable[[int], NDArray[np.uint8]]
 LOOPBACK = ("127.0.0.1",)
+
+
+def asked(method: str, url: str, headers: Mapping[str, str] | None = None, **how: Any) -> tuple[int, str, Any]:
+    """Status, text and headers of a response."""
+    given = {key: value.encode() for key, value in (headers or {}).items()}
+    response = httpx.request(method, url, headers=given, timeout=20, **how)
+    return response.status_code, response.text, response.headers
 
 
 class Drawn(VideoStreamTrack):
@@ -86,10 +94,11 @@ async def _publish(publisher: Publisher, url: str, codec: str, draw: Draw, heade
     publisher.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     offer = await offer_of(publisher.connection, codec, Drawn(draw))
     headers = {"Content-Type": "application/sdp", **headers}
-    async with aiohttp.ClientSession() as http, http.post(url, data=offer, headers=headers) as response:
-        answer = await response.text()
-        assert response.status == 201, answer
-        publisher.location = response.headers["Location"]
+    async with httpx.AsyncClient(timeout=20) as http:
+        response = await http.post(url, content=offer, headers=headers)
+    answer = response.text
+    assert response.status_code == 201, answer
+    publisher.location = response.headers["Location"]
     await publisher.connection.setRemoteDescription(RTCSessionDescription(sdp=answer, type="answer"))
 
 
@@ -102,7 +111,7 @@ def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
     try:
         yield loop
     finally:
-        asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(end_tasks(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -123,38 +132,25 @@ def publishing(
 
 
 class Served:
-    """A `WebRtcServer` on an application of its own, as the pipeline will have one, and a client to ask it."""
+    """A `WebRtcServer` on an application of its own, and a client to ask it."""
 
-    def __init__(self, loop: Any, **settings: Any) -> None:
+    def __init__(self, loop: Any, token: str | None = None, origins: Sequence[str] = (), **settings: Any) -> None:
         self.sources: list[WebRtcSource] = []
         self._loop = loop
         self.server = WebRtcServer(self.sources.append, media_hosts=LOOPBACK, **settings)
-        self.url = ""
+        guarded = Guard(self.server.routes(), HttpAuth(token, origins))
+        self._web = AppServer(guarded, "127.0.0.1", 0, "served", on_cleanup=[self.server.close])
+        self.url = self._web.url
 
     def do(self, work: Any) -> Any:
         return Publisher(self._loop).do(work)
 
-    async def open(self) -> None:
-        application = web.Application()
-        application.add_routes(self.server.routes())
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def close(self) -> None:
-        await self.server.close()
-        await self._runner.cleanup()
+    def close(self) -> None:
+        self._web.close()
 
     def ask(self, method: str, path: str = "/whip", **how: Any) -> tuple[int, str, Any]:
         """Status, text and headers of a response."""
-
-        async def asked() -> tuple[int, str, Any]:
-            async with aiohttp.ClientSession() as http, http.request(method, self.url + path, **how) as response:
-                return response.status, await response.text(), response.headers
-
-        result: tuple[int, str, Any] = self.do(asked())
-        return result
+        return asked(method, self.url + path, **how)
 
     def ask_raw(self, request: bytes) -> bytes:
         """The first bytes of the response to something that no client would send."""
@@ -164,7 +160,7 @@ class Served:
             return client.recv(1000)
 
     def post(self, offer: str | bytes, headers: dict[str, str] | None = None) -> tuple[int, str, Any]:
-        return self.ask("POST", data=offer, headers={"Content-Type": "application/sdp", **(headers or {})})
+        return self.ask("POST", content=offer, headers={"Content-Type": "application/sdp", **(headers or {})})
 
 
 @contextmanager
@@ -175,13 +171,12 @@ def serving() -> Iterator[Callable[..., Served]]:
 
         def make(**settings: Any) -> Served:
             served = Served(loop, **settings)
-            served.do(served.open())
             opened.append(served)
             return served
 
         yield make
         for served in opened:
-            served.do(served.close())
+            served.close()
 
 
 @contextmanager

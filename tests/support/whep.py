@@ -6,24 +6,24 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
-import aiohttp
-from aiohttp import web
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpReceiver, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
 
 from saccade.engine.results import Detections, Points, Result
-from saccade.pipeline.server.whep.server import WhepServer
+from saccade.pipeline.api.access import Access
+from saccade.pipeline.api.http_server import HttpServer
+from saccade.pipeline.api.whep import WhepServer, routes
 from saccade.sinks import Latency
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
 from saccade.sources.webrtc.peer import choose_addresses
 from tests.support.clips import number_of, numbered_image
-from tests.support.webrtc import LOOPBACK, Publisher, own_loop
+from tests.support.webrtc import LOOPBACK, Publisher, asked, own_loop
 
 WIDTH, HEIGHT = 320, 240
 
@@ -31,11 +31,22 @@ WIDTH, HEIGHT = 320, 240
 class Stage:
     """A server, a stream "door" of 30 frames a second, and a loop for viewers."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        token: str | None = None,
+        origins: Sequence[str] = (),
+        access: Access | None = None,
+        **settings: Any,
+    ) -> None:
         self.loop = loop
         self.videos = BroadcastSink()
         self.whep = WhepServer(self.videos, media_hosts=LOOPBACK, **settings)
-        self.url = ""
+        parts = {WhepServer: self.whep}
+        closing = [self.whep.close]
+        how: Any = {"token": token, "origins": origins, "access": access, "on_cleanup": closing}
+        self._web = HttpServer([routes], parts, port=0, **how)
+        self.url = self._web.url
         self._over = threading.Event()
         self._feeder = threading.Thread(target=feed, args=(self.videos.write, self._over), name="feeder")
 
@@ -51,30 +62,15 @@ class Stage:
     def do(self, work: Any) -> Any:
         return Publisher(self.loop).do(work)
 
-    async def open(self) -> None:
-        application = web.Application()
-        application.add_routes(self.whep.routes())
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def close(self) -> None:
-        await self.whep.close()
-        await self._runner.cleanup()
+    def close(self) -> None:
+        self._web.close()
 
     def ask(self, method: str, path: str = "/whep/door", **how: Any) -> tuple[int, str, Any]:
         """Status, text and headers of a response."""
-
-        async def asked() -> tuple[int, str, Any]:
-            async with aiohttp.ClientSession() as http, http.request(method, self.url + path, **how) as response:
-                return response.status, await response.text(), response.headers
-
-        answer: tuple[int, str, Any] = self.do(asked())
-        return answer
+        return asked(method, self.url + path, **how)
 
     def post(self, offer: str | bytes, path: str = "/whep/door", **headers: str) -> tuple[int, str, Any]:
-        return self.ask("POST", path, data=offer, headers={"Content-Type": "application/sdp", **headers})
+        return self.ask("POST", path, content=offer, headers={"Content-Type": "application/sdp", **headers})
 
 
 def feed(write: Callable[[Frame, Result, Latency], object], over: threading.Event) -> None:
@@ -97,7 +93,6 @@ def write_numbered(write: Callable[[Frame, Result, Latency], object], number: in
 def staging(**settings: Any) -> Iterator[Stage]:
     with own_loop() as loop:
         stage = Stage(loop, **settings)
-        stage.do(stage.open())
         stage._feeder.start()
         try:
             while not stage.videos.streams:
@@ -106,7 +101,7 @@ def staging(**settings: Any) -> Iterator[Stage]:
         finally:
             stage.stop_feeding()
             stage.videos.close()
-            stage.do(stage.close())
+            stage.close()
 
 
 class Watcher:

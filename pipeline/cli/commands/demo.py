@@ -6,15 +6,15 @@ import secrets
 import sys
 import webbrowser
 
+from saccade.pipeline.api.demo import Demo
 from saccade.pipeline.cli.formatting import show_preparation
 from saccade.pipeline.cli.live_view import follow
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.config import RunConfig
+from saccade.pipeline.config.http import tls_of, token_of
 from saccade.pipeline.runtime.stream import load_engine
-from saccade.pipeline.server.demo import Demo
-from saccade.pipeline.server.http_server import tls_of, token_of
-from saccade.sources.http.tls import self_signed
-from saccade.sources.http.tokens import is_loopback
+from saccade.web.tls import self_signed
+from saccade.web.tokens import is_loopback
 
 
 def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False, browser: bool, quiet: bool) -> None:

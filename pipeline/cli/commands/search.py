@@ -14,13 +14,13 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 from saccade.lookups import look_up
+from saccade.pipeline.api.events_query import filters_of
 from saccade.pipeline.cli.terminal import json_text
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import ConfigError, one_line
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader, StoreError
 from saccade.pipeline.runtime.stream import load_engine
 from saccade.pipeline.search import Found, Progress, Searched, search_events
-from saccade.pipeline.server.api.events_query import filters_of
 
 _ANSWER_S = 180.0  # between two answers of a slow model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
-import aiohttp
+import httpx
 
 from saccade.addresses import with_plain_zone
 
@@ -39,12 +40,12 @@ class ApiClient:
             raise ValueError("should be the address of a running saccade, such as http://127.0.0.1:8080")
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None
+        self._session: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
         """Open it."""
-        timeout = aiohttp.ClientTimeout(total=_ANSWER_S, sock_connect=10)
-        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        timeout = httpx.Timeout(_ANSWER_S, connect=10)
+        self._session = httpx.AsyncClient(headers=self._headers, timeout=timeout, trust_env=False)
         return self
 
     async def __aexit__(
@@ -52,7 +53,7 @@ class ApiClient:
     ) -> None:
         """Close it."""
         assert self._session is not None
-        await self._session.close()
+        await self._session.aclose()
 
     async def streams(self) -> list[dict[str, Any]]:
         """The streams and how they are doing.
@@ -105,21 +106,25 @@ class ApiClient:
 
     async def _request(self, method: str, path: str, body: Any = None, *, text: str | None = None) -> bytes:
         assert self._session is not None
-        given: dict[str, Any] = {"json": body}
+        given: dict[str, Any] = {} if body is None else {"json": body}
         if text is not None:
-            given = {"data": text.encode(), "headers": {"Content-Type": "application/yaml"}}
+            given = {"content": text.encode(), "headers": {"Content-Type": "application/yaml"}}
         try:
-            async with self._session.request(method, self._url + path, **given) as response:
-                data = await response.content.read(_MAX_BYTES)
-                if response.ok:
-                    return data
-                if response.status == 404 and path.startswith("/events?"):
-                    raise ApiError("this saccade keeps no events: start it with --store DIR, and give it rules")
-                raise ApiError(_reason(data) or f"{response.status} {response.reason}")
-        except (TimeoutError, aiohttp.ClientError) as error:
+            async with asyncio.timeout(_ANSWER_S), self._session.stream(method, self._url + path, **given) as response:
+                data = b""
+                async for part in response.aiter_bytes():
+                    data += part
+                    if len(data) > _MAX_BYTES:
+                        break
+        except (TimeoutError, httpx.HTTPError) as error:
             raise ApiError(
                 f"no saccade answers at {self._url}: is it running with --http? ({type(error).__name__})"
             ) from None
+        if response.is_success:
+            return data
+        if response.status_code == 404 and path.startswith("/events?"):
+            raise ApiError("this saccade keeps no events: start it with --store DIR, and give it rules")
+        raise ApiError(_reason(data) or f"{response.status_code} {response.reason_phrase}")
 
 
 def data_url(jpeg: bytes) -> str:

@@ -11,7 +11,7 @@ from saccade.distribution import VERSION, install_command
 from saccade.lookups import run as run_loop
 from saccade.pipeline.config import parse_place
 from saccade.pipeline.errors import ConfigError
-from saccade.sources.http.tokens import is_loopback, read_token
+from saccade.web.tokens import is_loopback, read_token
 
 Message = MutableMapping[str, Any]
 Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]

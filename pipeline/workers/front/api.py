@@ -17,20 +17,20 @@ from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
+from saccade.pipeline.server.access import client_of
+from saccade.pipeline.server.static_files import FILES, file_route, send_file
+from saccade.pipeline.server.streams_api import OPEN_S, read_stream
+from saccade.sources.http.auth import HttpAuth, refusal
 
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import Prompts, ShareSettings
 from saccade.pipeline.config.stream_names import name_of
 from saccade.pipeline.errors import StreamError
-from saccade.pipeline.server.access import client_of
-from saccade.pipeline.server.static_files import FILES, file_route, send_file
-from saccade.pipeline.server.streams_api import OPEN_S, read_stream
 from saccade.pipeline.workers.front.forwarding import Forwarder, unavailable
 from saccade.pipeline.workers.front.metrics import MergedMetrics
 from saccade.pipeline.workers.states import RefusedError, StreamState, WorkerSeat
 from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.sources import redact
-from saccade.sources.http.auth import HttpAuth, refusal
 
 _END_S = 20.0
 _REFUSALS: dict[str, type[web.HTTPException]] = {"NotAllowedError": web.HTTPForbidden, "StreamError": web.HTTPConflict}

@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
+from saccade.sources.http.auth import refusal
 from yarl import URL
 
 from saccade.pipeline.workers.auth import front_headers
-from saccade.sources.http.auth import refusal
 
 ASK_S = 5.0  # for a worker to answer what the front itself asks
 _FORWARD_S = 120.0  # for the answer to a client's request to begin: a model may have to think

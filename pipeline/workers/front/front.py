@@ -16,6 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from saccade.pipeline.server.access import Access
+from saccade.pipeline.server.api.config_api import ConfigApi
+from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
+from saccade.sources.http.auth import HttpAuth
+from saccade.sources.http.tokens import is_loopback
+
 from saccade.engine.errors import EngineError
 from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig, parse_place
 from saccade.pipeline.config.stream_names import free_name, name_of
@@ -24,9 +30,6 @@ from saccade.pipeline.errors import ConfigError, RunFailed
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.targets import HEATMAP, WHEP, Target, check_targets, open_output, targets_of
-from saccade.pipeline.server.access import Access
-from saccade.pipeline.server.api.config_api import ConfigApi
-from saccade.pipeline.server.http_server import HttpServer, check_open, tls_of, token_of
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.front.api import FrontApi
 from saccade.pipeline.workers.front.forwarding import Forwarder
@@ -44,8 +47,6 @@ from saccade.pipeline.workers.supervisor import Supervisor
 from saccade.processors import usable_processors
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
 from saccade.sources import SourceError
-from saccade.sources.http.auth import HttpAuth
-from saccade.sources.http.tokens import is_loopback
 
 log = logging.getLogger(__name__)
 

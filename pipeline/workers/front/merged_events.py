@@ -14,13 +14,13 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from aiohttp import web
-
-from saccade.pipeline.events.storage.store_reader import MEDIA
 from saccade.pipeline.server.api.events import no_event
 from saccade.pipeline.server.api.events_query import query_of
 from saccade.pipeline.server.api.events_search import EventsSearchApi, SearchEvents
-from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.sources.http.auth import HttpAuth, refusal
+
+from saccade.pipeline.events.storage.store_reader import MEDIA
+from saccade.pipeline.workers.front.forwarding import Forwarder
 
 Stored = tuple[dict[str, Any], float]
 """The record of an event, and when it was stored: no two of one machine at the same time."""

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-
 from saccade.pipeline.server.prometheus import sink_metrics
+
 from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.states import WorkerSeat
 from saccade.pipeline.workers.supervisor import Supervisor

@@ -21,13 +21,13 @@ from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
+from saccade.pipeline.server.api.events_query import query_of
+from saccade.pipeline.server.http_server import HttpServer
+from saccade.sources.http.auth import refusal
 
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import StoreError
-from saccade.pipeline.server.api.events_query import query_of
-from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.workers.auth import FrontAuth
-from saccade.sources.http.auth import refusal
 
 log = logging.getLogger(__name__)
 

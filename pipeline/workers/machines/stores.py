@@ -20,9 +20,10 @@ from itertools import chain, islice
 from typing import Any
 from urllib.parse import urlencode
 
+from saccade.pipeline.server.api.events_query import filters_of
+
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery, walk_pages
-from saccade.pipeline.server.api.events_query import filters_of
 from saccade.pipeline.workers.auth import secret_headers
 from saccade.pipeline.workers.machines.store_server import StoreServer
 from saccade.pipeline.workers.open_events import Record

@@ -1,4 +1,4 @@
-"""Figures of the console for pipeline/server/README.md, measured in a real browser on a quiet machine.
+"""Figures of the console for pipeline/api/README.md, measured in a real browser on a quiet machine.
 
 python -m tests.e2e.console.measure first-box [TIMES]    from a press to the first box that is painted, in ms
 python -m tests.e2e.console.measure wall [SECONDS]       frames a second in each tile of nine streams of 10 fps
@@ -25,13 +25,13 @@ import av
 
 from saccade.engine import Engine
 from saccade.engine.results import Box, Detections, Points, Result
-from saccade.pipeline import HttpServer, Output, Streams
+from saccade.pipeline import Output, Streams, serve
+from saccade.pipeline.api.demo import Demo
+from saccade.pipeline.api.whep_sink import ViewerSink
 from saccade.pipeline.asset_files import DEMO_CLIP, PAGES
 from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.control.local import Local
-from saccade.pipeline.server.demo import Demo
-from saccade.pipeline.server.whep.sink import ViewerSink
 from saccade.sinks import CallbackSink, Latency
 from saccade.sources import open_source
 from tests.support.browser import Tab, tab
@@ -174,7 +174,7 @@ def requests(seconds: float) -> None:
         controller = Controller(Local(those))
         for stream in streams:
             controller.add(stream)
-        with closing(HttpServer(controller, port=0)) as server:
+        with closing(serve(controller, port=0)) as server:
             time.sleep(10)
             for turn in range(3):
                 alone = _p99(heard, seconds)

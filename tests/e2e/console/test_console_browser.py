@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from saccade.engine import Engine, Outline, Result, Timings
+from saccade.pipeline.api.demo import Demo
+from saccade.pipeline.api.whep_sink import ViewerSink
 from saccade.pipeline.asset_files import DEMO_CLIP, PAGES
 from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.config.file import load
 from saccade.pipeline.run import opened_run
-from saccade.pipeline.server.demo import Demo
-from saccade.pipeline.server.whep.sink import ViewerSink
 from saccade.sinks import color_of
 from saccade.sinks.overlay.draw import draw
 from saccade.sources import open_source

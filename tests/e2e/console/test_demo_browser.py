@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from saccade.engine import Engine
+from saccade.pipeline.api.demo import Demo
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import Prompts, StreamConfig
-from saccade.pipeline.server.demo import Demo
 from saccade.sinks import color_of
 from tests.support.browser import Tab, needs_chromium, tab
 from tests.support.webrtc import until

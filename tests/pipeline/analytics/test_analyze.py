@@ -19,10 +19,10 @@ from saccade.pipeline import Streams, load, opened_run
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.counts import CountLog, Totals
 from saccade.pipeline.analytics.settings import AnalyticsSettings
+from saccade.pipeline.api.http_server import serve
+from saccade.pipeline.api.prometheus import Metrics
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.control.local import Local
-from saccade.pipeline.server.http_server import HttpServer
-from saccade.pipeline.server.prometheus import Metrics
 from saccade.sinks import Latency
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import make_record
@@ -139,7 +139,7 @@ def test_a_configuration_counts_in_zones(tmp_path: Path) -> None:
 def test_zones_are_changed_over_http_while_a_stream_runs() -> None:
     with Engine.load("nano", device="cpu") as engine, Streams(engine) as streams:
         source = ReplaySource(open_source(DEMO_CLIP, start=8, end=12))
-        with closing(HttpServer(controller := controller_of(streams), "127.0.0.1", 0, None)) as server:
+        with closing(serve(controller := controller_of(streams), "127.0.0.1", 0, None)) as server:
 
             def ask(method: str, path: str, body: object = None) -> tuple[int, Any]:
                 place = urlsplit(server.url)

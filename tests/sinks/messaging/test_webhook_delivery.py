@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 
 from saccade.sinks import WebhookSink
 from saccade.sinks import backoff as backoff_module
@@ -88,9 +90,9 @@ def test_a_full_backlog_drops_the_oldest(receiver: Receiver, monkeypatch: pytest
     assert sink.dropped == 500 - len(frames)
 
 
-async def slow(request: web.Request) -> web.StreamResponse:
+async def slow(request: Request) -> Response:
     await asyncio.sleep(0.2)
-    return web.Response()
+    return Response()
 
 
 class Clock:
@@ -100,7 +102,7 @@ class Clock:
         self.ages: list[float] = []
         receiver.answers = [self._answer] * 1000
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: Request) -> Response:
         self.ages.append(time.time() - (await request.json())["captured_at"])
         return await slow(request)
 
@@ -139,14 +141,14 @@ def test_a_slow_server_lags_no_longer_than_allowed(receiver: Receiver, options: 
 def test_several_requests_run_at_a_time_and_lose_nothing(receiver: Receiver) -> None:
     running = most = 0
 
-    async def count(request: web.Request) -> web.StreamResponse:
+    async def count(request: Request) -> Response:
         nonlocal running, most
-        receiver.posts.append((str(request.rel_url), dict(request.headers), await request.json()))
+        await receiver.keep(request)
         running += 1
         most = max(most, running)
         await asyncio.sleep(0.05)
         running -= 1
-        return web.Response()
+        return Response()
 
     receiver.answers = [count] * 50
     sink = WebhookSink(receiver.url("/#concurrency=4"))
@@ -161,12 +163,12 @@ def test_several_requests_run_at_a_time_and_lose_nothing(receiver: Receiver) -> 
 def test_requests_are_signed_as_standard_webhooks_are(receiver: Receiver, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
     bodies: list[bytes] = []
-    seen: list[dict[str, str]] = []
+    seen: list[Headers] = []
 
-    async def keep(request: web.Request) -> web.StreamResponse:
-        bodies.append(await request.read())
-        seen.append(dict(request.headers))
-        return web.Response(status=500 if len(seen) == 1 else 200)
+    async def keep(request: Request) -> Response:
+        bodies.append(await request.body())
+        seen.append(request.headers)
+        return Response(status_code=500 if len(seen) == 1 else 200)
 
     receiver.answers = [keep] * 3
     sink = WebhookSink(receiver.url(f"/#secret_file={tmp_path}/secret&header=X-Key:a%3Ab&header=X-Site:%20yard 4"))

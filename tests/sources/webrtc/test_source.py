@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-import aiohttp
 import av
+import httpx
 import numpy as np
 import pytest
 from aiortc import AudioStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
@@ -161,8 +161,9 @@ def test_sound_and_data_beside_the_video_do_no_harm(serve: Callable[..., Served]
         assert connection.sctp is not None
         await connection.setLocalDescription(await connection.createOffer())
         body = {"type": "offer", "sdp": connection.localDescription.sdp}
-        async with aiohttp.ClientSession() as http, http.post(f"{served.url}/offer", json=body) as response:
-            answer = await response.json()
+        async with httpx.AsyncClient(timeout=20) as http:
+            response = await http.post(f"{served.url}/offer", json=body)
+            answer = response.json()
         assert "a=inactive" in answer["sdp"]  # the sound
         await connection.setRemoteDescription(RTCSessionDescription(answer["sdp"], answer["type"]))
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from aiortc import RTCIceServer
@@ -124,11 +124,11 @@ def test_a_plain_offer_in_json(serve: Callable[..., Served]) -> None:
     served = serve()
     offer = {"type": "offer", "sdp": an_offer(served)}
     status, text, _ = served.ask("POST", "/offer?stream=front door", json=offer)
-    assert (status, '"type": "answer"' in text) == (200, True)
+    assert (status, json.loads(text)["type"]) == (200, "answer")
     assert served.sources[0].name == "frontdoor"
     for body in ({}, [], {"type": "answer", "sdp": "v=0"}, {"type": "offer", "sdp": 7}):
         assert served.ask("POST", "/offer", json=body)[0] == 400
-    assert served.ask("POST", "/offer", data="{", headers={"Content-Type": "application/json"})[0] == 400
+    assert served.ask("POST", "/offer", content="{", headers={"Content-Type": "application/json"})[0] == 400
 
 
 def test_without_the_token_nobody_comes_in(serve: Callable[..., Served], caplog: pytest.LogCaptureFixture) -> None:
@@ -192,11 +192,11 @@ def test_an_oversized_offer_is_refused_before_it_is_read(serve: Callable[..., Se
     served = serve()
     assert served.post("v=0\r\n" * MAX_OFFER_BYTES)[0] == 413
 
-    async def in_pieces() -> Any:
+    def in_pieces() -> Iterator[bytes]:
         for _ in range(40):
             yield b"x" * 4096
 
-    status, text, _ = served.ask("POST", data=in_pieces(), headers={"Content-Type": "application/sdp"})
+    status, text, _ = served.ask("POST", content=in_pieces(), headers={"Content-Type": "application/sdp"})
     assert (status, text) == (413, f"an offer has at most {MAX_OFFER_BYTES} bytes\n")
 
 

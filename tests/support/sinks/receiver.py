@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
-from aiohttp import web
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from saccade.web.server import AppServer
+
+Answer = Callable[[Request], Awaitable[Response | None]]
 
 
 class Receiver:
     """A web server in a thread that keeps what is posted; `answers` are given first, then 200; on one port for ever."""
 
     def __init__(self) -> None:
-        self.posts: list[tuple[str, dict[str, str], Any]] = []
+        self.posts: list[tuple[str, httpx.Headers, Any]] = []
         self.answers: list[Answer | int] = []
         self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._runner: web.AppRunner | None = None
+        self._server: AppServer | None = None
         self.on()
 
     def on(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._on(), self._loop).result(10)
+        self._server = AppServer(self._app, "127.0.0.1", self.port, "receiver")
+        self.port = urlsplit(self._server.url).port or 0
 
     def off(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._off(), self._loop).result(10)
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def close(self) -> None:
         self.off()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     def url(self, rest: str = "/hook") -> str:
         return f"http://127.0.0.1:{self.port}{rest}"
@@ -44,43 +46,34 @@ class Receiver:
     def bodies(self) -> list[Any]:
         return [body for _, _, body in list(self.posts)]
 
-    async def _on(self) -> None:
-        app = web.Application(client_max_size=2**24)
-        app.router.add_post("/{tail:.*}", self._take)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+    async def keep(self, request: Request) -> None:
+        target = request.scope["raw_path"].decode() + (f"?{request.url.query}" if request.url.query else "")
+        self.posts.append((target, httpx.Headers(dict(request.headers)), await request.json()))
 
-    async def _off(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-            rest = asyncio.all_tasks() - {asyncio.current_task()}  # handlers that are still asleep
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._take(Request(scope, receive))
+        if response is None:  # the connection is closed in the middle
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            return
+        await response(scope, receive, send)
 
-    async def _take(self, request: web.Request) -> web.StreamResponse:
+    async def _take(self, request: Request) -> Response | None:
         answer = self.answers.pop(0) if self.answers else 200
         if not isinstance(answer, int):
             return await answer(request)
         if answer == 200:
-            self.posts.append((str(request.rel_url), dict(request.headers), await request.json()))
-        return web.Response(status=answer, text="x" * 1000)
+            await self.keep(request)
+        return Response("x" * 1000, answer)
 
 
-async def busy(request: web.Request) -> web.StreamResponse:
-    return web.Response(status=429, headers={"Retry-After": "1"})
+async def busy(request: Request) -> Response:
+    return Response(status_code=429, headers={"Retry-After": "1"})
 
 
-async def hang(request: web.Request) -> web.StreamResponse:
+async def hang(request: Request) -> Response:
     await asyncio.sleep(1)
-    return web.Response()
+    return Response()
 
 
-async def cut(request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.close()
-    return web.Response()
+async def cut(request: Request) -> None:
+    return None

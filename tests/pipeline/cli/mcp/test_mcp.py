@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from saccade.engine import Engine
+from saccade.pipeline.api.demo import Demo
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.mcp.api_client import ApiClient
 from saccade.pipeline.cli.mcp.serve import serve
@@ -28,7 +29,6 @@ from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.run import OpenedRun, opened_run
-from saccade.pipeline.server.demo import Demo
 from tests.support import REPO
 from tests.support.cameras import free_port
 from tests.support.webrtc import until

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from saccade.pipeline.server.access import CLIENT, Client
+from saccade.pipeline.api.access import CLIENT, Client
 from saccade.pipeline.workers.front.forwarding import Forwarder
 
 _HALF = bytes(1 << 20)

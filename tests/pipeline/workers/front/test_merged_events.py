@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saccade.pipeline.api.http_server import HttpServer
 from saccade.pipeline.events.record import MinuteCounts, make_history_record
 from saccade.pipeline.events.storage.store import EventStore
-from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.workers.front.forwarding import Forwarder
 from saccade.pipeline.workers.front.merged_events import MergedEvents, Stored, merge_pages
 from saccade.pipeline.workers.machines.store_server import StoreServer
-from saccade.sources.http.auth import HttpAuth
+from saccade.web.auth import HttpAuth
 from tests.pipeline.events.storage.test_store import EVENTS, event, put
 from tests.support.cameras import free_port
 

@@ -19,11 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.engine import Engine
+from saccade.pipeline.api.http_server import HttpServer
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config.file import load
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
-from saccade.pipeline.server.http_server import HttpServer
 from saccade.pipeline.workers.auth import FrontAuth
 from saccade.pipeline.workers.front.front import Front, opened_front
 from saccade.pipeline.workers.front.search import WorkersSearch

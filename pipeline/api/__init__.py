@@ -1,0 +1,30 @@
+"""HTTP: streams added, changed and removed while they run, their events and video, metrics, the console and the demo.
+
+The names below are imported when first used: they bring FastAPI and aiortc.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saccade.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from saccade.pipeline.api.demo import Demo
+    from saccade.pipeline.api.http_server import HttpServer, serve
+    from saccade.pipeline.api.prometheus import Metrics
+    from saccade.pipeline.api.whep import WhepServer
+    from saccade.pipeline.api.whep_sink import ViewerSink
+
+__all__ = ["Demo", "HttpServer", "Metrics", "ViewerSink", "WhepServer", "serve"]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "demo": ["Demo"],
+        "http_server": ["HttpServer", "serve"],
+        "prometheus": ["Metrics"],
+        "whep": ["WhepServer"],
+        "whep_sink": ["ViewerSink"],
+    },
+)

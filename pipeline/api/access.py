@@ -1,0 +1,324 @@
+"""Who may do what over HTTP: clients with roles, tokens and streams of their own, from a file; and an audit of changes.
+
+    clients:
+      - {name: anna, role: operator, token: …, streams: [yard]}    # or token_file; without streams, all
+    proxy:                                    # a reverse proxy that authenticates people itself
+      addresses: [127.0.0.1]                  # requests of others carry no such headers that count
+      user: X-Forwarded-User
+      role: X-Forwarded-Groups                # the strongest of the roles that its values stand for
+      roles: {admins: admin, guards: viewer}
+    audit: audit.jsonl                        # a line for each change: when, who, what, and how it was answered
+
+A viewer looks, an operator also changes what is found, zones and rules, and asks the model; an admin also adds and ends
+streams, and reads and writes the configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+
+from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.settings import FileText, Names, Text
+from saccade.web.auth import HttpAuth, is_address_or_localhost, unauthorized
+from saccade.web.errors import HttpError
+from saccade.web.guard import Guard
+from saccade.web.tokens import read_token
+
+log = logging.getLogger(__name__)
+
+Role = Literal["anyone", "viewer", "operator", "admin"]
+ROLES: tuple[Role, ...] = ("anyone", "viewer", "operator", "admin")
+_READING = ("GET", "HEAD", "OPTIONS")
+_CLIENT = "saccade.client"
+CLIENT_HEADER = "X-Saccade-Client"
+
+
+def _network(text: str) -> str:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError("should be an address or a network, such as 10.0.0.0/8") from None
+    return text
+
+
+class Client(BaseModel):
+    """Who makes a request.
+
+    Attributes:
+        name: for the audit.
+        role: what it may do.
+        token, token_file: what it sends, or the file that holds it.
+        streams: the only ones that it may know of; all if empty.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Text = Field(description="for the audit")
+    role: Role = Field(description="viewer, operator or admin")
+    token: Text | None = Field(default=None, repr=False)
+    token_file: FileText | None = None
+    streams: Names = []
+
+    def may(self, role: Role) -> bool:
+        """Whether its role is that, or a stronger one."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+    def sees(self, stream: str) -> bool:
+        """Whether it may know of a stream."""
+        return not self.streams or stream in self.streams
+
+
+ANYONE = Client(name="anyone", role="admin")
+"""Who makes a request where one token opens everything."""
+
+
+class _Proxy(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    addresses: list[Annotated[str, AfterValidator(_network)]] = Field(min_length=1)
+    user: Text = Field(description="the header with the name of a person")
+    role: Text | None = None
+    roles: dict[Text, Role] = {}
+    default: Role | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    clients: list[Client] = Field([], max_length=1000)
+    proxy: _Proxy | None = None
+    audit: FileText | None = None
+
+
+class Access(HttpAuth):
+    """Says who makes a request: one token is all or nothing."""
+
+    @property
+    def guarded(self) -> bool:
+        """Whether there is anything that a client must know."""
+        return self._token is not None
+
+    def identify(self, request: Request) -> Client | None:
+        """Who makes a request; None if nobody who may."""
+        return ANYONE if self._token is None or self.has_token(request, self._token) else None
+
+    def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
+        """Keep what a client has changed, how that was answered, and the client's address. May block."""
+
+
+class RoleAccess(Access):
+    """Says so by a file with clients and their roles.
+
+    Args:
+        path: of the file.
+        token: of one more client, an admin.
+
+    Raises:
+        ConfigError: if the file cannot be read, or holds a mistake.
+    """
+
+    guarded = True
+
+    def __init__(self, path: Path, token: str | None = None) -> None:
+        super().__init__(token or secrets.token_urlsafe(16))  # one that nobody has
+        settings = _read(path)
+        self._clients = {_token_of(path, client): client for client in settings.clients}
+        if len(self._clients) < len(settings.clients):
+            raise ConfigError(f"{path}: two clients have the same token")
+        if token is not None:
+            self._clients[token] = Client(name="http_token", role="admin")
+        self._proxy = settings.proxy
+        self._audit = Path(settings.audit) if settings.audit else None
+        self._lock = threading.Lock()
+
+    def identify(self, request: Request) -> Client | None:
+        """Who makes a request; None if nobody who may."""
+        found = None
+        for token, client in self._clients.items():  # all of them, so that the time tells nothing
+            if self.has_token(request, token):
+                found = client
+        return found or self._behind_proxy(request)
+
+    def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
+        """Write a line of the audit. May block."""
+        line = {
+            "at": round(time.time(), 3),
+            "client": client.name,
+            "role": client.role,
+            "change": change,
+            "status": status,
+            "from": origin,
+        }
+        log.info("%s (%s) %s: %s", client.name, client.role, change, status)
+        if self._audit is not None:
+            with self._lock, self._audit.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _behind_proxy(self, request: Request) -> Client | None:
+        """The person that a trusted proxy says it has authenticated."""
+        proxy, name = self._proxy, ""
+        if proxy is None or not _is_among(address_of(request), proxy.addresses):
+            return None
+        name = request.headers.get(proxy.user, "").strip()[:200]
+        values = re.split(r"[,;\s]+", request.headers.get(proxy.role, "")) if proxy.role else []
+        roles = [proxy.roles[value] for value in values if value in proxy.roles]
+        role = max(roles, key=ROLES.index, default=proxy.default)
+        return Client(name=name, role=role) if name and role and name.isprintable() else None
+
+
+class WorkerAccess(Access):
+    """Lets in the process that has authenticated the client, and believes whom it asks for.
+
+    Args:
+        secret: known to that process and this one.
+    """
+
+    guarded = True
+
+    def __init__(self, secret: str) -> None:
+        super().__init__(secret)
+
+    def identify(self, request: Request) -> Client | None:
+        """The client that is asked for."""
+        if super().identify(request) is None:
+            return None
+        try:
+            return Client.model_validate_json(request.headers.get(CLIENT_HEADER, ""))
+        except ValidationError:
+            raise HttpError(400, f"{CLIENT_HEADER} is missing, or not a client") from None
+
+
+def client_of(request: Request) -> Client:
+    """Who makes a request that was let in."""
+    client: Client = request.scope[_CLIENT]
+    return client
+
+
+def headers_for(client: Client) -> dict[str, str]:
+    """The headers, besides the secret, with which a worker is asked for a client."""
+    return {CLIENT_HEADER: client.model_dump_json(include={"name", "role", "streams"})}
+
+
+def address_of(request: Request) -> str | None:
+    """Where a request comes from."""
+    return request.client.host if request.client else None
+
+
+class AccessGuard(Guard):
+    """What every request to the API passes: who asks, its role, its streams; and the audit of changes.
+
+    Args:
+        routes: as in `Guard`.
+        access: says who asks.
+    """
+
+    def __init__(self, routes: Sequence[BaseRoute], access: Access) -> None:
+        super().__init__(routes, access)
+        self._access = access
+
+    def admit(self, request: Request, route: BaseRoute | None) -> None:
+        """Check who asks; a route that names no role needs an admin."""
+        if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
+            # A page can have its own name resolve to this machine (DNS rebinding), and read what needs no token.
+            raise HttpError(403, "without a token this is served under an address or localhost only")
+        role: Role = getattr(route, "role", "admin")
+        if role == "anyone":
+            return
+        client = self._access.identify(request)
+        if client is None:
+            raise unauthorized()
+        request.scope[_CLIENT] = client
+        if not client.may(role):
+            raise HttpError(403, f"this needs the role {role}, and {client.name} is {client.role}")
+        limited = getattr(route, "limited", "never")
+        given = request.scope.get("path_params", {})
+        names = [given[key] for key in ("name", "stream") if key in given]
+        asked = request.query_params.getlist("stream")
+        open_to_it = limited == "always" or names or (asked and limited == "asked")
+        if client.streams and (not open_to_it or not all(map(client.sees, [*names, *asked]))):
+            raise HttpError(403, f"{client.name} may see {', '.join(client.streams)} only")
+
+    def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
+        """An error as the API that was called describes it: one line, or under /v1 an object as in OpenAI's."""
+        described: Any = line
+        if request.scope["path"].startswith("/v1/"):
+            kind = {401: "authentication_error", 403: "permission_error"}.get(status)
+            kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+            described = {"message": line, "type": kind, "param": None, "code": None}
+        return JSONResponse({"error": described}, status, headers)
+
+    async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
+        """Have a change noted, but of video, of questions, and of checks that come with every key that is pressed."""
+        client: Client | None = request.scope.get(_CLIENT)
+        if client is None or request.method in _READING or _is_no_change(request.scope["path"]):
+            return
+        what = getattr(route, "path", "?")  # not the path, which may hold the secret of a session
+        for key in ("name", "id"):
+            what = what.replace(f"{{{key}}}", request.path_params.get(key, ""))
+        change = f"{request.method} {what}"
+        try:
+            await asyncio.to_thread(self._access.note, client, change, status, address_of(request))
+        except OSError as error:
+            log.warning("the audit cannot be written: %s", error.strerror or error)
+
+
+def _is_no_change(path: str) -> bool:
+    return path.startswith(("/whep", "/v1/")) or path.endswith("/rules/check")
+
+
+def _is_local_name(place: str) -> bool:
+    """Whether a `Host` header holds an address or localhost, and no other name."""
+    with suppress(ValueError):
+        return is_address_or_localhost(urlsplit(f"//{place}").hostname or "")
+    return False
+
+
+def _is_among(address: str | None, networks: list[str]) -> bool:
+    with suppress(ValueError):
+        one = ipaddress.ip_address((address or "").partition("%")[0])
+        return any(one in ipaddress.ip_network(network, strict=False) for network in networks)
+    return False
+
+
+def _token_of(path: Path, client: Client) -> str:
+    if bool(client.token) == bool(client.token_file):
+        raise ConfigError(f"{path}: client {client.name} needs a token or a token_file, one of both")
+    try:
+        return client.token or read_token(client.token_file or "")
+    except ValueError as error:
+        raise ConfigError(f"{path}: client {client.name}: {error}") from None
+
+
+def _read(path: Path) -> _File:
+    try:
+        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _File.model_validate({} if values is None else values)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: broken YAML: {' '.join(str(error).split())[:200]}") from None
+    except ValidationError as error:
+        first = first_mistake(error)
+        shown = {**first, "input": None} if "token" in map(str, first["loc"]) else first  # which may be a secret
+        raise ConfigError(f"{path}: {explain(shown, _File)}") from None

@@ -1,0 +1,175 @@
+"""Asks the engine for requests over HTTP: a few at a time, so that they never crowd out the streams.
+
+A request waits before its body is read, so that waiting ones hold no memory; a client that sends slowly keeps no other
+from the engine. Decoding and cutting images runs in threads; the event loop only waits. Knows no API's format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from saccade.engine.core.admission import StreamSettings
+from saccade.engine.errors import DeadlineError, EngineClosedError, EngineError
+from saccade.engine.results import Result
+from saccade.engine.tasks import Caption, Query, Segment
+from saccade.engine.tasks.task import Task
+from saccade.pipeline.api.forward import WorkerRoute
+from saccade.pipeline.api.routes import the
+from saccade.sources.frame import RgbImage
+from saccade.web.errors import HttpError
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
+    from saccade.engine.futures import TextStream
+
+_STREAM = "requests over HTTP"  # to the engine, which shares itself among streams
+_WEIGHT = 0.25  # of one stream's
+_BODIES = 8  # read and decoded at a time: each takes several times its size
+TURN_S = 60.0  # that a request waits for its turn
+ANSWER_S = 120.0  # that the engine may take
+
+T = TypeVar("T")
+
+
+class Asker:
+    """Asks an engine on behalf of HTTP clients.
+
+    Args:
+        engine: answers.
+        at_once: how many requests it may have at a time; None for one on a CPU, and eight on a GPU.
+    """
+
+    def __init__(self, engine: Engine, at_once: int | None = None) -> None:
+        self.engine = engine
+        engine.configure_stream(_STREAM, StreamSettings(weight=_WEIGHT, newest=False))
+        self._turns = asyncio.Semaphore(at_once or (1 if engine.model.device == "cpu" else 8))
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model: of one in a folder, the folder's name alone."""
+        name = self.engine.model.name
+        return Path(name).name if os.path.isdir(name) else name
+
+    async def decode(self, decode: Callable[[], T]) -> T:
+        """The result of decoding something a client sent, in a thread; its ValueError becomes an HTTP error."""
+        try:
+            return await asyncio.to_thread(decode)
+        except ValueError as error:
+            raise HttpError(400, str(error)) from None
+
+    async def result(self, image: RgbImage | None, tasks: Sequence[Task]) -> Result:
+        """What the engine finds; raises an HTTP error where it cannot."""
+        try:
+            async with _held(self._turns):
+                future = await asyncio.to_thread(self.engine.submit, image, tasks, deadline_s=ANSWER_S, stream=_STREAM)
+                return await asyncio.wrap_future(future)
+        except (EngineError, ValueError) as error:
+            raise as_http(error) from None
+
+    async def pieces(
+        self,
+        image: RgbImage | None,
+        task: Query | Caption | Segment,
+        done: Callable[[Result], object] = lambda result: None,
+    ) -> AsyncGenerator[str]:
+        """The pieces of a text as they are written; closing it drops the rest. Raises an HTTP error where it cannot.
+
+        At the end `done` is called with the whole result.
+        """
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[str | Exception | Result] = asyncio.Queue()
+
+        def pump(stream: TextStream) -> None:
+            end: Exception | Result
+            try:
+                for piece in stream:
+                    loop.call_soon_threadsafe(queue.put_nowait, piece)
+                end = stream.result
+            except (Exception, CancelledError) as error:  # the latter when it is closed early
+                end = error
+            loop.call_soon_threadsafe(queue.put_nowait, end)
+
+        async with _held(self._turns):
+            try:
+                stream = await asyncio.to_thread(self.engine.stream, image, task, deadline_s=ANSWER_S)
+            except (EngineError, ValueError) as error:
+                raise as_http(error) from None
+            pumping = loop.run_in_executor(None, pump, stream)
+            try:
+                while isinstance(piece := await queue.get(), str):
+                    yield piece
+                if isinstance(piece, Exception):
+                    raise as_http(piece) from None
+                done(piece)
+            finally:
+                stream.close()
+                await pumping
+
+
+@asynccontextmanager
+async def _held(places: asyncio.Semaphore) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(TURN_S):
+            await places.acquire()
+    except TimeoutError:
+        late = {"Retry-After": "5"}
+        raise HttpError(503, "too many requests wait for the model; try again", late) from None
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def as_http(error: Exception) -> HttpError:
+    """The HTTP error for what the engine refuses."""
+    return HttpError(503 if isinstance(error, DeadlineError | EngineClosedError) else 400, str(error))
+
+
+class Bodies:
+    """The part of an application that bounds how many requests with images are in memory."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(_BODIES)
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """Hold one of them; raises HttpError, 503, if none gets free within 60 s."""
+        return _held(self._places)
+
+
+@dataclass(slots=True, frozen=True)
+class Askers:
+    """The part of an application that asks its engines.
+
+    Attributes:
+        finding: asks the engine that finds.
+        talking: asks the one that writes texts.
+    """
+
+    finding: Asker
+    talking: Asker
+
+
+class ModelRoute(WorkerRoute):
+    """A route whose body holds an image. It has its place before that is read, until the answer is sent."""
+
+    most = 16 * 1024 * 1024
+    mistake = 400
+    surrogates = False
+
+    async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request here."""
+        bodies: Bodies = scope["app"].state.parts[Bodies]
+        async with bodies.place():
+            await super().handle_here(scope, receive, send)
+
+
+Engines = Annotated[Askers, the(Askers)]

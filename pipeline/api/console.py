@@ -1,0 +1,150 @@
+"""The console: what its page needs to know of the model, and the frames of every stream.
+
+Over the data channel of a video a page may change the prompts of its stream: {"detect": ["cat"]}. The answer is
+{"prompts": {…}, "colors": {…}} or {"error": "…"}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.engine.errors import EngineError
+from saccade.pipeline.api.access import Role
+from saccade.pipeline.api.forward import Here, WorkerRoute
+from saccade.pipeline.api.routes import Routes, Wanted, Who, the
+from saccade.pipeline.api.streams import changes_of
+from saccade.pipeline.api.whep import width_of
+from saccade.pipeline.config import Prompts
+from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.errors import ConfigError, StreamError
+from saccade.pipeline.runtime.tasks import in_model_names
+from saccade.sinks import color_of
+from saccade.sinks.still import jpeg
+from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError
+from saccade.web.body import parse_json
+from saccade.web.errors import HttpError
+
+_LONGEST_NAME = 200
+_FRAME_S = 5.0  # that a frame is waited for
+_JPEG = 88  # quality
+
+routes = Routes("console")
+seeing = Routes("console", WorkerRoute)
+
+
+@dataclass(slots=True, frozen=True)
+class Publishing:
+    """The part of an application that says whether pages may send video.
+
+    Attributes:
+        prompts: what such a video is searched for at first; None where pages may send none.
+    """
+
+    prompts: Prompts | None = None
+
+
+class ModelShown(BaseModel):
+    """The model, what it finds at first, and what the client may do here."""
+
+    model: str
+    device: str
+    classes: list[str] | None
+    skills: list[str]
+    publish: bool = Field(description="whether the page may send video")
+    talks: bool
+    events: bool = Field(description="whether events are stored")
+    role: Role
+    saves: bool = Field(description="whether the configuration file can be written")
+    prompts: Prompts
+    colors: dict[str, str]
+
+
+@routes.get("/model", role="viewer", limited="always")
+async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, the(Publishing)]) -> ModelShown:
+    """The model, the names that it knows, the prompts at first, and what can be done here."""
+    info = controller.runner.model
+    classes = None if info.classes is None else list(info.classes)
+    asked = publishing.prompts or Prompts()
+    return ModelShown(
+        model=info.name.rpartition("/")[2] or info.name,
+        device=info.device,
+        classes=classes,
+        skills=list(info.skills),
+        publish=publishing.prompts is not None and who.may("operator"),
+        talks=info.talks,
+        events=controller.runner.store is not None,
+        role=who.role,
+        saves=controller.file is not None and who.may("admin"),
+        prompts=asked,
+        colors=_colors([*(classes or []), *asked.detect, *asked.point, *asked.segment]),
+    )
+
+
+@seeing.get("/names", role="viewer", limited="always")
+async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any]:
+    """What the model calls something: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
+    try:
+        found = here.local.engine.resolve([of[:_LONGEST_NAME]])
+    except EngineError as error:
+        return {"error": str(error)}  # an answer like any other
+    return {"names": found, "colors": _colors(found)}
+
+
+@seeing.get("/streams/{name}/frame.jpg", role="viewer")
+async def frame(
+    name: str,
+    request: Request,
+    videos: Annotated[BroadcastSink, the(BroadcastSink)],
+    overlay: str = "on",
+    width: str | None = None,
+) -> Response:
+    """Its next frame, with what was found drawn on it; `?overlay=off` without, `?width=640` smaller."""
+    pixels = width_of(request)
+    try:
+        future = videos.next(name)
+    except NoSuchStreamError:
+        raise HttpError(404, "there is no video of a stream of that name") from None
+    try:
+        shown = await asyncio.wait_for(asyncio.wrap_future(future), _FRAME_S)
+    except TimeoutError:
+        raise HttpError(504, f"no frame came within {_FRAME_S:g} s") from None
+    except asyncio.CancelledError:
+        if not future.cancelled():
+            raise
+        raise HttpError(404, "the stream has ended") from None
+    data = await asyncio.to_thread(lambda: jpeg(shown.image(drawn=overlay != "off", width=pixels), _JPEG))
+    taken = {"X-Frame-Captured-At": f"{shown.frame.captured_at:.3f}", "Cache-Control": "no-store"}
+    return Response(data, media_type="image/jpeg", headers=taken)
+
+
+def answer_page(here: Here, stream: str, text: str) -> str:
+    """Change the prompts of a stream as a page asks over its data channel, and return what they are now."""
+    try:
+        wanted = Prompts.model_validate(parse_json(text))
+        if wanted.model_fields_set:
+            here.update(stream, changes_of(wanted))
+        config = here.local.streams.get(stream).config
+        return json.dumps(_described(in_model_names(here.local.engine, config or Prompts())))
+    except ValidationError as error:
+        reason = explain(first_mistake(error), Prompts)
+    except (ValueError, RecursionError):
+        reason = "the message is not JSON"
+    except (ConfigError, EngineError, StreamError) as error:
+        reason = str(error)
+    return json.dumps({"error": reason})
+
+
+def _described(prompts: Prompts) -> dict[str, Any]:
+    return {"prompts": prompts.model_dump(), "colors": _colors([*prompts.detect, *prompts.point, *prompts.segment])}
+
+
+def _colors(labels: list[str]) -> dict[str, str]:
+    """The colours of labels, as in frames that are drawn here."""
+    return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}

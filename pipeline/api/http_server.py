@@ -1,0 +1,275 @@
+"""The HTTP API of a run: one ASGI application of the routes of its parts, on a server of its own.
+
+    serve(controller, host, port, token)    everything, in one process or over workers
+    serve_local(local, …)                   what needs pixels or the engine, of a worker
+
+Every error is {"error": "one line"}, and under /v1 an object as in OpenAI's API. `/openapi.json` and `/docs` describe
+the routes; each names its role in the file that has it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from saccade.distribution import VERSION
+from saccade.engine.errors import EngineError
+from saccade.pipeline.api import config, console, events, moondream, openai_chat, rules, static_files, streams, zones
+from saccade.pipeline.api import whep as video
+from saccade.pipeline.api.access import Access, AccessGuard, WorkerAccess
+from saccade.pipeline.api.asker import Asker, Askers, Bodies
+from saccade.pipeline.api.events import Stored, media_file
+from saccade.pipeline.api.forward import Forwarder, Here, Update
+from saccade.pipeline.api.prometheus import Metrics
+from saccade.pipeline.api.routes import Json, Routes, the
+from saccade.pipeline.api.whep import WhepServer
+from saccade.pipeline.config import Prompts
+from saccade.pipeline.config.http import check_open
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.local import Local
+from saccade.pipeline.control.source_policy import NotAllowedError
+from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError, one_line
+from saccade.pipeline.events.storage.store_reader import StoreError, media_path
+from saccade.pipeline.settings import PlacedError
+from saccade.sinks import SinkError
+from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources import SourceError
+from saccade.sources.webrtc.signaling import SILENCE_S
+from saccade.web.errors import HttpError
+from saccade.web.server import AppServer, Hook
+
+_STATUS: dict[type[Exception], int] = {
+    NotAllowedError: 403,
+    StreamError: 409,
+    ConfigError: 422,
+    EngineError: 422,
+    SinkError: 422,
+    SourceError: 422,
+    PlacedError: 422,
+    NotKeptError: 503,
+    StoreError: 503,
+}
+"""What is answered where a change or a question fails; the most specific class counts."""
+
+_about = Routes("about")
+_of_worker = Routes("worker")
+
+
+class HttpServer(AppServer):
+    """Serves from construction on, until `close`.
+
+    Attributes:
+        guard: the application; has the routes.
+        parts: what the handlers of the routes ask for.
+
+    Args:
+        routes: what is served, besides the schema.
+        parts: what the handlers of the routes ask for, by class.
+        host: address to listen on.
+        port: the port; 0 for any that is free.
+        token: what clients must send, as `Authorization: Bearer` or `?token=`.
+        tls: with the server's certificate; None for no encryption.
+        origins: pages that may connect, besides those of this server itself.
+        access: who may do what, instead of `token` and `origins`.
+        on_cleanup: called on the event loop after the last request.
+
+    Raises:
+        ConfigError: if the address is not available, or other machines could reach it and there is no token.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Routes | BaseRoute],
+        parts: Mapping[type, Any],
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        token: str | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        origins: Sequence[str] = (),
+        access: Access | None = None,
+        on_cleanup: Sequence[Hook] = (),
+    ) -> None:
+        if access is None:
+            check_open(host, token)
+        app = FastAPI(title="Saccade", version=VERSION, openapi_url=None, separate_input_output_schemas=False)
+        app.state.parts = self.parts = dict(parts)
+        for one in [*routes, _about]:
+            app.router.routes.extend(one.all if isinstance(one, Routes) else [one])
+        self.guard = _ApiGuard(app, access or Access(token, origins))
+        try:
+            super().__init__(self.guard, host, port, "saccade-http", tls, on_cleanup=on_cleanup)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+class _ApiGuard(AccessGuard):
+    def __init__(self, app: FastAPI, access: Access) -> None:
+        super().__init__(app.router.routes, access)
+        self._app = app
+
+    async def handle(self, route: BaseRoute, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self._app
+        # As FastAPI has around its router; errors are the guard's.
+        await AsyncExitStackMiddleware(route.handle)(scope, receive, send)
+
+    def known(self, error: Exception) -> HttpError | None:
+        status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), None)
+        return None if status is None else HttpError(status, one_line(str(error)))
+
+
+@_about.get("/openapi.json", role="anyone", include_in_schema=False)
+async def _schema(request: Request) -> Response:
+    """What can be asked."""
+    return Json(schema_of(request.app))
+
+
+@_about.get("/docs", role="anyone", include_in_schema=False)
+async def _docs() -> Response:
+    """A page with all of it; the page itself comes from a public server."""
+    return get_swagger_ui_html(openapi_url="openapi.json", title="Saccade")
+
+
+def schema_of(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI schema, without what only the manual needs."""
+    schema = app.openapi()
+    schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    schema["security"] = [{"token": []}, {}]
+    _strip(schema)
+    return schema
+
+
+def _strip(part: Any) -> None:
+    if isinstance(part, dict):
+        for key in ("more", "metavar", "flags", "env") if "description" in part and "flags" in part else ():
+            part.pop(key, None)
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _strip(inner)
+
+
+def serve(
+    controller: Controller,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token: str | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    origins: Sequence[str] = (),
+    access: Access | None = None,
+    prompts: Prompts | None = None,
+    silence_s: float = SILENCE_S,
+    routes: Sequence[Routes | BaseRoute] = (),
+    parts: Mapping[type, Any] | None = None,
+    on_cleanup: Sequence[Hook] = (),
+) -> HttpServer:
+    """Serve the streams of a controller, their console and their configuration file, until the server is closed.
+
+    Args:
+        controller: of the streams.
+        host: as the other settings of the server in `HttpServer`.
+        port: as there.
+        token: as there.
+        tls: as there.
+        origins: as there.
+        access: as there.
+        on_cleanup: as there.
+        prompts: what a page's own video is searched for at first; None where pages may send none.
+        silence_s: a viewer that is silent for so long is disconnected.
+        routes: further ones.
+        parts: further ones.
+
+    Raises:
+        ConfigError: as `HttpServer`.
+    """
+    runner = controller.runner
+    here: dict[type, Any]
+    closing: list[Hook]
+    if isinstance(runner, Local):
+        here, closing = local_parts(runner, controller.update, silence_s=silence_s)
+    else:
+        forwarder = Forwarder(runner)
+        here, closing = {Forwarder: forwarder}, [forwarder.close]
+    every: dict[type, Any] = {
+        Controller: controller,
+        streams.Calls: streams.Calls(controller),
+        config.FileCalls: config.FileCalls(),
+        console.Publishing: console.Publishing(prompts),
+        Metrics: Metrics(runner),
+        **here,
+        **(parts or {}),
+    }
+    if runner.store is not None:
+        every[Stored] = Stored(runner.store, runner.search)
+    return HttpServer(
+        [*static_files.PAGE, static_files.CLIP, *WANTED, *LOCAL, *routes],
+        every,
+        host,
+        port,
+        token,
+        tls=tls,
+        origins=origins,
+        access=access,
+        on_cleanup=[*closing, *on_cleanup],
+    )
+
+
+WANTED = (streams.routes, zones.routes, rules.routes, config.routes, console.routes, events.routes)
+LOCAL = (zones.drawn, console.seeing, video.routes, moondream.routes, moondream.listing, openai_chat.routes)
+"""What needs pixels or the engine."""
+
+
+def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -> tuple[dict[type, Any], list[Hook]]:
+    """The parts that the routes of `LOCAL` ask for, and what ends them."""
+    here = Here(local, update)
+    videos = local.videos or BroadcastSink()
+    whep = WhepServer(videos, answer=partial(console.answer_page, here), silence_s=silence_s, on_viewers=here.watch)
+    finding = Asker(local.engine)
+    talking = finding if local.asks is local.engine else Asker(local.asks)
+    parts = {Here: here, BroadcastSink: videos, WhepServer: whep, Askers: Askers(finding, talking), Bodies: Bodies()}
+    return parts, [whep.close]
+
+
+def serve_local(
+    local: Local, update: Update, host: str, port: int, secret: str, media: Path | None = None
+) -> HttpServer:
+    """Serve what needs pixels or the engine to the process that has the controller, until the server is closed.
+
+    Args:
+        local: of a worker.
+        update: changes what a stream runs by, wherever that is kept.
+        host: as in `HttpServer`.
+        port: as there.
+        secret: that the other process sends.
+        media: the folder with clips and snapshots of this machine; None where there is none.
+
+    Raises:
+        ConfigError: as `HttpServer`.
+    """
+    parts, closing = local_parts(local, update)
+    parts[_Media] = _Media(media)
+    return HttpServer([*LOCAL, _of_worker], parts, host, port, access=WorkerAccess(secret), on_cleanup=closing)
+
+
+class _Media:
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+
+@_of_worker.get("/media/{id}/{kind}", role="viewer")
+async def _send_media(id: str, kind: str, media: Annotated[_Media, the(_Media)]) -> Response:
+    """A clip or a snapshot that this machine has."""
+    path = None if media.folder is None or kind not in ("clip", "snapshot") else media_path(media.folder, id, kind)
+    if path is None or not path.is_file():
+        raise HttpError(404, f"there is no {kind[:20]} of event '{id[:80]}', or not yet")
+    return media_file(path, kind)

@@ -1,0 +1,333 @@
+"""Moondream's HTTP API, so that its own client works: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
+
+    POST /v1/detect, /v1/point, /v1/segment, /v1/query, /v1/caption
+    GET  /v1/models    the model, as OpenAI's API lists it; and the one that answers questions, if it is another
+
+Coordinates are fractions of width and height. Objects and points have their `score` besides, and `settings` may hold
+`conf`. A request for points or an outline and a question may have `spatial_refs`: points [x, y] and boxes [x1, y1, x2,
+y2] that it is about. Questions are reasoned about where the model can, unless `"reasoning": false`; the answer then has
+`"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Beyond Moondream's
+own: `"choices": ["yes", "no"]` gets `"probabilities": {"yes": 0.9, "no": 0.1}`, and a question needs no image. A stream
+is server-sent events with a `text` each (older clients read `chunk` and `completed`). Texts are sampled at temperature
+0.2 and top_p 0.9 by default, as the makers' engine does; `Query` and `Caption` in Python take the likeliest token.
+
+A path's coordinates are fractions of its box. An outline has `complete` and `refined` besides. Its stream is one event
+`{"type": "bbox", "bbox": …}`, then `{"type": "path_delta", "chunk": …, "completed": false}` each, then `{"type":
+"final", "path": …, "bbox": …, "completed": true}`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from saccade.engine.results import Outline, Result, Text
+from saccade.engine.tasks import Caption, Detect, Point, Query, Segment
+from saccade.pipeline.api.asker import Asker, Engines, ModelRoute
+from saccade.pipeline.api.forward import WorkerRoute
+from saccade.pipeline.api.images import decode_image
+from saccade.pipeline.api.routes import Json, Routes
+from saccade.pipeline.api.server_sent_events import event_stream
+from saccade.pipeline.settings import NullIsUnset
+from saccade.web.errors import HttpError
+
+MAX_TOKENS = 768
+MadeT = TypeVar("MadeT")
+_TEMPERATURE, _TOP_P = 0.2, 0.9  # the defaults of the makers' engine
+
+
+class Settings(NullIsUnset):
+    """How to answer; what a client sends besides is of no concern here."""
+
+    max_objects: int = Field(50, ge=1, le=1000)
+    conf: float = Field(0.5, ge=0, le=1)
+    max_tokens: int = Field(MAX_TOKENS, ge=1, le=4096)
+    temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1)
+
+    @property
+    def of_text(self) -> tuple[float, float]:
+        """Temperature and top-p of texts: by default as the makers' engine has them."""
+        warmth = _TEMPERATURE if self.temperature is None else self.temperature
+        return warmth, _TOP_P if self.top_p is None else self.top_p
+
+
+class Asked(NullIsUnset):
+    """What every request may have."""
+
+    settings: Settings | None = None
+    stream: bool = False
+
+    @property
+    def how(self) -> Settings:
+        """The settings given, or those by default."""
+        return self.settings or Settings.model_validate({})
+
+
+class ObjectAsked(Asked):
+    """An image, and what to find in it."""
+
+    image_url: str = Field(description="the image, as a data URL")
+    object: str = Field(min_length=1, max_length=4096, description="what to find")
+
+
+class PointsAsked(ObjectAsked):
+    """The same, with references into the image."""
+
+    spatial_refs: list[list[float]] = Field([], max_length=64, description="points and boxes that it is about")
+
+
+class Question(Asked):
+    """A question, with or without an image."""
+
+    image_url: str | None = Field(None, description="the image, as a data URL; none where it is about no image")
+    question: str = Field(min_length=1, max_length=65536, description="what to answer")
+    reasoning: bool | None = Field(None, description="by default where the model can and there are no choices")
+    spatial_refs: list[list[float]] = Field([], max_length=64, description="points and boxes that it is about")
+    choices: list[str] = Field([], max_length=128, description="one of them is the answer")
+
+
+class CaptionAsked(Asked):
+    """An image to describe."""
+
+    image_url: str = Field(description="the image, as a data URL")
+    length: Literal["short", "normal", "long"] = "normal"
+
+
+class FoundBox(BaseModel):
+    """A box, in fractions of width and height."""
+
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+
+
+class FoundObject(FoundBox):
+    """An object that was found."""
+
+    score: float
+    label: str
+
+
+class Objects(BaseModel):
+    """What was detected."""
+
+    request_id: str
+    objects: list[FoundObject]
+
+
+class FoundPoint(BaseModel):
+    """A point that was found, in fractions of width and height."""
+
+    x: float
+    y: float
+    score: float
+    label: str
+
+
+class FoundPoints(BaseModel):
+    """What was pointed at."""
+
+    request_id: str
+    points: list[FoundPoint]
+    count: int
+
+
+class OutlineAnswer(BaseModel):
+    """An outline: its path is in fractions of its box."""
+
+    request_id: str
+    path: str
+    bbox: FoundBox
+    complete: bool
+    refined: bool
+
+
+class TextAnswer(BaseModel):
+    """A text: under `answer` or `caption`."""
+
+    request_id: str
+    answer: str | None = None
+    caption: str | None = None
+    reasoning: dict[str, Any] | None = None
+    probabilities: dict[str, float] | None = None
+
+
+class Model(BaseModel):
+    """A model, as OpenAI's API lists it."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    skills: list[str]
+    classes: list[str] | None
+
+
+class Models(BaseModel):
+    """The models that answer here."""
+
+    object: str
+    data: list[Model]
+
+
+routes = Routes("v1", ModelRoute)
+listing = Routes("v1", WorkerRoute)
+_BEGUN = int(time.time())
+
+
+@routes.post("/v1/detect", role="operator", limited="always")
+async def detect(asked: ObjectAsked, engines: Engines) -> Objects:
+    """The boxes of what is asked for."""
+    found = await _find(engines.finding, asked, lambda: Detect(asked.object, asked.how.max_objects, asked.how.conf))
+    objects = [
+        FoundObject(x_min=box.x1, y_min=box.y1, x_max=box.x2, y_max=box.y2, score=box.score, label=box.label)
+        for box in found.detections.boxes
+    ]
+    return Objects(request_id=_request_id(), objects=objects)
+
+
+@routes.post("/v1/point", role="operator", limited="always")
+async def point(asked: PointsAsked, engines: Engines) -> FoundPoints:
+    """The centres of what is asked for."""
+    how, refs = asked.how, _refs(asked.spatial_refs)
+    found = await _find(engines.finding, asked, lambda: Point(asked.object, how.max_objects, how.conf, refs))
+    points = [FoundPoint(x=one.x, y=one.y, score=one.score, label=one.label) for one in found.points.points]
+    return FoundPoints(request_id=_request_id(), points=points, count=len(points))
+
+
+@routes.post("/v1/query", role="operator", limited="always", response_model=TextAnswer)
+async def query(asked: Question, engines: Engines) -> Response:
+    """The answer to a question."""
+    asker, how = engines.talking, asked.how
+    reasoning = asked.reasoning
+    if reasoning is None:
+        reasoning = asker.engine.model.reasons and not asked.choices
+    task = _made(
+        lambda: Query(
+            asked.question,
+            how.max_tokens,
+            choices=tuple(asked.choices),
+            reasoning=reasoning,
+            refs=_refs(asked.spatial_refs),
+            temperature=how.of_text[0],
+            top_p=how.of_text[1],
+        )
+    )
+    return await _text(asker, asked, task, "answer")
+
+
+@routes.post("/v1/caption", role="operator", limited="always", response_model=TextAnswer)
+async def caption(asked: CaptionAsked, engines: Engines) -> Response:
+    """A description of an image."""
+    how = asked.how
+    task = Caption(asked.length, how.max_tokens, temperature=how.of_text[0], top_p=how.of_text[1])
+    return await _text(engines.talking, asked, task, "caption")
+
+
+@routes.post("/v1/segment", role="operator", limited="always", response_model=OutlineAnswer)
+async def segment(asked: PointsAsked, engines: Engines) -> Response:
+    """The outline of one object."""
+    able = [one for one in (engines.finding, engines.talking) if Segment.skill in one.engine.model.skills]
+    asker = able[0] if able else engines.finding  # which says that it cannot
+    how = asked.how
+    warmth, narrow = how.temperature or 0.0, 1.0 if how.top_p is None else how.top_p
+    refs = _refs(asked.spatial_refs)
+    task = _made(lambda: Segment(asked.object, refs, how.max_tokens, temperature=warmth, top_p=narrow))
+    image = await asker.decode(partial(decode_image, asked.image_url))
+    name = _request_id()
+    if not asked.stream:
+        (outline,) = (await asker.result(image, [task])).segments
+        return Json({"request_id": name, **_outlined(outline)})
+    whole = list[Result]()
+
+    def event(piece: str) -> dict[str, Any]:
+        if piece.startswith("{"):  # the first: the box
+            return {"type": "bbox", "bbox": json.loads(piece)}
+        return {"type": "path_delta", "chunk": piece, "completed": False}
+
+    def last() -> list[dict[str, Any]]:
+        (outline,) = whole[0].segments
+        return [{"type": "final", **_outlined(outline), "completed": True, "request_id": name}]
+
+    return await event_stream(asker.pieces(image, task, whole.append), event, last)
+
+
+@listing.get("/v1/models", role="viewer", limited="always")
+async def models(engines: Engines) -> Models:
+    """The models that answer here."""
+    data = []
+    for asker in dict.fromkeys((engines.finding, engines.talking)):
+        model = asker.engine.model
+        classes = None if model.classes is None else list(model.classes)
+        listed = {"id": asker.model_name, "object": "model", "created": _BEGUN, "owned_by": "saccade"}
+        data.append(Model.model_validate({**listed, "skills": list(model.skills), "classes": classes}))
+    return Models(object="list", data=data)
+
+
+async def _find(asker: Asker, asked: ObjectAsked, task: Callable[[], Detect | Point]) -> Result:
+    wanted = _made(task)
+    image = await asker.decode(partial(decode_image, asked.image_url))
+    return await asker.result(image, [wanted])
+
+
+async def _text(asker: Asker, asked: Question | CaptionAsked, task: Query | Caption, key: str) -> Response:
+    url = asked.image_url
+    image = None if url is None else await asker.decode(partial(decode_image, url))
+    name = _request_id()
+    if not asked.stream:
+        (text,) = (await asker.result(image, [task])).texts
+        return Json({"request_id": name, key: text.text, **_about(text)})
+    whole = list[Result]()
+
+    def event(piece: str, *, completed: bool = False) -> dict[str, Any]:
+        return {"text": piece, "chunk": piece, "completed": completed, "request_id": name}
+
+    def last() -> list[dict[str, Any]]:
+        return [{**event("", completed=True), **_about(whole[0].texts[0])}]
+
+    return await event_stream(asker.pieces(image, task, whole.append), event, last)
+
+
+def _made(task: Callable[[], MadeT]) -> MadeT:
+    """A task of what a client gives, whose mistakes are the client's."""
+    try:
+        return task()
+    except ValueError as error:
+        raise HttpError(400, str(error)) from None
+
+
+def _refs(given: list[list[float]]) -> Any:
+    """References as tasks take them, who check them."""
+    return tuple(map(tuple, given))
+
+
+def _outlined(outline: Outline) -> dict[str, Any]:
+    box = dict(zip(("x_min", "y_min", "x_max", "y_max"), outline.box, strict=True))
+    return {"path": outline.path, "bbox": box, "complete": outline.complete, "refined": outline.refined}
+
+
+def _about(text: Text) -> dict[str, Any]:
+    """The reasoning before an answer and the probabilities of its choices, where there are such."""
+    about: dict[str, Any] = {}
+    if text.reasoning is not None:
+        grounding = [
+            {"start_idx": one.start, "end_idx": one.end, "points": [list(point) for point in one.points]}
+            for one in text.reasoning.grounding
+        ]
+        about["reasoning"] = {"text": text.reasoning.text, "grounding": grounding}
+    if text.probabilities is not None:
+        about["probabilities"] = dict(text.probabilities)
+    return about
+
+
+def _request_id() -> str:
+    return f"{time.strftime('%Y-%m-%d_%H:%M:%S', time.gmtime())}_{secrets.token_hex(4)}"

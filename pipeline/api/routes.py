@@ -1,0 +1,234 @@
+"""Routes of the HTTP API. Each names on its own line who may call it.
+
+    routes = Routes("streams")
+
+    @routes.get("/streams/{name}", role="viewer")
+    async def show(name: str, controller: Wanted) -> Stream: ...
+
+A route that names no role needs an admin. Bodies are read within limits, and every answer is JSON in ASCII.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import Depends
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, SkipValidation, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from saccade.pipeline.api.access import Client, Role, client_of
+from saccade.pipeline.config.file import NOT_UNICODE, explain, first_mistake
+from saccade.pipeline.control.controller import Controller
+from saccade.web.body import parse_json, read_bytes, require_type
+from saccade.web.errors import HttpError
+from saccade.web.guard import HELD_SLASH
+
+MAX_BODY_BYTES = 64 * 1024
+YAML = "application/yaml"
+
+AnyText = SkipValidation[str]
+"""A text of an answer. The name of a file may have bytes that are not UTF-8, as halves of surrogate pairs."""
+
+Limited = Literal["never", "asked", "always"]
+"""Whether a client of some streams only may call a route that names no stream: if it asks for `?stream=` of these
+alone, or always, since the route tells of no other stream."""
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+
+class Json(JSONResponse):
+    """JSON in ASCII: a name that is not UTF-8 is escaped."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(content).encode()
+
+
+def the(kind: type[T]) -> Any:
+    """Give a handler the part of its application that is of a class, as in `Wanted` below."""
+
+    async def find(request: Request) -> T:
+        part: T | None = request.app.state.parts.get(kind)
+        if part is None:  # as events of a run that stores none
+            raise HttpError(404)
+        return part
+
+    return Depends(find)
+
+
+Wanted = Annotated[Controller, the(Controller)]
+Who = Annotated[Client, Depends(client_of)]
+
+
+class Error(BaseModel):
+    """What went wrong, in one line."""
+
+    error: str
+
+
+class ApiRoute(APIRoute):
+    """A route of the API.
+
+    Attributes:
+        role: the weakest that may call it.
+        limited: whether clients of some streams may.
+        most: the body's maximum size in bytes.
+        mistake: status of the answer to a body that does not fit its model.
+        surrogates: whether a text of the body may hold half of a surrogate pair, as names of files do.
+    """
+
+    role: Role = "admin"
+    limited: Limited = "never"
+    most = MAX_BODY_BYTES
+    mistake = 422
+    surrogates = True
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As every route, with slashes that were percent-encoded back in the parameters."""
+        match, child = super().matches(scope)
+        if match is not Match.NONE:
+            given = child["path_params"].items()
+            child["path_params"] = {key: value.replace(HELD_SLASH, "/") for key, value in given}
+        return match, child
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As every route's, with the body within limits, and a mistake in it as one line."""
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            try:
+                return await handle(_BoundedRequest(request, self))
+            except RequestValidationError as error:
+                raise HttpError(self.mistake, self._explained(error)) from None
+            except UnicodeEncodeError:  # by pydantic, of a validator's message
+                raise HttpError(self.mistake, NOT_UNICODE) from None
+
+        return bounded
+
+    def _explained(self, error: RequestValidationError) -> str:
+        known: Any = next((field.field_info.annotation for field in self.dependant.body_params), BaseModel)
+        mistakes: Any = error  # as pydantic's, but for what follows
+        first: Any = dict(first_mistake(mistakes))
+        first["loc"] = first["loc"][1:]  # after "body"
+        if first["type"] == "model_attributes_type":
+            first["type"] = "model_type"
+        return explain(first, known)
+
+
+class _BoundedRequest(Request):
+    """Reads a JSON body within its route's limits."""
+
+    def __init__(self, request: Request, route: ApiRoute) -> None:
+        super().__init__(request.scope, request.receive)
+        self._route = route
+
+    async def body(self) -> bytes:
+        """The body, which is not empty."""
+        if not hasattr(self, "_body"):
+            require_type(self, "application/json", "the body")
+            self._body = await read_bytes(self, self._route.most, "a body") or b" "  # FastAPI takes none as left out
+        return self._body
+
+    async def json(self) -> Any:
+        """The value that the body stands for."""
+        parse = json.loads if self._route.surrogates else parse_json
+        try:
+            text = (await self.body()).decode()
+            return await asyncio.to_thread(parse, text) if len(text) > MAX_BODY_BYTES else parse(text)
+        except UnicodeDecodeError:
+            raise HttpError(400, "a body is not text in UTF-8") from None
+        except (ValueError, RecursionError):
+            raise HttpError(400, "the body is not JSON") from None
+
+
+class Routes:
+    """The routes of one part of the API.
+
+    Attributes:
+        all: each of them.
+
+    Args:
+        tag: what the part is called in the schema.
+        kind: the class of its routes.
+    """
+
+    def __init__(self, tag: str, kind: type[ApiRoute] = ApiRoute) -> None:
+        self.all: list[ApiRoute] = []
+        self._tag = tag
+        self._kind = kind
+
+    def add(
+        self, method: str, path: str, *, role: Role = "admin", limited: Limited = "never", **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """A decorator for the handler of a route.
+
+        Args:
+            method: of HTTP; GET answers HEAD, too.
+            path: as FastAPI has it.
+            role: the weakest that may call it.
+            limited: whether clients of some streams may; those whose path names a stream go by that.
+            options: as `fastapi.routing.APIRoute`.
+        """
+
+        def decorate(handler: Handler) -> Handler:
+            responses = {"default": {"model": Error, "description": "What went wrong"}} | options.pop("responses", {})
+            options.setdefault("response_class", Json)
+            options["openapi_extra"] = {"x-role": role} | options.pop("openapi_extra", {})
+            options["operation_id"] = f"{self._tag}_{handler.__name__.removeprefix('_')}"
+            route = self._kind(path, handler, methods=[method], responses=responses, tags=[self._tag], **options)
+            route.role, route.limited = role, limited
+            self.all.append(route)
+            return handler
+
+        return decorate
+
+    def get(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
+        """As `add`."""
+        return self.add("GET", path, role=role, **how)
+
+    def post(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
+        """As `add`."""
+        return self.add("POST", path, role=role, **how)
+
+    def put(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
+        """As `add`."""
+        return self.add("PUT", path, role=role, **how)
+
+    def patch(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
+        """As `add`."""
+        return self.add("PATCH", path, role=role, **how)
+
+    def delete(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
+        """As `add`."""
+        return self.add("DELETE", path, role=role, **how)
+
+
+SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"schema": {"type": "string"}}}}}
+"""The part of the schema for a handler that takes an SDP offer."""
+
+
+async def read_model(request: Request, kind: type[Model]) -> Model:
+    """The JSON body of a request to a route as a model, for a handler that takes other types of body, too."""
+    values = await request.json()
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise HttpError(422, explain(first_mistake(error), kind)) from None
+
+
+def json_body(model: str, *others: str) -> dict[str, Any]:
+    """The schema's part for a handler that reads its body itself: a model of the schema, or other types of text."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
+    content |= {other: {"schema": {"type": "string"}} for other in others}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,59 @@
+"""Server-sent events as a response: JSON values one by one, each as soon as it is there.
+
+Nothing is sent before the first value, so that what fails before it is a plain HTTP error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+
+from saccade.web.errors import HttpError
+
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+async def event_stream(
+    pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
+) -> Response:
+    """Send each piece as the event made of it, then those of `last`; a client that goes away ends the pieces.
+
+    What fails after the first event is sent as an event with the `error`, and ends the stream.
+    """
+    events = _events(pieces, event, last)
+    try:
+        first = await anext(events, "")
+    except BaseException:
+        await events.aclose()
+        raise
+
+    async def text() -> AsyncGenerator[str]:
+        yield first
+        try:
+            async for one in events:
+                yield one
+        except HttpError as error:
+            yield _as_event({"error": {"message": error.detail, "code": error.status_code}})
+        finally:
+            await events.aclose()
+
+    return StreamingResponse(text(), media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _events(
+    pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
+) -> AsyncGenerator[str]:
+    try:
+        async for piece in pieces:
+            yield _as_event(event(piece))
+        for value in last():
+            yield _as_event(value)
+    finally:
+        await pieces.aclose()
+
+
+def _as_event(value: Any) -> str:
+    return f"data: {value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}\n\n"

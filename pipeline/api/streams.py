@@ -1,0 +1,273 @@
+"""The state of the streams, and adding, changing and removing them over HTTP.
+
+Keys are those of a configuration. Whatever may block, such as opening a source, runs in threads, a few at a time;
+health is read on the event loop and waits for none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.pipeline.api.blocking_calls import BlockingCalls
+from saccade.pipeline.api.prometheus import Metrics
+from saccade.pipeline.api.routes import YAML, AnyText, Json, Routes, Wanted, Who, the
+from saccade.pipeline.config import Changes, ListedStream, Prompts, ShareSettings, StreamConfig
+from saccade.pipeline.config.text import shown_stream, text_of_stream
+from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError
+from saccade.pipeline.runtime.streams import StreamStatus
+from saccade.web.errors import HttpError
+
+OPEN_S = 15.0  # for a source, such as a file on a network, and outputs
+_END_S = 20.0  # more than `Streams.remove` waits
+_MAX_OPENING = 8
+_MAX_CHANGING = 32
+
+routes = Routes("streams")
+
+
+class Calls:
+    """The changes that are being made for clients.
+
+    Args:
+        controller: makes them.
+    """
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        busy = "too many streams are being opened"
+        self.opening, self.reopening = (
+            BlockingCalls(_MAX_OPENING, limit_s, busy, (504, f"the stream did not open within {limit_s:g} s"))
+            for limit_s in (OPEN_S, _END_S + OPEN_S)
+        )
+        late = (409, "the stream is being ended, and has not ended yet")
+        self.ending = BlockingCalls(_MAX_OPENING, _END_S, "too many streams are being ended", late)
+        busy = "too many changes are being made"
+        self.changing = BlockingCalls(_MAX_CHANGING, OPEN_S, busy, (503, f"{busy}; try again"))
+
+    async def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
+        """What a stream runs by once values of it have changed."""
+        await known(self.controller, name)
+        return await self.changing.ask(self.controller.update, name, values)
+
+
+Changing = Annotated[Calls, the(Calls)]
+
+
+class Ok(BaseModel):
+    """Whether all is well."""
+
+    ok: bool
+
+
+class Health(Ok):
+    """Whether every stream is healthy, and which is not."""
+
+    streams: int
+    unhealthy: dict[str, AnyText]
+    sinks: dict[str, AnyText | None] | None = Field(None, description="those that are paused: a restart would not help")
+    workers: dict[str, AnyText] | None = Field(None, description="those that are away")
+
+
+class LatencyMs(BaseModel):
+    """Of the last results, in milliseconds; null where nothing is known yet."""
+
+    p50: float | None
+    p99: float | None
+
+
+class Stream(Prompts, ShareSettings):
+    """How a stream is doing, and what it asks for in the model's own names; null where nothing is known yet."""
+
+    name: AnyText
+    source: AnyText
+    state: str
+    ok: bool
+    reason: AnyText | None
+    detail: AnyText | None
+    live: bool
+    fps: float
+    age_ms: float | None
+    latency_ms: LatencyMs
+    objects: int
+    frames_in: int
+    frames_out: int
+    dropped: dict[str, int]
+    worker: str | None = None
+
+
+class StreamDetails(Stream):
+    """A stream, with what it runs by."""
+
+    config: dict[str, Any] | None
+
+
+class Streams(BaseModel):
+    """All streams that the client may see."""
+
+    streams: list[Stream]
+
+
+class Worker(BaseModel):
+    """A process with an engine."""
+
+    name: str
+    state: str
+    reason: AnyText | None
+    pid: int | None
+    streams: list[str]
+    busy: float | None = Field(description="share of time in which its engine is at work, 0 to 1")
+    rss_bytes: int | None
+    starts: int
+    restarted_in_s: list[float]
+
+
+class Workers(BaseModel):
+    """All workers."""
+
+    workers: list[Worker]
+
+
+@routes.get("/livez", role="anyone")
+async def live() -> Ok:
+    """200 while the server runs: no token, no detail."""
+    return Ok(ok=True)
+
+
+@routes.get("/readyz", role="anyone", response_model=Ok)
+async def ready(controller: Wanted) -> Response:
+    """200 while streams can be added and the model answers, else 503: no token, no detail."""
+    runner = controller.runner
+    is_ready = runner.ready and all(status.state != "stuck" for status in runner.statuses())
+    return Json({"ok": is_ready}, 200 if is_ready else 503)
+
+
+@routes.get("/healthz", role="viewer", response_model=Health)
+async def health(controller: Wanted) -> Response:
+    """200 while every stream is healthy, else 503, and which is not."""
+    runner = controller.runner
+    statuses = runner.statuses()
+    unhealthy = {one.name: f"{one.state}: {one.reason or 'no frame'}" for one in statuses if not one.ok}
+    found: dict[str, Any] = {"ok": not unhealthy, "streams": len(statuses), "unhealthy": unhealthy}
+    if paused := {sink.name: sink.reason for _, sink in runner.sink_statuses() if sink.state == "paused"}:
+        found["sinks"] = paused  # the status stays 200
+    if away := {one.name: one.reason or one.state for one in runner.workers() if one.state != "ready"}:
+        found["workers"] = away
+    return Json(found, 503 if unhealthy else 200)
+
+
+@routes.get("/metrics", role="viewer")
+async def metrics(shown: Annotated[Metrics, the(Metrics)]) -> Response:
+    """The metrics, for Prometheus."""
+    return Response(await asyncio.to_thread(shown.as_text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+@routes.get("/workers", role="viewer")
+async def workers(controller: Wanted) -> Workers:
+    """The processes with an engine: each with its streams, load, memory, and how fast it was started again."""
+    found = await asyncio.to_thread(controller.runner.workers)
+    return Workers(workers=[Worker.model_validate(one, from_attributes=True) for one in found])
+
+
+@routes.get("/streams", role="viewer", limited="always", response_model_exclude_unset=True)
+async def list_streams(controller: Wanted, who: Who) -> Streams:
+    """All of them."""
+    return Streams.model_construct(streams=[shown(one) for one in controller.runner.statuses() if who.sees(one.name)])
+
+
+@routes.post("/streams", role="admin", status_code=201, response_model=Stream, response_model_exclude_unset=True)
+async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stream:
+    """Add a stream; the keys are those of a configuration, but for files to write."""
+    if wanted.nothing:
+        raise HttpError(422, wanted.nothing)
+    if wanted.heatmap:  # as with outputs: a client names no file that is written here
+        raise HttpError(422, "heatmap: is for a configuration; over HTTP it is GET /streams/NAME/heatmap.png")
+    if wanted.record:
+        raise HttpError(422, "record: is for a configuration: a client names no files")
+
+    def undo(status: StreamStatus) -> None:
+        """End a stream that opened when its client had been told that it did not."""
+        threading.Thread(target=calls.controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
+
+    status = await calls.opening.ask(calls.controller.add, wanted, undo=undo)
+    response.headers["Location"] = f"/streams/{status.name}"
+    return shown(status)
+
+
+@routes.get("/streams/{name}", role="viewer", response_model=StreamDetails, response_model_exclude_unset=True)
+async def show(name: str, request: Request, controller: Wanted) -> Response:
+    """One of them; with `Accept: application/yaml` only what it runs by."""
+    status = await known(controller, name)
+    if YAML in request.headers.get("Accept", "") and status.config is not None:
+        return Response(text_of_stream(status.config), media_type=f"{YAML}; charset=utf-8")
+    config = None if status.config is None else shown_stream(status.config)
+    return Json({**shown(status).model_dump(exclude_unset=True), "config": config})
+
+
+@routes.patch("/streams/{name}", role="operator", response_model_exclude_unset=True)
+async def change(name: str, wanted: Changes, calls: Changing) -> Stream:
+    """Change prompts and share from the next frame on."""
+    await calls.update(name, changes_of(wanted))
+    return shown(await known(calls.controller, name))
+
+
+@routes.delete("/streams/{name}", role="admin", status_code=204)
+async def remove(name: str, calls: Changing) -> None:
+    """End it, or forget one that failed."""
+    await known(calls.controller, name)
+    try:
+        await calls.ending.ask(calls.controller.remove, name)
+    except NotKeptError:
+        raise
+    except (ConfigError, StreamError) as error:  # as where the file cannot be written without the stream
+        if isinstance(error, ConfigError) or name in calls.controller.runner.names:  # else it has ended meanwhile
+            raise HttpError(409, str(error)) from None
+
+
+@routes.post("/streams/{name}/restart", role="operator", response_model_exclude_unset=True)
+async def restart(name: str, calls: Changing) -> Stream:
+    """Open it again, as it is wanted; also one that has failed."""
+    await known(calls.controller, name)
+    return shown(await calls.reopening.ask(calls.controller.restart, name))
+
+
+async def known(controller: Controller, name: str) -> StreamStatus:
+    """How a stream is doing, which may have failed; 404 if there is none of that name."""
+    try:
+        return controller.runner.status(name)
+    except StreamError as error:
+        raise HttpError(404, str(error)) from None
+
+
+def changes_of(wanted: BaseModel) -> dict[str, Any]:
+    """What a body sets."""
+    return {key: getattr(wanted, key) for key in wanted.model_fields_set}
+
+
+def shown(status: StreamStatus) -> Stream:
+    """A stream as clients see it; times in milliseconds."""
+    report, now = status.report, status.report.recent
+    share = status.config or ShareSettings()
+    values: dict[str, Any] = (status.prompts or Prompts()).model_dump()
+    values |= {key: getattr(share, key) for key in ShareSettings.model_fields}
+    values |= {key: getattr(status, key) for key in ("name", "source", "state", "ok", "reason", "detail", "live")}
+    if status.worker is not None:
+        values["worker"] = status.worker
+    return Stream.model_construct(
+        **values,
+        fps=round(now.fps, 2),
+        age_ms=now.age_ms and round(now.age_ms, 1),
+        latency_ms=LatencyMs(p50=now.p50_ms and round(now.p50_ms, 1), p99=now.p99_ms and round(now.p99_ms, 1)),
+        objects=now.objects,
+        frames_in=report.read,
+        frames_out=report.frames,
+        dropped=dict(report.drops),
+    )

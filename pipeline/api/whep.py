@@ -1,0 +1,131 @@
+"""WHEP: the video of any stream to browsers and players.
+
+`?overlay=off` requests the frames without results drawn on them, `?width=480` smaller ones. A viewer that opens a data
+channel "results" gets the record of each frame there, with the frame's RTP timestamp. All of it runs on the
+application's event loop; a token or an SDP is never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+from aiortc import RTCIceServer
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.pipeline.api.access import client_of
+from saccade.pipeline.api.forward import WorkerRoute
+from saccade.pipeline.api.routes import SDP_BODY, Routes, the
+from saccade.pipeline.api.whep_peer import ViewerPeer
+from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View
+from saccade.sources.webrtc.signaling import SILENCE_S, Signaling
+from saccade.web.errors import HttpError
+
+log = logging.getLogger(__name__)
+
+MAX_VIEWERS = 64
+_WIDTHS = (64, 1920)
+
+
+class WhepServer(Signaling[ViewerPeer]):
+    """The endpoint. `close` ends every viewer's session.
+
+    Args:
+        videos: what can be watched; it stays the caller's.
+        ice_servers, media_hosts, silence_s: as in `Signaling`.
+        max_viewers: how many viewers at a time, of all streams together.
+        answer: called with the name of the stream and each message of its viewer over the data channel; its result is
+            sent back. Must return at once.
+        on_viewers: called with the name of a stream and how many watch it, whenever that changes.
+    """
+
+    activity = "are watching"
+
+    def __init__(
+        self,
+        videos: BroadcastSink,
+        *,
+        ice_servers: Sequence[RTCIceServer] = (),
+        media_hosts: Sequence[str] | None = None,
+        silence_s: float = SILENCE_S,
+        max_viewers: int = MAX_VIEWERS,
+        answer: Callable[[str, str], str | None] = lambda stream, text: None,
+        on_viewers: Callable[[str, int], None] = lambda stream, viewers: None,
+    ) -> None:
+        super().__init__(
+            ice_servers=ice_servers,
+            media_hosts=media_hosts,
+            silence_s=silence_s,
+            max_peers=max_viewers,
+        )
+        self._videos = videos
+        self._answer = answer
+        self._on_viewers = on_viewers
+        self._watched: dict[str, str] = {}  # the stream of each session
+
+    @property
+    def viewers(self) -> int:
+        """How many viewers there are, those still connecting included."""
+        return len(self._peers)
+
+    def _new_peer(self, on_closed: Callable[[], object]) -> ViewerPeer:
+        return ViewerPeer(self._settings, on_closed)
+
+    async def _open(self, request: Request, offer: str) -> tuple[str, ViewerPeer]:
+        stream = request.path_params["stream"]
+        if stream not in self._videos.streams:
+            raise HttpError(404, "there is no video of a stream of that name")
+        width = width_of(request)
+        session, peer = await super()._open(request, offer)
+        # A message may change what is found, which a viewer may not: it is answered as one that changes nothing.
+        changes = client_of(request).may("operator")
+        peer.messages.answer = lambda text: self._answer(stream, text if changes else "{}")
+        view = View(request.query_params.get("overlay") != "off", peer.codec, width)
+        try:
+            peer.watch(partial(self._videos.join, stream, view))
+        except NoSuchStreamError:  # it has ended meanwhile
+            await peer.close()
+            raise HttpError(404, "the stream has ended") from None
+        log.info("%s: a viewer connects, %s", stream, peer.codec)
+        if session in self._peers:  # else it has disconnected already
+            self._watched[session] = stream
+            self._note_viewers(stream)
+        return session, peer
+
+    def _forget(self, session: str) -> None:
+        super()._forget(session)
+        stream = self._watched.pop(session, None)
+        if stream is not None:
+            self._note_viewers(stream)
+
+    def _note_viewers(self, stream: str) -> None:
+        self._on_viewers(stream, list(self._watched.values()).count(stream))
+
+
+def width_of(request: Request) -> int | None:
+    """The width in pixels that a request asks for; raises HttpError, 400, if it is not one."""
+    text = request.query_params.get("width")
+    if text is None:
+        return None
+    if not (text.isdecimal() and len(text) < 6 and _WIDTHS[0] <= int(text) <= _WIDTHS[1]):
+        raise HttpError(400, f"width should be pixels from {_WIDTHS[0]} to {_WIDTHS[1]}")
+    return int(text) // 2 * 2
+
+
+routes = Routes("video", WorkerRoute)
+Whep = Annotated[WhepServer, the(WhepServer)]
+
+
+@routes.post("/whep/{stream}", role="viewer", status_code=201, openapi_extra=SDP_BODY)
+async def watch(stream: str, request: Request, whep: Whep) -> Response:
+    """Watch a stream: takes an SDP offer; the answer's `Location` is the session."""
+    return await whep.post(request)
+
+
+@routes.delete("/whep/{stream}/{session}", role="viewer")
+async def leave(stream: str, session: str, request: Request, whep: Whep) -> Response:
+    """End a session."""
+    return await whep.end(request)

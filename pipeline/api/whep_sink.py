@@ -1,0 +1,141 @@
+"""`whep:8082` as a sink: the video of every stream with the results drawn on it, for browsers and players.
+
+    whep:8082                                      http://127.0.0.1:8082/ in a browser
+    whep://0.0.0.0:8082?token=sesame               for clients with the token
+    …?token_file=FILE                              a token in a file; or in the environment, as SACCADE_TOKEN
+    …?cert=FILE&key=FILE                           https, with this certificate
+    …?origin=https://example.org                   lets that page connect as well; may be repeated
+
+The page lists the streams and shows one. Players take http://HOST:PORT/whep/STREAM.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Annotated, Any, ClassVar
+
+from saccade.engine.results import Result
+from saccade.pipeline.api import static_files
+from saccade.pipeline.api.http_server import HttpServer
+from saccade.pipeline.api.routes import Routes, the
+from saccade.pipeline.api.whep import WhepServer
+from saccade.pipeline.api.whep import routes as whep_routes
+from saccade.pipeline.errors import ConfigError
+from saccade.sinks import Latency, SinkError
+from saccade.sinks.base import SourceHints
+from saccade.sinks.urls import Address, Options
+from saccade.sinks.video.broadcast import BroadcastSink
+from saccade.sources import Frame
+from saccade.web.tls import optional_context
+from saccade.web.tokens import find_token
+
+DEFAULT_PORT = 8082
+_MODEL: dict[str, Any] = {
+    "model": None,
+    "device": None,
+    "classes": None,
+    "skills": [],
+    "publish": False,
+    "prompts": None,
+    "colors": {},
+}
+
+
+class ViewerSink:
+    """Shows any number of streams to viewers; without viewers nothing is drawn or encoded.
+
+    Attributes:
+        url: of the page.
+
+    Args:
+        host: address to listen on.
+        port: the port; 0 for any that is free.
+        token: what viewers must send; None for no authentication.
+        origins: pages that may connect, besides its own.
+        tls: with the server's certificate; None for no encryption.
+
+    Raises:
+        SinkError: if the address is not available, or other machines could reach it and there is no token.
+    """
+
+    shared: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        token: str | None = None,
+        origins: tuple[str, ...] = (),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._videos = BroadcastSink()
+        whep = WhepServer(self._videos)
+        try:
+            self._server = HttpServer(
+                [*static_files.PAGE, _routes, whep_routes],
+                {BroadcastSink: self._videos, WhepServer: whep},
+                host,
+                port,
+                token,
+                tls=tls,
+                origins=origins,
+                on_cleanup=[whep.close],
+            )
+        except ConfigError as error:
+            raise SinkError(f"whep: {error}") from None
+        self.url = f"{self._server.url}/"
+
+    def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+        """Show one frame to all viewers of its stream.
+
+        Raises:
+            SinkError: if it cannot be encoded.
+        """
+        self._videos.write(frame, result, latency)
+
+    def end(self, stream: str) -> None:
+        """Disconnect the viewers of `stream`: nothing more will come of it."""
+        self._videos.end(stream)
+
+    def close(self) -> None:
+        """Disconnect all viewers and close the port. A second call does nothing."""
+        self._videos.close()
+        self._server.close()
+
+
+def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
+    """Open the sink that `whep:PORT` or `whep://HOST:PORT?token=…` asks for; it takes no `hints`.
+
+    Raises:
+        SinkError: if it is neither, or cannot be opened.
+    """
+    place, _, query = target.removeprefix("whep:").partition("?")
+    if not place.startswith("//"):
+        place = f"//127.0.0.1:{place}" if place else "//127.0.0.1"
+    address = Address.parse(f"whep:{place}", {"whep": DEFAULT_PORT}, "whep:8082 or whep://HOST:PORT?token=…")
+    options = Options(query, address.shown)
+    given, token_file, origins = options.text("token"), options.text("token_file"), tuple(options.texts("origin"))
+    cert, key = options.text("cert"), options.text("key")
+    options.reject_unknown()
+    if address.user is not None or address.path:
+        raise SinkError(f"{address.shown}: only a host and a port are needed, and ?token=…")
+    try:
+        token, tls = find_token(given or None, token_file or None, address.host), optional_context(cert, key)
+    except ValueError as error:
+        raise SinkError(f"{address.shown}: {error}") from None
+    return ViewerSink(address.host, address.port, token, origins, tls)
+
+
+_routes = Routes("sink")
+
+
+@_routes.get("/streams", role="viewer")
+async def _list(videos: Annotated[BroadcastSink, the(BroadcastSink)]) -> dict[str, Any]:
+    """The streams that can be watched."""
+    return {"streams": [{"name": name, "state": "live", "ok": True} for name in videos.streams]}
+
+
+@_routes.get("/model", role="viewer")
+async def _model() -> dict[str, Any]:
+    """What the page asks first: a sink knows no model, so that the page only shows."""
+    return _MODEL

@@ -1,0 +1,107 @@
+"""The zones and lines of a stream, and what was counted, over HTTP.
+
+Times are Unix times for live streams, and seconds from the start for files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import cv2
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from saccade.pipeline.analytics.analyze import analyze_stage
+from saccade.pipeline.analytics.settings import Regions
+from saccade.pipeline.api.forward import Here, WorkerRoute
+from saccade.pipeline.api.routes import Json, Routes, Wanted, the
+from saccade.pipeline.api.streams import Changing, known
+from saccade.pipeline.errors import StreamError
+from saccade.web.errors import HttpError
+
+routes = Routes("zones")
+drawn = Routes("heatmap", WorkerRoute)
+
+Counts = dict[str, dict[str, dict[str, int]]]
+
+
+class CountedTotals(BaseModel):
+    """Objects by label; what entered, left and is in each zone, and crossed each line."""
+
+    objects: dict[str, int]
+    zones: Counts
+    lines: Counts
+
+
+class CountedMinute(CountedTotals):
+    """What was added in a minute that began then."""
+
+    start: int
+
+
+class Counted(BaseModel):
+    """What was counted since the stream began, and in the minutes asked for."""
+
+    totals: CountedTotals
+    minutes: list[CountedMinute]
+
+
+@routes.get("/streams/{name}/zones", role="viewer", response_model=Regions)
+async def show(name: str, controller: Wanted) -> Response:
+    """Its zones and lines, as in a configuration."""
+    await known(controller, name)
+    return _regions(controller.stream(name))
+
+
+@routes.put("/streams/{name}/zones", role="operator", response_model=Regions)
+async def replace(name: str, wanted: Regions, calls: Changing) -> Response:
+    """Replace them, from the next frame on; what stays the same keeps its counts."""
+    return _regions(await calls.update(name, {"zones": wanted.zones, "lines": wanted.lines}))
+
+
+@routes.delete("/streams/{name}/zones", role="operator", status_code=204)
+async def remove(name: str, calls: Changing) -> None:
+    """Remove them all."""
+    await calls.update(name, {"zones": {}, "lines": {}})
+
+
+@routes.get("/streams/{name}/counts", role="viewer")
+async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
+    """The totals, and what came in each minute of the last day from a time on."""
+    try:
+        start = float(since)
+    except ValueError:
+        start = math.nan
+    if not math.isfinite(start):
+        raise HttpError(422, "since should be a time in seconds, such as 1795262111")
+    await known(controller, name)
+    totals, minutes = await asyncio.to_thread(controller.runner.counts, name, start)
+    added = [{"start": minute.start, **asdict(minute.counts)} for minute in minutes]
+    return Counted.model_validate({"totals": asdict(totals), "minutes": added})
+
+
+@drawn.get("/streams/{name}/heatmap.png", role="viewer")
+async def heatmap(name: str, here: Annotated[Here, the(Here)]) -> Response:
+    """Where objects have been since it began, transparent elsewhere, to lay over the video."""
+    try:
+        stage = analyze_stage(here.local.streams.get(name).stages)
+    except StreamError as error:
+        raise HttpError(404, str(error)) from None
+    if stage is None:
+        raise HttpError(409, "the stream was started by a program without a stage for zones")
+    heat = stage.heat
+
+    def draw() -> bytes:
+        done, data = cv2.imencode(".png", cv2.cvtColor(heat.overlay(), cv2.COLOR_RGBA2BGRA))
+        assert done
+        return data.tobytes()
+
+    image = await asyncio.to_thread(draw)
+    return Response(image, media_type="image/png", headers={"Cache-Control": "no-store"})
+
+
+def _regions(config: Any) -> Response:
+    return Json(config.model_dump(mode="json", include={"zones", "lines"}))

@@ -1,0 +1,84 @@
+"""Authentication of HTTP requests by bearer token and page origin. A token is never logged."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from saccade.web.errors import HttpError
+
+
+class HttpAuth:
+    """Decides whose requests are let in.
+
+    Args:
+        token: what `Authorization: Bearer`, `X-Moondream-Auth` or `?token=` must carry; None accepts every request.
+        origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
+    """
+
+    def __init__(self, token: str | None = None, origins: Sequence[str] = ()) -> None:
+        self._token = token
+        self._origins = frozenset(origin.rstrip("/") for origin in origins)
+
+    def authorize(self, request: Request) -> None:
+        """Check the token; raises HttpError, 401, if it is missing or wrong."""
+        if self._token is not None and not self.has_token(request, self._token):
+            raise unauthorized()
+
+    def check_origin(self, request: Request) -> dict[str, str]:
+        """Check the origin; return the CORS headers of the response.
+
+        Raises:
+            HttpError: 403 if the request comes from a page of another origin.
+        """
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return {}  # not from a page in a browser
+        if not ({origin, "*"} & self._origins or self._is_own_page(origin, request.headers.get("Host", ""))):
+            raise HttpError(403, "pages of this origin may not connect; list it in `origins`")
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "Location, Link",
+            "Vary": "Origin",
+        }
+
+    def has_token(self, request: Request, token: str) -> bool:
+        """Whether a request carries this token; takes as long for any other."""
+        return hmac.compare_digest(self.token_in(request).encode(errors="surrogateescape"), token.encode())
+
+    @staticmethod
+    def token_in(request: Request) -> str:
+        """The token that a request carries; "" without one."""
+        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            given = request.headers.get("X-Moondream-Auth") or request.query_params.get("token", "")
+        return given.strip()
+
+    def _is_own_page(self, origin: str, host: str) -> bool:
+        """Whether a page comes from this very server.
+
+        A host name is no proof: any page can have its own name resolve to this machine (DNS rebinding) and then has the
+        same origin. Addresses and `localhost` cannot be spoofed that way, and a client with the token needs no proof.
+        """
+        if origin.partition("://")[2].lower() != host.lower():
+            return False
+        with suppress(ValueError):
+            return self._token is not None or is_address_or_localhost(urlsplit(origin).hostname or "")
+        return False
+
+
+def unauthorized() -> HttpError:
+    """The answer to a request without the right token."""
+    return HttpError(401, "a bearer token is needed, and this is not it", {"WWW-Authenticate": "Bearer"})
+
+
+def is_address_or_localhost(host: str) -> bool:
+    """Whether a host is an IP address or localhost, and no other name."""
+    with suppress(ValueError):
+        return host == "localhost" or bool(ipaddress.ip_address(host))
+    return False

@@ -1,0 +1,93 @@
+"""The body of a request, within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from saccade.web.errors import HttpError
+
+_BODY_S = 5.0  # seconds within which a client must send its body
+
+
+def content_type(request: Request) -> str:
+    """The content type of a body, without parameters; "" if there is none."""
+    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def require_type(request: Request, kind: str, what: str) -> None:
+    """Refuse a body of another content type with 415."""
+    if content_type(request) != kind:
+        raise HttpError(415, f"{what} must be of type {kind}")
+
+
+async def read_bytes(request: Request, limit: int, what: str) -> bytes:
+    """The body of a request.
+
+    Args:
+        request: its body must not have been read yet.
+        limit: maximum size in bytes.
+        what: what the body is, such as "an offer", for the error text.
+
+    Raises:
+        HttpError: 413 if it is too long, 408 if it is incomplete after 5 s, 400 if the client leaves or compresses it.
+    """
+    too_much = HttpError(413, f"{what} has at most {limit} bytes")
+    if int(request.headers.get("Content-Length", 0)) > limit:  # a number, as h11 has checked
+        raise too_much
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S), aclosing(request.stream()) as parts:
+            async for part in parts:
+                body += part
+                if len(body) > limit:
+                    raise too_much
+    except TimeoutError:
+        raise HttpError(408, f"{what} did not come within {_BODY_S:g} s") from None
+    except ClientDisconnect:  # nobody reads this, but it is no error of the server
+        raise HttpError(400, f"{what} did not come whole") from None
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding != "identity":
+        try:
+            body = _decompressed(body, encoding, limit)
+        except (zlib.error, ValueError):
+            raise HttpError(400, f"{what} is not encoded as its headers declare") from None
+        if len(body) > limit:
+            raise too_much
+    return bytes(body)
+
+
+def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
+    """A body without its compression, or a little more than the limit of it."""
+    if encoding not in ("gzip", "deflate"):
+        raise ValueError
+    unpacking = zlib.decompressobj(wbits=47)  # gzip or zlib, by its header
+    unpacked = unpacking.decompress(body, limit + 1)
+    if not unpacking.eof and len(unpacked) <= limit:
+        raise ValueError
+    return bytearray(unpacked)
+
+
+async def read_text(request: Request, limit: int, what: str) -> str:
+    """As `read_bytes`; a body that is not UTF-8 gets 400."""
+    try:
+        return (await read_bytes(request, limit, what)).decode()
+    except UnicodeDecodeError:
+        raise HttpError(400, f"{what} is not text in UTF-8") from None
+
+
+def parse_json(text: str) -> Any:
+    """The value that a JSON text of a client stands for.
+
+    Raises:
+        ValueError: if it is not JSON, or holds half of a surrogate pair, which JSON can write and UTF-8 cannot.
+        RecursionError: if it is nested too deeply.
+    """
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
