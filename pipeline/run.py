@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from saccade.distribution import install_command
 from saccade.pipeline.config import RunConfig, parse_place
 from saccade.pipeline.config.http import check_open, tls_of, token_of
 from saccade.pipeline.control.config_file import ConfigFile
@@ -52,17 +54,24 @@ class OpenedRun:
 
 @contextmanager
 def opened_run(
-    config: RunConfig, file: ConfigFile | None = None, progress: Callable[[int, int], None] | None = None
+    config: RunConfig,
+    file: ConfigFile | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[OpenedRun]:
     """Open sources, model, outputs and server, with nothing started; close everything in the end.
+
+    With workers, these open the sources when the run is started.
 
     Args:
         config: names everything.
         file: that it was read from; changes that were kept for it are taken up again.
         progress: called with (done, all) while a GPU is prepared.
+        given_up: whether to wait for workers no longer.
 
     Raises:
-        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked for.
+        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked for; if
+            there are workers, and Ray is missing or has no room.
         SourceError, EngineError, SinkError: if one of them cannot be used.
         RunFailed: if in the end something could not be finished.
     """
@@ -76,7 +85,8 @@ def opened_run(
         access = RoleAccess(Path(config.http_access), token)
     if place and access is None:
         check_open(place[0], token)
-    policy = SourcePolicy(config.allow_sources, open_by_default=place is None or is_loopback(place[0]))
+    open_by_default = place is None or is_loopback(place[0])
+    policy = SourcePolicy(config.allow_sources, open_by_default=open_by_default)
     base = config.resolved()
     with ExitStack() as stack:
         state = _opened_state(config, file)
@@ -87,13 +97,31 @@ def opened_run(
                 desired = merge(kept[0], base, kept[1])
                 if plan(base, desired):
                     log.warning("%s: taking up what was changed over http", state.path)
-        first = {name: stream for name, stream in desired.named().items() if name in base.named()}
-        local, opened = stack.enter_context(
-            opened_local(config, first, policy=policy, watched=place is not None, progress=progress)
-        )
-        controller = Controller(
-            local, base, desired=desired, first=opened, file=file, state=state, save_at_once=config.state == _IN_FILE
-        )
+        if has_workers(config):
+            opened_workers, kind = _ray(config)
+            apart = state.path if state else file.path if file else Path("saccade")
+            names = list(desired.named())
+            workers = stack.enter_context(
+                opened_workers(config, names, kind, apart, open_by_default=open_by_default, given_up=given_up)
+            )
+            controller = Controller(
+                workers, base, desired=desired, file=file, state=state, save_at_once=config.state == _IN_FILE
+            )
+            workers.on_wish = controller.update
+        else:
+            first = {name: stream for name, stream in desired.named().items() if name in base.named()}
+            local, opened = stack.enter_context(
+                opened_local(config, first, policy=policy, watched=place is not None, progress=progress)
+            )
+            controller = Controller(
+                local,
+                base,
+                desired=desired,
+                first=opened,
+                file=file,
+                state=state,
+                save_at_once=config.state == _IN_FILE,
+            )
         server = None
         if place is not None:
             from saccade.pipeline.api.http_server import serve  # FastAPI takes long to import, and not everybody serves
@@ -101,6 +129,25 @@ def opened_run(
             server = serve(controller, *place, token, tls=tls, access=access)
             stack.callback(server.close)
         yield OpenedRun(controller, server)
+
+
+def has_workers(config: RunConfig) -> bool:
+    """Whether a run is on the actors of Ray."""
+    return config.ray is not None or config.workers > 1
+
+
+def _ray(config: RunConfig) -> tuple[Any, type]:
+    """`opened_workers`, and the class of a worker's actor; raises ConfigError if Ray is not installed."""
+    if config.ray is None:
+        # Read when Ray is imported. Its servers listen on every address: only who has the token may use them.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0")
+    try:
+        from saccade.pipeline.control.ray import opened_workers
+        from saccade.pipeline.worker import WorkerActor
+    except ImportError:
+        flag = "--workers" if config.ray is None else "--ray"
+        raise ConfigError(f"{flag} needs Ray: {install_command('ray')}") from None
+    return opened_workers, WorkerActor
 
 
 def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:

@@ -45,7 +45,7 @@ ORDER = {
     "engine": "outline | errors fallbacks image phase process results | kernels | config models vocabulary "
     "futures | tasks | core | cpu | cuda | runtime | model_loader | api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | api | "
-    "run | workers | bench | cli",
+    "worker | run | bench | cli",
 }
 """The modules and sub-packages of a package from the lowest to the highest: each imports only what stands before a bar
 to its left. The package's own `__init__` stands above all of them."""

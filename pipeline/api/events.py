@@ -21,8 +21,7 @@ from saccade.pipeline.api.events_query import query_of
 from saccade.pipeline.api.forward import Forwarder
 from saccade.pipeline.api.routes import Json, Routes, the
 from saccade.pipeline.api.server_sent_events import event_stream
-from saccade.pipeline.control.runner import Address
-from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.control.runner import Address, StoredEvents
 from saccade.pipeline.events.storage.store_reader import EventQuery, time_of_text
 from saccade.pipeline.search import Progress, Searched
 from saccade.web.errors import HttpError
@@ -45,14 +44,14 @@ class Stored:
         searching: held until a search has ended, also where nobody waits for it any more.
     """
 
-    store: EventStore
+    store: StoredEvents
     search: Search | None = None
     searching: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def away(self) -> dict[str, list[str]]:
         """Names of machines that do not answer, for a list of what was found."""
-        names = list(getattr(self.store, "away", ()))
+        names = list(self.store.away)
         return {"away": names} if names else {}
 
     def missing(self, what: str) -> HttpError:

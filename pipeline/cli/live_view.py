@@ -149,16 +149,26 @@ def _view(console: Console, runs: Sequence[Run], endless: bool, quiet: bool) -> 
         with bar:
             yield show
     else:
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            drawn_at = 0.0
-
-            def draw(statuses: Sequence[StreamStatus]) -> None:
-                nonlocal drawn_at
-                if time.monotonic() > drawn_at + _TABLE_S:
-                    drawn_at = time.monotonic()
-                    live.update(table_of(statuses), refresh=True)
-
+        with view(console, quiet) as draw:
             yield draw
+
+
+@contextmanager
+def view(console: Console, quiet: bool) -> Iterator[Show]:
+    """A table of the streams that is kept up to date on a terminal and removed at the end; nothing without one."""
+    if quiet or not console.is_terminal:
+        yield lambda statuses: None
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        drawn_at = 0.0
+
+        def draw(statuses: Sequence[StreamStatus]) -> None:
+            nonlocal drawn_at
+            if time.monotonic() > drawn_at + _TABLE_S:
+                drawn_at = time.monotonic()
+                live.update(table_of(statuses), refresh=True)
+
+        yield draw
 
 
 def table_of(statuses: Sequence[StreamStatus]) -> Table:

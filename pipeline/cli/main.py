@@ -104,19 +104,19 @@ def run(
     from saccade.pipeline.cli.signals import EndingSignals
     from saccade.pipeline.cli.trace_file import check_file, traced
     from saccade.pipeline.control.config_file import ConfigFile
-    from saccade.pipeline.run import opened_run
+    from saccade.pipeline.run import has_workers, opened_run
     from saccade.pipeline.runtime.targets import shown_targets
 
     check_file(trace)
-    if settings.ray is not None or settings.workers > 1:
+    file = ConfigFile(config, {**sources_in(source), **given}) if config else None
+    if has_workers(settings):
         from saccade.pipeline.cli.commands.run_workers import run_workers
 
         if trace is not None:
             raise ConfigError(
                 f"--trace: a trace is of one engine; leave out {'--ray' if settings.ray else '--workers'}"
             )
-        return run_workers(settings, config, {**sources_in(source), **given}, quiet=quiet)
-    file = ConfigFile(config, {**sources_in(source), **given}) if config else None
+        return run_workers(settings, file, quiet=quiet)
     with (
         EndingSignals() as signals,
         opened_run(settings, file, show_preparation) as opened,

@@ -1,9 +1,9 @@
-"""The settings of `saccade run --ray`: which cluster, what each worker takes of it, and where the desired state is."""
+"""The settings of `saccade run --ray`: which cluster, and what each worker takes of it."""
 
 from __future__ import annotations
 
 from saccade.distribution import install_command
-from saccade.pipeline.settings import FileText, NullIsUnset, Text, setting
+from saccade.pipeline.settings import NullIsUnset, Text, setting
 
 
 class ClusterSettings(NullIsUnset):
@@ -12,8 +12,8 @@ class ClusterSettings(NullIsUnset):
     ray: Text | None = setting(
         None,
         "Run the workers on this Ray cluster: its address, or auto.",
-        more=f"On as many machines as it can, each with this program installed: {install_command('ray')}. A "
-        "supervisor on this machine keeps what is to run, and outlives this command if that is killed.",
+        more=f"On as many machines as it can, each with this program installed: {install_command('ray')}. Workers go "
+        "on if this command is killed, and the same command finds them again.",
         metavar="ADDRESS",
     )
     ray_cpus: float = setting(
@@ -25,9 +25,4 @@ class ClusterSettings(NullIsUnset):
         metavar="N",
         ge=0,
         le=64,
-    )
-    ray_state: FileText = setting(
-        "saccade-state/desired.db",
-        "File of what is to run on workers, also streams that were added over http; for its owner alone.",
-        metavar="FILE",
     )

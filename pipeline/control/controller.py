@@ -319,13 +319,18 @@ class Controller:
             ConfigError: if that cannot be; everything goes on as it was.
         """
         file = self._required_file()
+        taken: list[str] = []
         try:
             edited = file.load()
             before = self._base
-            outcomes = self._change(lambda desired: merge(before, edited.resolved(), desired), edited.resolved())
+            outcomes = self._change(
+                lambda desired: merge(before, edited.resolved(), desired), edited.resolved(), taken=taken
+            )
         except ERRORS as error:
             raise ConfigError(f"{error}; everything goes on as it was") from None
-        lines = [_line(outcome) for outcome in outcomes] + _later_line(before, edited)
+        lines = [_line(outcome) for outcome in outcomes] + _later_line(before, edited, taken)
+        if taken:
+            lines.append(f"every worker was replaced, with other {', '.join(taken)}")
         return lines or [f"{file.path}: nothing has changed"]
 
     def reload_lines(self) -> list[str]:
@@ -368,7 +373,11 @@ class Controller:
     # ---- how a change is made
 
     def _change(
-        self, edit: Edit, base: RunConfig | None = None, renewed: Collection[str | None] = ()
+        self,
+        edit: Edit,
+        base: RunConfig | None = None,
+        renewed: Collection[str | None] = (),
+        taken: list[str] | None = None,
     ) -> list[_Outcome]:
         """Validate, store, act: see the module's text.
 
@@ -376,6 +385,7 @@ class Controller:
             edit: makes the next desired configuration.
             base: what the file gives from then on; None for what it gave.
             renewed: streams that have ended, and count as new where they are wanted again.
+            taken: gets the keys of the whole run that were taken.
         """
         prepared: dict[str, object] = {}
         checked: dict[str, Change] = {}
@@ -384,6 +394,10 @@ class Controller:
                 before = self.config
                 wanted = edit(before)
                 changes = plan(_without_all(renewed, before) if renewed else before, wanted)
+                if base is not None and not checked:
+                    keys = self.runner.take(wanted)
+                    if taken is not None:
+                        taken += keys
                 for change in changes:
                     if checked.get(change.name) == change:
                         continue
@@ -558,6 +572,6 @@ def _line(outcome: _Outcome) -> str:
     return f"{change.name}: other {keys}" if isinstance(change, Update) else f"{change.name}: restarted, other {keys}"
 
 
-def _later_line(old: RunConfig, new: RunConfig) -> list[str]:
-    keys = later(old, new)
+def _later_line(old: RunConfig, new: RunConfig, taken: Collection[str] = ()) -> list[str]:
+    keys = [key for key in later(old, new) if key not in taken]
     return [f"{', '.join(keys)}: changed in the file, and taken when saccade is started again"] if keys else []

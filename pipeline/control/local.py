@@ -260,6 +260,10 @@ class Local:
         """End a stream, or forget one that failed; raises StreamError if there is none, or it does not end."""
         self.streams.remove(name)
 
+    def take(self, config: RunConfig) -> list[str]:
+        """None of it: the engine and the shared outputs stay what they are."""
+        return []
+
     def require(self, name: str) -> None:
         """Check that a stream runs; raises StreamError."""
         self.streams.get(name)
@@ -267,7 +271,7 @@ class Local:
     def _ended(self, name: str, run: Run | None) -> None:
         if run is not None:
             error = one_line(str(run.error)) if run.error else None
-            self.on_end(Ended(name, run.config, error, run.stopped))
+            self.on_end(Ended(name, run.config, error, run.stopped, status_of(run)))
 
     def _end(self, name: str) -> None:
         try:

@@ -6,16 +6,16 @@ one it is. Only what needs pixels or the engine itself is asked where `address` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from saccade.pipeline.analytics.counts import Minute, Totals
-from saccade.pipeline.config import ListedStream
+from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.control.plan import Change
 from saccade.pipeline.events.machine import RuleState
-from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.pipeline.search import Progress, Searched
@@ -94,12 +94,43 @@ class Ended:
         config: that it ran by.
         error: why it has failed; None if it has not.
         stopped: whether somebody has ended it.
+        status: how it was at last.
     """
 
     name: str
     config: ListedStream | None
     error: str | None
     stopped: bool
+    status: StreamStatus
+
+
+class StoredEvents(Protocol):
+    """Stored events, of this machine or of several: an `EventStore`, or a `MachineStores`. See `EventReader`."""
+
+    @property
+    def away(self) -> Sequence[str]:
+        """The names of the machines whose store does not answer."""
+
+    def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
+        """The records of events, newest first, each with the time at which it was stored."""
+
+    def rules(self, stream: str | None = None) -> list[str]:
+        """The names of rules that have events."""
+
+    def get(self, event: str) -> dict[str, Any] | None:
+        """The record of an event; None if there is none of that id."""
+
+    def delete(self, event: str) -> bool:
+        """Delete an event with its files; whether there was one."""
+
+    def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
+        """What was counted in each minute of a stream."""
+
+    def media(self, event: str, kind: str) -> Path | Address | None:
+        """The clip or snapshot of an event, or who serves it, at `/media/{event}/{kind}`; None if there is none."""
+
+    def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
+        """All events of a query as in `page`."""
 
 
 class Runner(Protocol):
@@ -107,11 +138,13 @@ class Runner(Protocol):
 
     Attributes:
         on_end: called with each stream that has ended, in any thread.
-        store: keeps events; None where nothing does.
     """
 
     on_end: Callable[[Ended], object]
-    store: EventStore | None
+
+    @property
+    def store(self) -> StoredEvents | None:
+        """Keeps events; None where nothing does."""
 
     # ---- what the controller has done: errors are those of `Local`
 
@@ -134,6 +167,16 @@ class Runner(Protocol):
 
     def check_rules(self, stream: ListedStream) -> None:
         """Check that a stream can have its rules; raises PlacedError."""
+
+    def take(self, config: RunConfig) -> list[str]:
+        """Have what is not of single streams run by another configuration, and its streams where that restarts them.
+
+        Returns:
+            The keys that were taken; others are when Saccade is started again.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; all goes on as it was.
+        """
 
     def require(self, name: str) -> None:
         """Check that a stream runs; raises StreamError."""

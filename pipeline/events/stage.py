@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import Minute
 from saccade.pipeline.events.machine import GAP_S, RuleMachine, RuleState
-from saccade.pipeline.events.record import Change, Event, History, MinuteCounts, RuleList
+from saccade.pipeline.events.record import Change, Event, History, MinuteCounts, RuleList, make_event_record, read_event
 from saccade.pipeline.events.scene import Scene, SceneReader
 from saccade.pipeline.events.settings import EventSettings, RuleSettings
 from saccade.pipeline.events.storage.recorder import Recorder
@@ -86,6 +86,8 @@ class EventStage:
         self._resumed: dict[str, Event] = {}
         self.moves = False
         """Whether the stream will run elsewhere: then `close` leaves the events that go on to the stage there."""
+        self.left: list[Event] = []
+        """Those that `close` has left, for `resume`."""
 
     def resume(self, events: Iterable[Event]) -> None:
         """Before the first frame: go on with these, the last one of each rule when the stream ran last, elsewhere."""
@@ -144,7 +146,9 @@ class EventStage:
 
     def close(self) -> None:
         """End the events that go on, unless they do so elsewhere."""
-        if not self.moves:
+        if self.moves:
+            self.left = self._going()
+        else:
             for machine in self._machines.values():
                 self._tell(machine.end())
             self._end_resumed()
@@ -158,6 +162,15 @@ class EventStage:
             self._tell_history(last=True)
         if self._flush is not None:
             self._flush()
+
+    def _going(self) -> list[Event]:
+        """The last event of each rule, as its record has it."""
+        found = [*self._resumed.values(), *(one.event for one in self._machines.values() if one.event is not None)]
+        return [read_event(make_event_record(Change("update", self._with_media(event)))) for event in found]
+
+    def _with_media(self, event: Event) -> Event:
+        snapshot, clip = self._media.get(event.id, (event.snapshot, event.clip))
+        return replace(event, snapshot=snapshot, clip=clip)
 
     def _replace_rules(self, rules: tuple[RuleSettings, ...], stream: str) -> None:
         """Watch these from now on; events of others end."""
@@ -211,8 +224,7 @@ class EventStage:
                 if change.kind == "begin":
                     clip = f"/events/{event.id}/clip.mp4" if self._recorder.has_clips else None
                     self._media[event.id] = f"/events/{event.id}/snapshot.jpg", clip
-                snapshot, clip = self._media.get(event.id, (None, None))
-                event = replace(event, snapshot=snapshot, clip=clip)
+                event = self._with_media(event)
                 if change.kind == "end":
                     self._recorder.finish(event)
                     self._media.pop(event.id, None)

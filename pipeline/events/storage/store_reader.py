@@ -13,7 +13,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +73,6 @@ schemas, which the second rung makes one: with and without prefixes of words, wi
 
 MAX_LIMIT = 500
 _NEWEST = 20_000  # events whose rules are offered
-_LAST = "SELECT row FROM events WHERE stored_at <= ? ORDER BY stored_at DESC LIMIT 1"
 _BEFORE = "SELECT row FROM events WHERE stored_at < ? ORDER BY stored_at DESC LIMIT 1"
 # From two small indexes: among 150,000 events without media "none" takes 0.1 ms, and as a condition on each row 70.
 _WITH_MEDIA = "SELECT row FROM events WHERE bytes > 0 UNION ALL SELECT row FROM events WHERE pending"
@@ -112,7 +111,6 @@ class EventQuery:
     words: str = ""
     after: float | None = None
     limit: int = 50
-    until: float | None = None
     media: bool = False
 
     def __post_init__(self) -> None:
@@ -146,8 +144,6 @@ class EventQuery:
             add("events.start_time >= ?", self.since)
         if first_row is not None:
             add(f"{row} >= ?", first_row)
-        if self.until is not None:
-            add(f"{row} <= ({_LAST})", self.until)
         if self.media:
             add(f"events.row IN ({_WITH_MEDIA})")
         if self.after is not None:
@@ -229,6 +225,9 @@ class EventReader:
     Args:
         folder: of the store.
     """
+
+    away: Sequence[str] = ()
+    """Machines that do not answer: none, as this is one store."""
 
     def __init__(self, folder: Path) -> None:
         self.media_folder = folder / "media"

@@ -1,4 +1,4 @@
-"""`saccade run --ray` on a real Ray cluster of this machine: workers and the supervisor die, and streams go on."""
+"""`saccade run --ray` on a real Ray cluster of this machine: workers and the command die, and streams go on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import time
 import urllib.request
@@ -79,6 +78,11 @@ def all_have_frames(streams: dict[str, dict[str, Any]]) -> bool:
     return streams.keys() >= NAMES and all(one["state"] == "live" and one["frames_out"] for one in streams.values())
 
 
+def start(cluster: RayCluster, folder: Path) -> subprocess.Popen[str]:
+    flags = ["--config", "cameras.yaml", "--ray", cluster.address, "--quiet"]
+    return start_saccade("run", *flags, cwd=folder, env=cluster.environment)
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("ray")
@@ -98,16 +102,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     }
     (folder / "cameras.yaml").write_text(json.dumps(config))
     with RayCluster(cpus=1, SACCADE_STORE=str(folder / "kept-by-the-other")) as cluster:
-        cluster.add_node(1)  # on either of which the command, and so the supervisor, may be
-        flags = ["--config", "cameras.yaml", "--ray", cluster.address, "--quiet"]
-        process = start_saccade("run", *flags, cwd=folder, env=cluster.environment)
+        cluster.add_node(1)  # on either of which the command may be
+        one = Running(cluster, start(cluster, folder), f"http://{place}", folder, config)
         try:
-            one = Running(cluster, process, f"http://{place}", folder, config)
             one.until(all_have_frames)
             yield one
         finally:
-            process.kill()
-            process.communicate()
+            one.process.kill()
+            one.process.communicate()
             camera.close()
     assert cluster.processes() == {}
 
@@ -117,8 +119,6 @@ def test_streams_are_spread_over_the_actors(running: Running) -> None:
     assert len(running.cluster.processes("ray::WorkerActor")) == 2
     # What a worker has found comes to the shared output by the next call of its actor.
     running.until(lambda _: {json.loads(line)["stream"] for line in whole_lines(running.folder / "all.jsonl")} == NAMES)
-    state = running.folder / "saccade-state" / "desired.db"
-    assert state.stat().st_mode & 0o777 == 0o600
 
 
 def test_events_of_both_machines_are_listed_as_one(running: Running) -> None:
@@ -141,9 +141,6 @@ def test_events_of_both_machines_are_listed_as_one(running: Running) -> None:
         after = f"&after={quote(page['after'])}"
     assert len(ids) == len(set(ids))
     assert not stored("kept") & stored("kept-by-the-other")
-    with closing(sqlite3.connect(running.folder / "saccade-state" / "desired.db")) as state:
-        (machines,) = state.execute("SELECT value FROM settings WHERE name = 'machines'").fetchone()
-    assert len(json.loads(machines)) == 1  # so that it is known to be away, also to a supervisor that starts anew
     assert set(ids) <= stored("kept") | stored("kept-by-the-other")
     for folder in kept:
         name = with_clip(folder)[0]
@@ -172,10 +169,12 @@ def test_events_of_both_machines_are_searched_as_one(running: Running) -> None:
 def test_streams_of_a_killed_actor_are_back_soon(running: Running) -> None:
     running.until(lambda _: len(running.empty()) == len(NAMES))
     before = running.empty()
-    os.kill(next(iter(running.cluster.processes("ray::WorkerActor"))), signal.SIGKILL)
-    away_s = running.until(lambda streams: any(one["state"] == "waiting" for one in streams.values()))
-    lost = {name for name, one in running.streams().items() if one["state"] == "waiting"}
+    worker = running.ask("/workers")["workers"][0]
+    lost = set(worker["streams"])
+    os.kill(worker["pid"], signal.SIGKILL)
+    away_s = running.until(lambda streams: all(streams[name]["worker"] not in (None, "1") for name in lost))
     running.away_s.append(away_s + running.until(all_have_frames))
+    print(f"\nseconds until frames came again: {running.away_s[0]:.1f}")
     mine = {name for name, one in before.items() if one["stream"] in lost}
     assert {before[name]["stream"] for name in mine} == lost != set()
     running.until(lambda _: {one["stream"] for one in running.empty().values()} == NAMES)
@@ -187,21 +186,39 @@ def test_streams_of_a_killed_actor_are_back_soon(running: Running) -> None:
     assert len(running.empty()) == len(NAMES)
 
 
-def test_no_stream_notices_that_the_supervisor_is_killed(running: Running) -> None:
+def test_no_stream_notices_that_the_command_is_killed(running: Running) -> None:
     running.ask("/streams", {**running.config["streams"][0], "name": "added", "detect": ["person"], "max_fps": 1})
-    running.until(lambda streams: streams["added"]["frames_out"] > 0)
-    time.sleep(1.0)  # the state is kept within 0.2 s
+    running.until(lambda _: all(one["state"] == "ready" for one in running.ask("/workers")["workers"]))
+    running.process.kill()  # what was answered is stored
+    running.process.communicate()
+    assert (running.folder / "cameras.yaml.state").stat().st_mode & 0o777 == 0o600
+    actors = set(running.cluster.processes("ray::WorkerActor"))
+    running.process = start(running.cluster, running.folder)
+    running.until(lambda streams: streams.keys() >= {*NAMES, "added"} and all_have_frames(streams))
+    assert set(running.cluster.processes("ray::WorkerActor")) == actors
+    records = [json.loads(line) for line in whole_lines(running.folder / "all.jsonl")]
+    assert {record["stream"] for record in records} >= NAMES
+    running.until(lambda _: {one["stream"] for one in running.empty().values()} >= NAMES)
+
+
+def test_streams_go_on_while_the_head_is_away(running: Running) -> None:
+    if os.environ.get("SACCADE_LONG") != "1":
+        pytest.skip("takes 20 s; set SACCADE_LONG=1")
+    (head,) = running.cluster.processes("gcs_server")
     before = running.streams()
-    os.kill(next(iter(running.cluster.processes("ray::SupervisorActor"))), signal.SIGKILL)
-    running.until(lambda streams: not streams)
-    running.until(lambda streams: streams.keys() == before.keys() and all_have_frames(streams))
+    os.kill(head, signal.SIGSTOP)
+    try:
+        time.sleep(20.0)
+        during = running.streams()
+    finally:
+        os.kill(head, signal.SIGCONT)
+    assert all(during[name]["frames_out"] > before[name]["frames_out"] + 10 for name in NAMES)
+    running.until(all_have_frames)
     after = running.streams()
-    assert {name: one["worker"] for name, one in after.items()} == {name: one["worker"] for name, one in before.items()}
-    more = {name: after[name]["frames_out"] - before[name]["frames_out"] for name in NAMES}
-    assert min(more.values()) > 0, more  # none was opened again
+    assert all(after[name]["frames_out"] >= during[name]["frames_out"] for name in NAMES)
 
 
-def test_a_changed_file_restarts_the_changed_stream_alone(running: Running) -> None:
+def test_a_changed_file_changes_the_changed_stream_alone(running: Running) -> None:
     before = running.streams()
     changed = {
         **running.config,
@@ -209,7 +226,7 @@ def test_a_changed_file_restarts_the_changed_stream_alone(running: Running) -> N
     }
     (running.folder / "new.yaml").write_text(json.dumps(changed))
     (running.folder / "new.yaml").replace(running.folder / "cameras.yaml")
-    running.until(lambda streams: streams["b"]["frames_out"] < before["b"]["frames_out"] and all_have_frames(streams))
+    running.until(lambda streams: streams["b"]["conf"] == 0.4 and all_have_frames(streams))
     after = running.streams()
     assert all(after[name]["frames_out"] >= before[name]["frames_out"] for name in ("a", "c", "d", "added"))
 
@@ -235,7 +252,7 @@ def test_a_changed_model_is_taken_while_streams_go_on(running: Running) -> None:
     (running.folder / "new.yaml").write_text(json.dumps(json.loads(path.read_text()) | {"model": str(model)}))
     (running.folder / "new.yaml").replace(path)
     begun = time.monotonic()
-    while [one["name"] for one in running.ask("/workers")["workers"]] != ["1.2", "2.2"]:
+    while running.ask("/model")["model"] != "model":
         assert time.monotonic() < begun + LONG_S, running.ask("/workers")
         time.sleep(0.3)
     running.until(all_have_frames)

@@ -66,6 +66,7 @@ def test_a_model_is_replaced_while_streams_go_on(tmp_path: Path, camera: Camera)
     shutil.copytree(Path(saccade.engine.models.__file__).parent / "nano", model)
     with running(tmp_path, camera, STREAMS, max_fps=None) as program:
         assert names(program) == ["1", "2"]
+        pids = [worker["pid"] for worker in program.get("/workers")["workers"]]
         change(program, model=str(tmp_path / "none"))
         wait_for(lambda: "everything goes on as it was" in program.log.read_text(), LONG_S)
         assert names(program) == ["1", "2"]
@@ -73,7 +74,8 @@ def test_a_model_is_replaced_while_streams_go_on(tmp_path: Path, camera: Camera)
         wait_for(lambda: len(began(tmp_path)) == STREAMS, LONG_S)
         change(program, model=str(model), conf=0.3)
         wait_for(lambda: "every worker was replaced" in program.log.read_text(), LONG_S)
-        assert names(program) == ["1.2", "2.2"]
+        assert [worker["pid"] for worker in program.get("/workers")["workers"]] == pids
+        assert program.get("/model")["model"] == "model"
         wait_for(program.all_run, LONG_S)
         assert {one["conf"] for one in program.get("/streams")["streams"]} == {0.3}
         program.process.send_signal(signal.SIGTERM)

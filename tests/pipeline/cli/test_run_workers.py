@@ -14,7 +14,8 @@ def test_the_extra_is_named_where_ray_is_missing(
     flags: list[str], named: str, tmp_path: Path, saccade: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    for module in [name for name in sys.modules if name.startswith("saccade.pipeline.workers.ray_")]:
+    bringing = ("control.ray", "control.ray_cluster", "control.stores", "worker")
+    for module in {f"saccade.pipeline.{name}" for name in bringing} & sys.modules.keys():
         monkeypatch.delitem(sys.modules, module)
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "")  # so that the test's end takes them back

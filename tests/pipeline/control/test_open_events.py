@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.pipeline.control.open_events import MISSED, OpenEvents
 from saccade.pipeline.events.machine import RESUME_S, SETTLE_S, RuleMachine
 from saccade.pipeline.events.record import make_event_record, read_event
 from saccade.pipeline.events.scene import Scene
 from saccade.pipeline.events.settings import RuleSettings
-from saccade.pipeline.workers.open_events import MISSED, OpenEvents
 from tests.pipeline.events.scripted import scene
 
 SEEN_S = 1.0  # between two reports of when events were seen

@@ -1,0 +1,1048 @@
+"""The streams on workers: actors of Ray, of this machine or of a cluster, which each hold a `Local`.
+
+The controller calls this as it calls a `Local`. Ray starts an actor again that has died; its live streams are opened
+where load is least, and their events go on under their ids. A file that it was reading has failed, since its results
+would have a gap. What streams share is here: the store of this machine, outputs, and the table of who has which stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+
+from saccade.pipeline.analytics.counts import Minute, Totals
+from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
+from saccade.pipeline.control.load import Candidate, least_loaded
+from saccade.pipeline.control.local import max_bytes_of, opened_store
+from saccade.pipeline.control.open_events import OpenEvents
+from saccade.pipeline.control.plan import Change, Close
+from saccade.pipeline.control.ray_cluster import RayCluster
+from saccade.pipeline.control.results import ResultReceiver
+from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
+from saccade.pipeline.control.stores import MachineStores
+from saccade.pipeline.control.worker_calls import Ready, Report, Wish, WorkerSettings, taken, told
+from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
+from saccade.pipeline.events.machine import RuleState
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.storage.store_reader import EventQuery
+from saccade.pipeline.runtime.output import Output, close_sinks
+from saccade.pipeline.runtime.stats import Stats
+from saccade.pipeline.runtime.streams import StreamStatus
+from saccade.pipeline.runtime.targets import WHEP, Target, check_targets, open_output, targets_of
+from saccade.pipeline.search import AT_ONCE, REQUESTED, Place, Progress, Searched, search
+from saccade.processors import usable_processors
+from saccade.sinks import SinkStatus, SupportsEvents
+from saccade.sources import redact
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+SILENT_S = 3.0
+"""Without an answer of its actor, beyond `POLL_S`, after which a worker is taken to have ended."""
+START_S = 180.0  # for an actor to be scheduled and to load its engine, on a busy machine
+_CALL_S = 45.0  # for a worker to open or end a stream
+_ASK_S = 10.0
+_CLOSE_S = 20.0
+_MARK_S = 5.0  # from the answer that a stream is closed until its last events have come
+_LAST_S = 1.0  # for the results of a stream to arrive that its worker sent before it let go
+_AWAY_S = 20.0  # that a search waits for a worker: one that ends is back after some seconds
+_TRIES = 3  # of a search, by as many workers: the snapshots may be what ends them
+_OPENED_AT_ONCE = 8
+_MOST_BACKOFF_S = 30.0
+_MOST_ENDED = 1000
+_CHANGES = ("begin", "update", "end", "rules", "media")
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream that is wanted: where it is, and how it is doing.
+
+    Attributes:
+        wanted: what it runs by.
+        worker: that has it; None while it waits for one.
+        status: as its worker has told it last, at the time of `told_at`.
+        error: why it has failed; None if it has not.
+        opened: how often a worker has opened it.
+        lock: while it is opened, changed or closed.
+        closed: set when its worker has told the last of it.
+    """
+
+    wanted: ListedStream
+    worker: str | None = None
+    status: StreamStatus | None = None
+    told_at: float = 0.0
+    error: str | None = None
+    opened: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    closed: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A place for a worker: its actor, and how that is doing.
+
+    Attributes:
+        ready: what it has told when it was; None while it is not.
+        reason: why it is not ready.
+        failures: starts in a row that have failed.
+        ended: it has said its last word.
+        strays: streams that it runs and is not to, by its last report.
+    """
+
+    name: str
+    settings: WorkerSettings
+    actor: Any = None
+    ready: Ready | None = None
+    report: Report = field(default_factory=Report)
+    reason: str | None = None
+    starts: int = 0
+    failures: int = 0
+    ended_at: float | None = None
+    restarted_in_s: list[float] = field(default_factory=list)
+    counted: Counter[str] = field(default_factory=Counter)  # by its processes that have ended
+    ended: bool = False
+    strays: set[str] = field(default_factory=set)
+    thread: threading.Thread | None = None
+
+
+class _Prepared:
+    """A change that a worker has prepared; leaving its block releases what nobody has used."""
+
+    def __init__(self, worker: _Worker, name: str) -> None:
+        self.worker, self._name = worker, name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.worker.actor.release.remote(self._name)
+
+
+class RayWorkers:
+    """Streams on workers, from `open` to `close`. Methods are as those of `Runner`.
+
+    Args:
+        settings: of each worker.
+        actor_of: returns the actor of the worker of a name; may wait.
+        wanted: names of the streams that are to run: others that run already are ended.
+        outputs: what all streams share; closed with this.
+        store: keeps events on this machine; it stays the caller's.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[WorkerSettings],
+        actor_of: Callable[[str], Any],
+        wanted: Sequence[str],
+        outputs: Sequence[Output] = (),
+        store: EventStore | None = None,
+    ) -> None:
+        self.on_end: Callable[[Ended], object] = lambda ended: None
+        self.on_wish: Callable[[str, Mapping[str, Any]], ListedStream] = _no_wishes
+        self._actor_of = actor_of
+        self._wanted = list(wanted)
+        self._outputs = [replace(output, shared=True) for output in outputs]
+        self._receiver = ResultReceiver(self._outputs, self._is_live)
+        self.events = OpenEvents(self._publish)
+        self._own_store = store
+        if store is not None:
+            self.events.load(store.going_on())
+        cluster = any(one.cluster for one in settings)
+        self._stores = MachineStores(store, self._load, self._address_of_machine) if store and cluster else None
+        self._failing: set[int] = set()
+        self._changed = threading.Condition(threading.RLock())  # over what follows
+        self._streams: dict[str, _Stream] = {}
+        self._workers = {str(number): _Worker(str(number), one) for number, one in enumerate(settings, 1)}
+        self._closing = threading.Event()
+        self._ended: dict[str, Ended] = {}
+        self._model = ModelInfo("", "", None, (), False)
+        self._first_error: Exception | None = None
+        self._searching: Counter[str] = Counter()
+        self._pool = ThreadPoolExecutor(_OPENED_AT_ONCE, "saccade open")
+        self._wishes = ThreadPoolExecutor(_OPENED_AT_ONCE, "saccade wish")
+
+    @property
+    def store(self) -> EventStore | MachineStores | None:
+        """Keeps events; None where nothing does."""
+        return self._stores or self._own_store
+
+    @property
+    def finished(self) -> dict[str, Ended]:
+        """The streams that have ended by themselves, or failed."""
+        with self._changed:
+            return dict(self._ended)
+
+    def open(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Start the workers, and wait until each is ready or cannot begin.
+
+        Args:
+            given_up: whether to wait no longer.
+
+        Raises:
+            EngineError, ConfigError: if none can begin.
+        """
+        for worker in self._workers.values():
+            name = f"saccade worker {worker.name}"
+            worker.thread = threading.Thread(target=self._serve, args=(worker,), name=name, daemon=True)
+            worker.thread.start()
+        with self._changed:
+            while not given_up():
+                workers = list(self._workers.values())
+                if all(worker.ready or worker.failures for worker in workers):
+                    break
+                self._changed.wait(0.1)
+            if not given_up() and not any(worker.ready for worker in self._workers.values()):
+                raise self._first_error or ConfigError("no worker can be started")
+
+    # ---- what the controller has done
+
+    def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
+        """As `Local.prepare`, by the worker that has the stream, or gets it."""
+        if isinstance(change, Close):
+            return None
+        with self._changed:
+            stream = self._streams.get(change.name)
+            if stream is not None and stream.error is None and stream.worker is None:
+                raise StreamError(f"'{change.name}' waits for a worker; try again in some seconds")
+            there = self._workers[stream.worker] if stream and stream.worker and stream.error is None else None
+            worker = there or self._least_loaded()
+        if worker is None:
+            raise StreamError("no worker is ready; try again in some seconds")
+        self._call(worker, "prepare", change, checked)
+        return _Prepared(worker, change.name)
+
+    def follow(
+        self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
+    ) -> StreamStatus | None:
+        """As `Local.follow`. Where its worker dies meanwhile, the stream is opened elsewhere as it is wanted now."""
+        if wanted is None:
+            with contextlib.suppress(_NoStreamError):
+                self.remove(name)
+            return None
+        with self._changed:
+            stream = self._streams.get(name)
+            new = stream is None or stream.error is not None
+            if stream is None or stream.error is not None:
+                stream = self._streams[name] = _Stream(wanted)
+                self._ended.pop(name, None)
+        with stream.lock:
+            stream.wanted = wanted
+            place = prepared.worker if isinstance(prepared, _Prepared) else None
+            try:
+                return self._open_at(name, stream, place, checked=checked)
+            except _AwayError:
+                return self.status(name)
+            except Exception:
+                if new:
+                    with self._changed:
+                        self._streams.pop(name, None)
+                raise
+
+    def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
+        """As `Local.reopen`."""
+        with self._changed:
+            stream = self._streams.get(name)
+        if stream is None:
+            raise _NoStreamError(f"no stream is called '{name[:80]}'")
+        with stream.lock:
+            stream.wanted = wanted
+            worker = self._workers.get(stream.worker or "")
+            if stream.error is not None or worker is None or worker.ready is None:
+                with self._changed:
+                    stream.error, stream.worker = None, None
+                    self._ended.pop(name, None)
+                try:
+                    return self._open_at(name, stream, None, checked=checked)
+                except _AwayError:
+                    return self.status(name)
+                except Exception as error:
+                    self._fail(name, stream, one_line(str(error)))
+                    raise
+            try:
+                status: StreamStatus = self._call(worker, "reopen", name, wanted, checked)
+            except _AwayError:
+                return self.status(name)
+            except Exception as error:
+                self._fail(name, stream, one_line(str(error)))
+                raise
+            stream.opened += 1
+            return self._note(stream, status)
+
+    def remove(self, name: str) -> None:
+        """As `Local.remove`."""
+        with self._changed:
+            stream = self._streams.get(name)
+        if stream is None:
+            raise _NoStreamError(f"no stream is called '{name[:80]}'")
+        with stream.lock:
+            worker = self._workers.get(stream.worker or "")
+            if worker is not None and worker.ready is not None:
+                stream.closed.clear()
+                with contextlib.suppress(_AwayError):
+                    self._call(worker, "follow", name, None)
+                    stream.closed.wait(_MARK_S)
+            with self._changed:
+                if self._streams.get(name) is stream:
+                    del self._streams[name]
+                    self._ended.pop(name, None)
+            self.events.end(name)
+            self._receiver.wait_end(name, _LAST_S)
+
+    def fail(self, stream: ListedStream, error: Exception) -> None:
+        """As `Local.fail`."""
+        with self._changed:
+            self._streams[stream.name or ""] = _Stream(stream, error=one_line(str(error)) or type(error).__name__)
+
+    def check_rules(self, stream: ListedStream) -> None:
+        """As `Local.check_rules`, by any worker."""
+        with self._changed:
+            worker = self._least_loaded()
+        if worker is None:
+            raise StreamError("no worker is ready; try again in some seconds")
+        self._call(worker, "check_rules", stream)
+
+    def take(self, config: RunConfig) -> list[str]:
+        """As `Runner.take`: another engine for each worker, one worker after the other, where its settings differ."""
+        settings = [replace(one.settings, values=worker_values(config)) for one in self._workers.values()]
+        before, after = next(iter(self._workers.values())).settings.values, settings[0].values
+        keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        if keys:
+            log.warning("%s: changed; workers are replaced one after another, and streams go on", ", ".join(keys))
+            self.replace(settings, config.named())
+        return keys
+
+    def require(self, name: str) -> None:
+        """As `Local.require`."""
+        with self._changed:
+            stream = self._streams.get(name)
+            if stream is None or stream.error is not None:
+                raise _NoStreamError(f"no stream is called '{name[:80]}'")
+
+    def replace(self, settings: Sequence[WorkerSettings], wanted: Mapping[str, ListedStream]) -> None:
+        """Have each worker load another engine beside its own and move its streams there, one worker after the other.
+
+        Args:
+            settings: of each worker from then on.
+            wanted: what streams run by from then on.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if one cannot: all are as they were then.
+        """
+        before = {name: worker.settings for name, worker in self._workers.items()}
+        streams = {name: stream.wanted for name, stream in self._streams.items()}
+        done: list[_Worker] = []
+        try:
+            for worker, new in zip(self._workers.values(), settings, strict=True):
+                worker.settings = new
+                done.append(worker)
+                self._replace(worker, wanted)
+        except Exception:
+            for worker in done:
+                worker.settings = before[worker.name]
+                if worker is not done[-1]:
+                    try:
+                        self._replace(worker, streams)
+                    except Exception as error:
+                        log.warning("worker %s could not be brought back: %s", worker.name, error)
+            raise
+        with self._changed:
+            for name, stream in self._streams.items():
+                stream.wanted = wanted.get(name, stream.wanted)
+
+    def _replace(self, worker: _Worker, wanted: Mapping[str, ListedStream]) -> None:
+        if worker.ready is None:  # it begins by them
+            return
+        try:
+            ready: Ready = self._call(worker, "replace", worker.settings, wanted, timeout_s=START_S)
+        except _AwayError:  # it has ended, and begins by them
+            return
+        with self._changed:
+            if worker.ready is not None:
+                worker.ready = ready
+
+    # ---- how it is doing
+
+    @property
+    def names(self) -> list[str]:
+        """The streams that run, or wait for a worker."""
+        with self._changed:
+            return [name for name, stream in self._streams.items() if stream.error is None]
+
+    @property
+    def idle(self) -> bool:
+        """Whether none runs, or is to."""
+        return not self.names
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything is being closed."""
+        return self._closing.is_set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether streams can be added."""
+        with self._changed:
+            return not self.closed and any(worker.ready for worker in self._workers.values())
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that finds things, as the workers were ready with it last."""
+        with self._changed:
+            found = next((worker.ready.model for worker in self._workers.values() if worker.ready), None)
+            self._model = found or self._model
+        return self._model
+
+    def statuses(self) -> list[StreamStatus]:
+        """The status of every stream, in the order in which they were added."""
+        with self._changed:
+            return [self._status_of(name, stream) for name, stream in self._streams.items()]
+
+    def status(self, name: str) -> StreamStatus:
+        """The status of a stream; raises StreamError if there is none of that name."""
+        with self._changed:
+            if (stream := self._streams.get(name)) is not None:
+                return self._status_of(name, stream)
+        raise _NoStreamError(f"no stream is called '{name[:80]}'")
+
+    def workers(self) -> list[WorkerStatus]:
+        """The workers."""
+        with self._changed:
+            return [self._worker_status(worker) for worker in self._workers.values()]
+
+    def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
+        """As `Local.sink_statuses`."""
+        with self._changed:
+            own = [one for worker in self._workers.values() if worker.ready for one in worker.report.sinks]
+        return [*(("", output.guard.status()) for output in self._outputs), *own]
+
+    def lost_changes(self) -> dict[str, int]:
+        """As `Local.lost_changes`."""
+        hubs = sum(worker.report.dropped for worker in self._workers.values())
+        return {"hub": hubs} | ({"store": self._own_store.dropped} if self._own_store else {})
+
+    def rule_states(self, name: str) -> list[RuleState] | None:
+        """As `Local.rule_states`."""
+        states: list[RuleState] | None = self._call(self._worker_of(name), "rule_states", name, timeout_s=_ASK_S)
+        return states
+
+    def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
+        """As `Local.counts`."""
+        found: tuple[Totals, list[Minute]] = self._call(self._worker_of(name), "counts", name, since, timeout_s=_ASK_S)
+        return found
+
+    def address(self, stream: str | None) -> Address | None:
+        """As `Runner.address`."""
+        if stream is not None:
+            return _address(self._worker_of(stream))
+        with self._changed:
+            worker = self._least_loaded(full=True)
+        if worker is None:
+            raise StreamError("no worker is ready; try again in some seconds")
+        return _address(worker)
+
+    # ---- searching
+
+    def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
+        """Ask workers about the snapshots of their machines; while they are waited for, `progress` is called.
+
+        Raises:
+            ConfigError, EngineError: as `Runner.search`; and what `progress` raises, which ends it.
+        """
+        store = self.store
+        if store is None:
+            raise ConfigError("no events are stored: start with --store DIR")
+        away: set[str] = set()
+
+        def walk(wanted: EventQuery) -> Iterator[tuple[dict[str, Any], str]]:
+            if isinstance(store, MachineStores):
+                yield from ((record, machine) for record, _, machine in store.walk_machines(wanted))
+            else:
+                yield from ((record, "") for record, _ in store.walk(wanted))
+
+        def match(text: str, places: Sequence[Place]) -> Iterator[tuple[str, float | None]]:
+            return self._match(text, places, away, progress)
+
+        found = search(walk, match, text, query, candidates=REQUESTED)
+        return Searched(found, sorted({*away, *getattr(store, "away", ())}))
+
+    def _match(
+        self, text: str, places: Sequence[Place], away: set[str], progress: Progress
+    ) -> Iterator[tuple[str, float | None]]:
+        machines: dict[str, list[str]] = {}
+        for place in places:
+            machines.setdefault(place.machine, []).append(place.event)
+        pieces = [
+            (machine, events[first : first + AT_ONCE])
+            for machine, events in machines.items()
+            for first in range(0, len(events), AT_ONCE)
+        ]
+        gone, done = threading.Event(), 0
+        pool = ThreadPoolExecutor(max(1, len(self._workers)), "saccade search")
+        try:
+            asked = {
+                pool.submit(self._ask_about, text, machine, events, gone): (machine, events)
+                for machine, events in pieces
+            }
+            while asked:
+                answered, _ = wait(asked, 0.1, FIRST_COMPLETED)
+                for answer in answered:
+                    machine, events = asked.pop(answer)
+                    found = answer.result()
+                    if found is None:
+                        away.add(machine or "controller")
+                    done += len(events)
+                    yield from zip(events, found or [None] * len(events), strict=True)
+                progress(done, len(places))
+        finally:
+            gone.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask_about(
+        self, text: str, machine: str, events: Sequence[str], gone: threading.Event
+    ) -> list[float | None] | None:
+        """The answers of a worker of that machine; None if none there answers."""
+        tries, until = 0, time.monotonic() + _AWAY_S
+        while not (gone.is_set() or self.closed) and tries < _TRIES and time.monotonic() < until:
+            with self._changed:
+                able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
+                worker = min(able, key=lambda one: self._searching[one.name], default=None)
+                if worker is not None:
+                    self._searching[worker.name] += 1
+            if worker is None:
+                gone.wait(0.2)
+                continue
+            try:
+                found: list[float | None] = self._call(worker, "match", text, list(events), timeout_s=120.0)
+                return found
+            except (_AwayError, StreamError):
+                tries += 1
+                until = time.monotonic() + _AWAY_S
+                gone.wait(0.2)
+            finally:
+                with self._changed:
+                    self._searching[worker.name] -= 1
+        return None
+
+    # ---- the end
+
+    def stop(self) -> None:
+        """Have the workers finish and end; returns at once."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        for worker in self._workers.values():
+            if worker.actor is not None:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    worker.actor.close.remote()
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """End everything. A second call does nothing.
+
+        Raises:
+            RunFailed: if what was written could not be finished.
+        """
+        self.stop()
+        deadline = time.monotonic() + timeout_s
+        for worker in self._workers.values():
+            if worker.thread is not None:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+                if worker.thread.is_alive():
+                    log.warning("worker %s has not ended in time", worker.name)
+            if worker.actor is not None:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.kill(worker.actor)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._wishes.shutdown(wait=False, cancel_futures=True)
+        for name in {*self._streams, *self.events.streams}:
+            self.events.end(name)
+        self._receiver.close()
+        if self._stores is not None:
+            self._stores.close()
+        errors = close_sinks(self._outputs, max(1.0, deadline - time.monotonic()))
+        self._outputs = []
+        if errors:
+            raise RunFailed from errors[0]
+
+    # ---- a worker's thread
+
+    def _serve(self, worker: _Worker) -> None:
+        """Have a worker run, as often as it ends, until everything is closed."""
+        while not self._closing.is_set():
+            reason = "its actor has died"
+            try:
+                # Once: without its first handle Ray ends an actor.
+                worker.actor = worker.actor or self._actor_of(worker.name)
+                answer: Any = ray.get(
+                    worker.actor.start.remote(worker.settings, self._names_of(worker)), timeout=START_S
+                )
+                self._take_ready(worker, taken(answer))
+                reason = self._take_messages(worker)
+            except ray.exceptions.GetTimeoutError:
+                reason = "it has not answered"
+                self._kill(worker)
+            except ray.exceptions.RayActorError:
+                if worker.ready is None:  # for good, as where its machine is gone: another is made
+                    worker.actor = None
+                    worker.failures += 1
+            except Exception as error:
+                if isinstance(error, ray.exceptions.RayTaskError):
+                    error = error.cause
+                reason = one_line(str(error)) or type(error).__name__
+                with self._changed:
+                    worker.failures += 1
+                    self._first_error = self._first_error or error
+            self._lose(worker, reason)
+            if worker.failures and not self._closing.is_set():
+                self._closing.wait(min(_MOST_BACKOFF_S, 0.5 * 2**worker.failures))
+
+    def _names_of(self, worker: _Worker) -> list[str]:
+        with self._changed:
+            known = [name for name, stream in self._streams.items() if stream.worker == worker.name]
+            return known if worker.starts else self._wanted
+
+    def _take_ready(self, worker: _Worker, ready: Ready) -> None:
+        with self._changed:
+            worker.ready, worker.failures, worker.reason = ready, 0, None
+            worker.starts += 1
+            if worker.ended_at is not None:
+                worker.restarted_in_s.append(time.monotonic() - worker.ended_at)
+                worker.ended_at = None
+            for name, config in ready.streams.items():  # which ran when the last controller ended
+                if name not in self._streams:
+                    self._streams[name] = _Stream(config, worker.name, opened=1)
+            self._changed.notify_all()
+        if ready.machine and self._stores is not None:
+            self._stores.meet(ready.machine, ready.node)
+        self._place()
+
+    def _take_messages(self, worker: _Worker) -> str:
+        """Take what a worker has to say until it has ended; returns why."""
+        while True:
+            batch: Any = ray.get(worker.actor.poll.remote(POLL_S), timeout=POLL_S + SILENT_S)
+            for data in batch.results:
+                self._receiver.take(data)
+            for kind, value in batch.messages:
+                if kind == "end":
+                    worker.ended = True
+                    return "it was stopped"
+                try:
+                    self._take(worker, kind, value)
+                except Exception:  # a bug, which must not end the reading
+                    log.exception("a message of worker %s: %s", worker.name, kind)
+
+    def _take(self, worker: _Worker, kind: str, value: Any) -> None:
+        if kind == "event":
+            self.events.take(value, worker.ready.machine if worker.ready else "")
+        elif kind == "report":
+            self._take_report(worker, value)
+        elif kind == "ended":
+            self._take_end(worker, value)
+        elif kind == "closed":
+            with self._changed:
+                stream = self._streams.get(value)
+            self._receiver.end(value)
+            if stream is not None:
+                stream.closed.set()
+        elif kind == "wish":
+            self._wishes.submit(self._grant, worker, value)
+        elif kind == "warning":
+            log.warning("%s", value)
+
+    def _take_report(self, worker: _Worker, report: Report) -> None:
+        now = time.monotonic()
+        with self._changed:
+            running = {status.name for status in report.statuses if status.state != "failed"}
+            strays = {name for name in running if (one := self._streams.get(name)) is None or one.worker != worker.name}
+            closed, worker.strays = strays & worker.strays, strays
+            worker.report = report
+            for status in report.statuses:
+                stream = self._streams.get(status.name)
+                if stream is not None and stream.worker == worker.name:
+                    stream.status, stream.told_at = status, now
+            ours = [name for name in report.seen if (one := self._streams.get(name)) and one.worker == worker.name]
+        for name in ours:
+            self.events.see(name, report.seen[name])
+        for name in closed:  # such as one that was opened when nobody waited for that any more
+            with contextlib.suppress(ray.exceptions.RayError):
+                worker.actor.follow.remote(name, None)
+
+    def _take_end(self, worker: _Worker, ended: Ended) -> None:
+        """A stream has ended by itself."""
+        with self._changed:
+            stream = self._streams.get(ended.name)
+            if stream is None or stream.worker != worker.name:
+                return
+            self._note_end(ended)
+            if ended.error is None:
+                del self._streams[ended.name]
+            else:
+                stream.error, stream.status, stream.worker = ended.error, ended.status, None
+        self.events.end(ended.name)
+        self._receiver.wait_end(ended.name, _LAST_S)
+        self.on_end(ended)
+
+    def _note_end(self, ended: Ended) -> None:
+        """Keep what a stream has counted, of the last ones; the caller holds the lock."""
+        self._ended.pop(ended.name, None)
+        self._ended[ended.name] = ended
+        if len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def _grant(self, worker: _Worker, wish: Wish) -> None:
+        """Make the change that a viewer of a worker's video asks for."""
+        answer = told(lambda: self.on_wish(wish.stream, wish.values))
+        with contextlib.suppress(ray.exceptions.RayError):
+            worker.actor.answer.remote(wish.number, answer)
+
+    def _lose(self, worker: _Worker, reason: str) -> None:
+        """A worker has ended: its live streams wait for another."""
+        over: list[Ended] = []
+        with self._changed:
+            was_ready, worker.ready, worker.reason = worker.ready, None, reason
+            worker.ended_at = worker.ended_at or time.monotonic()
+            worker.counted.update({k: v for k, v in worker.report.counters.items() if k.endswith("_total")})
+            worker.report = Report()
+            lost = {name: one for name, one in self._streams.items() if one.worker == worker.name}
+            for name, stream in lost.items():
+                stream.worker = None
+                stream.closed.set()
+                if stream.status is not None and not stream.status.live and not self._closing.is_set():
+                    stream.error = f"its worker has ended: {reason}"
+                    over.append(Ended(name, stream.wanted, stream.error, False, self._status_of(name, stream)))
+                    self._note_end(over[-1])
+            self._changed.notify_all()
+        if self._closing.is_set():
+            return
+        if was_ready is not None:
+            log.warning("worker %s has ended (%s), and is started again", worker.name, reason)
+        elif worker.failures:
+            log.warning("worker %s cannot be started: %s", worker.name, reason)
+        for name, stream in lost.items():
+            self.events.end(name) if stream.error else self.events.leave(name)
+            self._receiver.end(name)
+        for ended in over:
+            self.on_end(ended)
+        self._place()
+
+    def _kill(self, worker: _Worker) -> None:
+        """End an actor that does not answer; Ray starts it again."""
+        if worker.ready is not None and not worker.settings.cluster:
+            with contextlib.suppress(OSError):
+                os.kill(worker.ready.pid, signal.SIGKILL)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(worker.actor, no_restart=False)
+
+    # ---- placing
+
+    def _place(self) -> None:
+        """Open the streams that wait for a worker, if one is ready."""
+        if not self.ready:
+            return
+        with self._changed:
+            waiting = [name for name, one in self._streams.items() if one.worker is None and one.error is None]
+        for name in waiting:
+            with contextlib.suppress(RuntimeError):  # everything is being closed
+                self._pool.submit(self._open_again, name)
+
+    def _open_again(self, name: str) -> None:
+        with self._changed:
+            stream = self._streams.get(name)
+        if stream is None or self.closed:
+            return
+        with stream.lock:
+            if stream.worker is not None or stream.error is not None or self._streams.get(name) is not stream:
+                return
+            try:
+                self._open_at(name, stream, None, checked=False)
+            except _AwayError:
+                pass  # the next worker that is ready opens it
+            except Exception as error:
+                log.warning("%s: %s", name, error)
+                self._fail(name, stream, one_line(str(error)) or type(error).__name__)
+
+    def _open_at(self, name: str, stream: _Stream, place: _Worker | None, *, checked: bool) -> StreamStatus:
+        """Have a stream run where it is, at a place, or where load is least; the caller holds its lock.
+
+        Raises:
+            _AwayError: if no worker can have it now.
+        """
+        with self._changed:
+            worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
+            if worker is None or worker.ready is None:
+                raise _AwayError("no worker is ready")
+            again = stream.worker is None and stream.opened > 0
+            stream.worker = worker.name
+        events = self.events.of(name) if again or not stream.opened else []
+        try:
+            status: StreamStatus = self._call(worker, "follow", name, stream.wanted, checked, events, again)
+        except _AwayError:
+            with self._changed:
+                if worker.ready is None or stream.worker is None:
+                    stream.worker = None
+            raise
+        except Exception:
+            with self._changed:
+                if not stream.opened or again:
+                    stream.worker = None
+            raise
+        stream.opened += stream.opened == 0 or again
+        return self._note(stream, status)
+
+    def _note(self, stream: _Stream, status: StreamStatus) -> StreamStatus:
+        with self._changed:
+            stream.status, stream.told_at = status, time.monotonic()
+            return replace(status, worker=stream.worker)
+
+    def _fail(self, name: str, stream: _Stream, reason: str) -> None:
+        with self._changed:
+            stream.error, stream.worker = reason, None
+        self.events.end(name)
+
+    def _least_loaded(self, *, full: bool = False) -> _Worker | None:
+        """The ready worker that gets the next stream; the caller holds the lock."""
+        counts = Counter(stream.worker for stream in self._streams.values())
+        ready = [worker for worker in self._workers.values() if worker.ready is not None]
+        name = least_loaded(
+            Candidate(
+                worker.name,
+                worker.report.busy,
+                0 if full else counts[worker.name],
+                0 if full else max(0, counts[worker.name] - len(worker.report.statuses)),
+            )
+            for worker in ready
+        )
+        return None if name is None else self._workers[name]
+
+    def _worker_of(self, name: str) -> _Worker:
+        self.require(name)
+        with self._changed:
+            stream = self._streams.get(name)
+            worker = self._workers.get((stream and stream.worker) or "")
+            if worker is None or worker.ready is None:
+                raise StreamError(f"'{name}' waits for a worker; try again in some seconds")
+            return worker
+
+    def _call(self, worker: _Worker, method: str, *arguments: Any, timeout_s: float = _CALL_S) -> Any:
+        """What a method of a worker returns; raises what it refuses with, and `_AwayError` if it has ended."""
+        try:
+            answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments), timeout=timeout_s)
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.GetTimeoutError:
+            raise StreamError(f"worker {worker.name} has not answered within {timeout_s:g} s") from None
+        except ray.exceptions.RayError as error:
+            raise _AwayError(f"worker {worker.name} has ended; try again in some seconds") from error
+        return taken(answer)
+
+    # ---- within
+
+    def _status_of(self, name: str, stream: _Stream) -> StreamStatus:
+        """How a stream is doing; the caller holds the lock."""
+        status = stream.status
+        if status is None:
+            source = redact(stream.wanted.source)
+            nothing = Stats().report(Counter(), 0, {})
+            status = StreamStatus(name, source, "waiting", None, True, 0, None, nothing, None, stream.wanted)
+        if stream.error is not None:
+            return replace(status, state="failed", reason=stream.error, config=stream.wanted, worker=None)
+        if stream.worker is None or stream.status is None:
+            reason = "waiting for a worker"
+            return replace(status, state="waiting", reason=reason, config=stream.wanted, worker=stream.worker)
+        recent = status.report.recent
+        if recent.age_ms is not None:
+            age_ms = recent.age_ms + 1000 * (time.monotonic() - stream.told_at)
+            status = replace(status, report=replace(status.report, recent=replace(recent, age_ms=age_ms)))
+        return replace(status, config=stream.wanted, worker=stream.worker)
+
+    def _worker_status(self, worker: _Worker) -> WorkerStatus:
+        ready, report = worker.ready, worker.report
+        counters = Counter(worker.counted)
+        counters.update(report.counters)
+        return WorkerStatus(
+            worker.name,
+            "ready" if ready else "ended" if worker.ended or worker.failures else "starting",
+            None if ready else worker.reason,
+            ready.pid if ready else None,
+            ready.machine if ready else "",
+            [name for name, one in self._streams.items() if one.worker == worker.name],
+            report.busy if ready else None,
+            report.rss_bytes if ready else None,
+            worker.starts,
+            list(worker.restarted_in_s),
+            counters,
+        )
+
+    def _address_of_machine(self, machine: str) -> Address | None:
+        with self._changed:
+            found = next((one for one in self._workers.values() if one.ready and one.ready.machine == machine), None)
+        return None if found is None else _address(found)
+
+    def _is_live(self, name: str) -> bool:
+        with self._changed:
+            stream = self._streams.get(name)
+        return stream is None or stream.status is None or stream.status.live
+
+    def _load(self, records: Sequence[Mapping[str, Any]], machine: str) -> None:
+        """Take over what goes on in the store of a machine; where its stream is no more, it ends."""
+        self.events.load(records, machine)
+        for stream in {record["stream"] for record in records} - {*self._wanted, *self.names}:
+            self.events.end(stream)
+
+    def _publish(self, record: Mapping[str, Any], machine: str) -> None:
+        listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        if self._stores is not None:
+            listeners.append(partial(self._stores.write, machine=machine))
+        elif self._own_store is not None:
+            listeners.append(self._own_store.write)
+        if record["type"] in _CHANGES:
+            listeners += [one.sink.write_event for one in self._outputs if isinstance(one.sink, SupportsEvents)]
+        for number, listener in enumerate(listeners):
+            try:
+                listener(record)
+            except Exception as error:
+                if number not in self._failing:  # once until it works again
+                    log.warning("events of %s: %s", record["stream"], one_line(str(error)))
+                self._failing.add(number)
+            else:
+                self._failing.discard(number)
+
+
+class _NoStreamError(StreamError):
+    """There is no stream of that name."""
+
+
+class _AwayError(StreamError):
+    """The worker has ended, or none is ready."""
+
+
+def worker_values(config: RunConfig) -> dict[str, Any]:
+    """What a worker is to know of a configuration: streams come one by one, and what belongs to the machine is here."""
+    ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
+    ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
+    values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
+    targets = targets_of(config)
+    own = [target for target in targets if target.each or (_is_video(target) and len(config.named()) == 1)]
+    return values | {"http": "127.0.0.1:0", "sinks": [target.text for target in own]}
+
+
+def shared_targets(config: RunConfig) -> list[Target]:
+    """The outputs that all streams share; a video of a run of one stream is that one's, and its worker writes it."""
+    alone = len(config.named()) == 1
+    return [target for target in targets_of(config) if not target.each and not (alone and _is_video(target))]
+
+
+def _is_video(target: Target) -> bool:
+    return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")
+
+
+def check_workers(config: RunConfig) -> None:
+    """Check what workers cannot do; raises ConfigError."""
+    if config.display:
+        raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
+    if watched := next((target for target in shared_targets(config) if target.text.startswith(WHEP)), None):
+        raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
+
+
+def threads_each(workers: int) -> int:
+    """How many threads each of so many workers has for an operation of its engine; 0 to leave that to the environment.
+
+    Together they use half of the processors, as one engine does: decoders and encoders need the rest.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return 0
+    return max(1, usable_processors() // (2 * workers))
+
+
+@contextmanager
+def opened_workers(
+    config: RunConfig,
+    wanted: Sequence[str],
+    kind: type,
+    state: Path,
+    *,
+    open_by_default: bool = True,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Iterator[RayWorkers]:
+    """Start or join Ray, open what all streams share, and have workers load their engines; close everything in the end.
+
+    Args:
+        config: has the settings of the whole run.
+        wanted: names of the streams that are to run.
+        kind: class of a worker's actor.
+        state: the file by which the run is told from others of a cluster.
+        open_by_default: as in `SourcePolicy`.
+        given_up: whether to wait for workers no longer.
+
+    Raises:
+        ConfigError: if Ray does not start or has no room, or outputs would overwrite each other or a source.
+        EngineError, SinkError: if the model cannot be loaded, or an output not be opened.
+        RunFailed: if in the end something could not be finished.
+    """
+    check_workers(config)
+    shared = shared_targets(config)
+    sources = [stream.source for stream in config.named().values()]
+    own = [Target(text).of(name) for name in config.named() for text in worker_values(config)["sinks"]]
+    check_targets([*shared, *own], sources)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(config, keep_open=True))
+        cluster = stack.enter_context(RayCluster(config, state))
+        cluster.place()
+        stack.callback(cluster.end)
+        on_cluster = not cluster.local
+        common = WorkerSettings(
+            worker_values(config),
+            threads=max(1, int(config.ray_cpus / 2)) if on_cluster else threads_each(config.workers),
+            media=str(store.media_folder) if store else None,
+            keep_s=config.store_keep,
+            max_bytes=max_bytes_of(config),
+            store=config.store if store else None,
+            node=cluster.node,
+            folder=os.getcwd(),
+            cluster=on_cluster,
+            open_by_default=open_by_default,
+        )
+        outputs: list[Output] = []
+        with ExitStack() as on_failure:
+            for target in shared:
+                outputs.append(open_output(target))
+                on_failure.callback(outputs[-1].sink.close)
+            on_failure.pop_all()
+        settings = [
+            replace(common, index=0 if on_cluster else number, results=bool(outputs))
+            for number in range(config.workers)
+        ]
+        workers = RayWorkers(settings, lambda name: cluster.actor_of(name, kind), wanted, outputs, store)
+        stack.callback(workers.close)
+        workers.open(given_up)
+        yield workers
+
+
+def _address(worker: _Worker) -> Address:
+    ready = worker.ready
+    if ready is None:
+        raise StreamError(f"worker {worker.name} is being started; try again in some seconds")
+    return Address(ready.url, {"Authorization": f"Bearer {ready.secret}"})
+
+
+def _no_wishes(name: str, values: Mapping[str, Any]) -> ListedStream:
+    raise StreamError("streams cannot be changed here")

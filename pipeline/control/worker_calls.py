@@ -1,0 +1,158 @@
+"""What a worker and its controller say to each other by calls of the worker's actor: values, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from saccade.engine.errors import EngineError
+from saccade.pipeline.config import ListedStream
+from saccade.pipeline.control.runner import ModelInfo
+from saccade.pipeline.control.source_policy import NotAllowedError
+from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError, one_line
+from saccade.pipeline.runtime.streams import StreamStatus
+from saccade.pipeline.settings import PlacedError
+from saccade.sinks import SinkError, SinkStatus
+from saccade.sources import SourceError
+
+T = TypeVar("T")
+
+_KINDS: tuple[type[Exception], ...] = (
+    *(NotKeptError, NotAllowedError, StreamError, ConfigError, SourceError, EngineError, SinkError),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerSettings:
+    """What a worker runs by, besides its streams.
+
+    Attributes:
+        values: of a `RunConfig`, without streams, servers and outputs that all streams share.
+        index: of the worker, from 0: which GPU it takes where that is left open.
+        threads: of its engine on a CPU; 0 for those of the machine.
+        results: whether what is found is wanted by outputs that all streams share.
+        media: folder of the files of events on the controller's machine; None for none.
+        keep_s, max_bytes: as in `EventStore`, for the store of another machine.
+        store: folder of that store; None where no events are kept.
+        node: the controller's, by Ray's id: it keeps the events of that machine.
+        folder: that relative paths begin in.
+        cluster: whether the worker may be on another machine.
+        open_by_default: as in `SourcePolicy`.
+    """
+
+    values: Mapping[str, Any]
+    index: int = 0
+    threads: int = 0
+    results: bool = False
+    media: str | None = None
+    keep_s: float | None = None
+    max_bytes: int | None = None
+    store: str | None = None
+    node: str = ""
+    folder: str = "."
+    cluster: bool = False
+    open_by_default: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class Ready:
+    """A worker has loaded its engine, and takes streams.
+
+    Attributes:
+        url: of its HTTP server.
+        secret: that it wants there.
+        pid: of its process.
+        model: its engine's.
+        streams: those that it runs already, where another controller was here before.
+        machine, node: where its events are stored, by the machine's name and Ray's id; "" for the controller's machine.
+    """
+
+    url: str
+    secret: str = field(repr=False)
+    pid: int
+    model: ModelInfo
+    streams: Mapping[str, ListedStream] = field(default_factory=dict)
+    machine: str = ""
+    node: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Report:
+    """How a worker is doing.
+
+    Attributes:
+        statuses: of its streams.
+        seen: by stream: when each event that goes on was seen last, by its id.
+        sinks: of its streams' own.
+        busy, rss_bytes, counters: as in `WorkerStatus`.
+        dropped: changes of events that were lost in it.
+    """
+
+    statuses: Sequence[StreamStatus] = ()
+    seen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sinks: Sequence[tuple[str, SinkStatus]] = ()
+    busy: float = 0.0
+    rss_bytes: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+    dropped: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Wish:
+    """A viewer asks for other values of a stream, by the worker's video; the answer goes to `WorkerActor.answer`."""
+
+    number: int
+    stream: str
+    values: Mapping[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class Batch:
+    """What a worker has to say, in order.
+
+    Attributes:
+        messages: (`event`, record), (`ended`, Ended), (`closed`, name of a stream), (`report`, Report), (`wish`, Wish),
+            (`warning`, line), and at last (`end`, None).
+        results: of frames, pickled, for outputs that all streams share.
+    """
+
+    messages: list[tuple[str, Any]]
+    results: list[bytes]
+
+
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """An error with one line for the user, as it crosses to another process."""
+
+    kind: str
+    line: str
+    offset: int = 0
+    key: tuple[int | str, ...] | None = None
+
+    def to_error(self) -> Exception:
+        """The error, as it was raised there."""
+        if self.kind == "NotAllowedError":
+            return NotAllowedError()
+        if self.kind == "PlacedError":
+            return PlacedError(self.line, self.offset, self.key)
+        kind = next((one for one in _KINDS if one.__name__ == self.kind), ConfigError)
+        return kind(self.line)
+
+
+def told(call: Callable[[], T]) -> T | Refused:
+    """What a call returns, or the error that it raised, if it has a line for the user."""
+    try:
+        return call()
+    except PlacedError as error:
+        return Refused("PlacedError", str(error), error.offset, error.key)
+    except _KINDS as error:
+        names = [kind.__name__ for kind in type(error).__mro__]
+        return Refused(next(kind.__name__ for kind in _KINDS if kind.__name__ in names), one_line(str(error)))
+
+
+def taken(answer: T | Refused) -> T:
+    """What was returned; raises what was raised."""
+    if isinstance(answer, Refused):
+        raise answer.to_error()
+    return answer

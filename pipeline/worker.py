@@ -1,0 +1,537 @@
+"""A worker: a Ray actor that holds a `Local`, its engine and its streams, and serves what needs pixels or the engine.
+
+Frames never leave its process. Events, and results for outputs that all streams share, wait in an outbox until the
+controller takes them; the worker goes on while none is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.pipeline.analytics.counts import Minute, Totals
+from saccade.pipeline.config import ListedStream, RunConfig
+from saccade.pipeline.config.queue_policy import NEWEST
+from saccade.pipeline.control.load import rss_bytes
+from saccade.pipeline.control.local import Local
+from saccade.pipeline.control.plan import Change
+from saccade.pipeline.control.results import RelaySink
+from saccade.pipeline.control.runner import Ended, ModelInfo
+from saccade.pipeline.control.source_policy import SourcePolicy
+from saccade.pipeline.control.stores import store_here
+from saccade.pipeline.control.worker_calls import (
+    Batch,
+    Ready,
+    Refused,
+    Report,
+    Wish,
+    WorkerSettings,
+    taken,
+    told,
+)
+from saccade.pipeline.errors import ConfigError, StreamError, one_line
+from saccade.pipeline.events.hub import EventHub
+from saccade.pipeline.events.machine import RuleState
+from saccade.pipeline.events.record import Event, read_event
+from saccade.pipeline.events.stage import event_stage
+from saccade.pipeline.events.storage.recorder import MediaWriter
+from saccade.pipeline.events.storage.store_reader import media_path
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream, load_engine
+from saccade.pipeline.runtime.streams import Streams, StreamStatus
+from saccade.pipeline.runtime.targets import Target
+from saccade.pipeline.runtime.tasks import check_asked, tasks_for
+from saccade.pipeline.search import SnapshotAsker
+from saccade.sinks.video.broadcast import BroadcastSink
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from saccade.pipeline.api.http_server import HttpServer
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+MAX_MESSAGES = 10_000  # events of hours; of reports only the newest waits
+MAX_RESULTS = 256  # then live streams lose their oldest
+_MOST = 64  # of each in a batch
+_ENGINE_S = 1.5  # for the engine to finish what it has, at the end
+_HANGS_S = 120.0  # without Python running, after which the process ends: a library that never returns keeps the GIL
+_WISH_S = 15.0
+
+
+class Outbox:
+    """What waits for the controller. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # over what follows
+        self._messages: deque[tuple[str, Any]] = deque()
+        self._results: deque[bytes] = deque()
+
+    def put(self, kind: str, value: Any) -> None:
+        """Add a message; a report replaces one that is the last. Where too many wait, the oldest is lost."""
+        with self._changed:
+            if kind == "report" and self._messages and self._messages[-1][0] == "report":
+                self._messages.pop()
+            if len(self._messages) >= MAX_MESSAGES:
+                self._messages.popleft()
+            self._messages.append((kind, value))
+            self._changed.notify_all()
+
+    def put_result(self, data: bytes) -> None:
+        """Add a result; where too many wait, its stream does."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
+            self._results.append(data)
+            self._changed.notify_all()
+
+    def take(self, wait_s: float) -> Batch:
+        """What waits, or comes within that time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._results, wait_s)
+            messages = [self._messages.popleft() for _ in range(min(_MOST, len(self._messages)))]
+            results = [self._results.popleft() for _ in range(min(_MOST, len(self._results)))]
+            self._changed.notify_all()
+        return Batch(messages, results)
+
+
+class Worker:
+    """An engine with its streams, and a server for them, from construction to `close`.
+
+    Args:
+        settings: what it runs by.
+        media: folder of the files of events; None for none.
+        outbox: takes what it has to say.
+        host: address to serve at.
+
+    Raises:
+        ConfigError, EngineError: if the configuration cannot be used, or the model not be loaded.
+    """
+
+    def __init__(self, settings: WorkerSettings, media: str | None, outbox: Outbox, host: str = "127.0.0.1") -> None:
+        self.settings = settings
+        self._outbox = outbox
+        self._each = [Target(text) for text in settings.values.get("sinks", ())]
+        self._prepared: dict[str, OpenedStream] = {}
+        self._numbers = itertools.count()
+        self._wishes: dict[int, tuple[threading.Event, list[Any]]] = {}
+        self._stack = ExitStack()
+        with ExitStack() as on_failure:
+            on_failure.callback(self._stack.close)
+            self._open(RunConfig.model_validate(dict(settings.values)), media, host)
+            on_failure.pop_all()
+
+    def _open(self, config: RunConfig, media: str | None, host: str) -> None:
+        if threads := self.settings.threads:
+            os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is loaded
+        import torch
+
+        if threads:
+            torch.set_num_threads(threads)  # where it is loaded already
+        device = device_of(config.device, self.settings.index, torch.cuda.device_count())
+        engine = self._stack.enter_context(load_engine(config.model_copy(update={"device": device})))
+        ask = self._stack.enter_context(load_engine(config.ask)) if config.ask else None
+        hub = EventHub()
+        hub.add(lambda record: self._outbox.put("event", dict(record)), history=True)
+        files = MediaWriter(Path(media), hub.publish) if media else None
+        videos = BroadcastSink()
+        outputs = [Output(videos, NEWEST, viewing=True)]
+        if self.settings.results:
+            outputs.append(Output(RelaySink(self._outbox.put_result)))
+        self.local = Local(
+            Streams(engine, outputs),
+            each=self._each,
+            events=EventPlaces(hub, history=files is not None, media=files),
+            ask=ask,
+            policy=SourcePolicy(config.allow_sources, open_by_default=self.settings.open_by_default),
+            videos=videos,
+        )
+        self._stack.callback(self.local.close)
+        self._searcher = (
+            SnapshotAsker(self.local.asks, lambda event: media_path(Path(media), event, "snapshot")) if media else None
+        )
+        from saccade.pipeline.api.http_server import serve_local  # FastAPI takes long to import
+
+        self.secret = secrets.token_urlsafe(32)
+        self.server: HttpServer = serve_local(
+            self.local, self.wish, host, 0, self.secret, Path(media) if media else None
+        )
+        self._stack.callback(self.server.close)
+        self.local.on_end = self._ended
+
+    # ---- streams
+
+    def prepare(self, change: Change, *, checked: bool) -> None:
+        """As `Local.prepare`; an open stream waits for `follow` or `release`."""
+        opened = self.local.prepare(change, checked=checked)
+        if opened is not None:
+            self._prepared[change.name] = opened
+
+    def release(self, name: str) -> None:
+        """Close what `prepare` has opened, and nobody has used."""
+        if (opened := self._prepared.pop(name, None)) is not None:
+            opened.close()
+
+    def follow(
+        self,
+        name: str,
+        wanted: ListedStream | None,
+        *,
+        checked: bool = False,
+        events: Sequence[Mapping[str, Any]] = (),
+        again: bool = False,
+    ) -> StreamStatus | None:
+        """As `Local.follow`.
+
+        Args:
+            name: as there.
+            wanted: as there.
+            checked: as there.
+            events: the last ones of its rules, where it ran before.
+            again: it ran before, so that its files are kept.
+        """
+        prepared = self._prepared.pop(name, None)
+        if wanted is None or name in self.local.names or not (events or again):
+            status = self.local.follow(name, wanted, prepared, checked=checked)
+        else:
+            if prepared is not None:
+                prepared.close()
+            if again:
+                keep_outputs(name, wanted, self._each)
+            stream = self.local.open(wanted, checked=checked)
+            stream.resume(read_event(record) for record in events)
+            self.local.begin(stream)
+            status = self.local.status(name)
+        if wanted is None:
+            self.local.events.hub.flush()
+            self._outbox.put("closed", name)
+        return status
+
+    def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
+        """Have every stream run on another worker of this process, one after the other; events go on.
+
+        Args:
+            other: which has loaded its engine.
+            wanted: what streams run by there, by name; those that are missing, as they run here.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if one cannot; all run here again then.
+        """
+        running = [status for status in self.local.statuses() if status.name in self.local.names]
+        before = {status.name: status.config for status in running if status.config is not None}
+        after = {name: wanted.get(name, config) for name, config in before.items()}
+        for status in running:
+            name, stream = status.name, after[status.name]
+            if not status.live:
+                raise ConfigError(f"{name} is a file that is being read: workers cannot be replaced before its end")
+            tasks_for(other.local.engine, stream)
+            check_asked(other.local.asks, stream)
+        moved: list[str] = []
+        try:
+            for name, stream in after.items():
+                moved.append(name)
+                self._hand_over(name, stream, other)
+        except Exception:
+            for name in moved:
+                with contextlib.suppress(Exception):
+                    other._hand_over(name, before[name], self)
+            raise
+
+    def _hand_over(self, name: str, wanted: ListedStream, other: Worker) -> None:
+        events: list[Event] = []
+        if name in self.local.names:
+            stage = event_stage(self.local.streams.get(name).stages)
+            if stage is not None:
+                stage.moves = True
+            self.local.remove(name)
+            events = stage.left if stage is not None else []
+        keep_outputs(name, wanted, self._each)
+        stream = other.local.open(wanted)
+        stream.resume(events)
+        other.local.begin(stream)
+
+    def _ended(self, ended: Ended) -> None:
+        if ended.stopped or self.local.closed:
+            return
+        self.local.events.hub.flush()  # so that its events come before its end
+        self._outbox.put("ended", ended)
+
+    # ---- what viewers ask for, and others
+
+    def wish(self, name: str, values: Mapping[str, Any]) -> ListedStream:
+        """Have the controller change a stream; returns what it runs by then.
+
+        Raises:
+            ConfigError, EngineError, StreamError: if it cannot.
+        """
+        number, done, answer = next(self._numbers), threading.Event(), list[Any]()
+        self._wishes[number] = done, answer
+        try:
+            self._outbox.put("wish", Wish(number, name, dict(values)))
+            if not done.wait(_WISH_S):
+                raise StreamError("the change was not made: the controller does not answer")
+        finally:
+            del self._wishes[number]
+        stream: ListedStream = taken(answer[0])
+        return stream
+
+    def answer(self, number: int, answer: ListedStream | Refused) -> None:
+        """The controller's answer to a `Wish`."""
+        if (wish := self._wishes.get(number)) is not None:
+            wish[1].append(answer)
+            wish[0].set()
+
+    def match(self, text: str, events: Sequence[str]) -> list[float | None]:
+        """How likely the snapshot of each event shows a text; None where there is none here.
+
+        Raises:
+            ConfigError, EngineError: as `SnapshotAsker.match`.
+        """
+        if self._searcher is None:
+            return [None] * len(events)
+        found = dict(self._searcher.match(text, events))
+        return [found[event] for event in events]
+
+    def report(self) -> Report:
+        """How it is doing."""
+        (own,) = self.local.workers()
+        seen = {}
+        for name in self.local.streams.names:
+            with contextlib.suppress(StreamError):
+                stage = event_stage(self.local.streams.get(name).stages)
+                seen[name] = stage.seen if stage else {}
+        sinks = [one for one in self.local.sink_statuses() if one[0]]
+        return Report(
+            self.local.statuses(),
+            seen,
+            sinks,
+            own.busy or 0.0,
+            own.rss_bytes or 0,
+            own.counters,
+            self.local.events.hub.dropped,
+        )
+
+    def close(self) -> None:
+        """Finish what the engine has, but not for long, and close everything."""
+        runs = self.local.streams.stop()
+        deadline = time.monotonic() + _ENGINE_S
+        for run in runs:
+            run.join(max(0.0, deadline - time.monotonic()))
+        self.local.streams.abandon()
+        self._stack.close()
+
+
+class WorkerActor:
+    """What runs in the actor. Errors with a line for the user are returned as `Refused`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # while a worker is begun, replaced or closed
+        self._worker: Worker | None = None
+        self._outbox = Outbox()
+        self._about: Ready | None = None
+        self._over = threading.Event()
+        self._media: str | None = None
+        self._where = ("", "")
+        self._host = "127.0.0.1"
+
+    def start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready | Refused:
+        """Load the engine, or take over what runs here by these settings.
+
+        Args:
+            settings: what the worker runs by.
+            wanted: names of the streams that are to run; others end.
+        """
+        with self._lock:
+            return told(lambda: self._start(settings, wanted))
+
+    def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Refused:
+        """Load another engine beside the one that runs, and have the streams run on that; as it was if that fails."""
+        with self._lock:
+            return told(lambda: self._replace(settings, wanted))
+
+    def poll(self, wait_s: float) -> Batch:
+        """As `Outbox.take`."""
+        return self._outbox.take(wait_s)
+
+    def prepare(self, change: Change, checked: bool) -> Refused | None:
+        """As `Worker.prepare`."""
+        return told(lambda: self._running.prepare(change, checked=checked))
+
+    def release(self, name: str) -> None:
+        """As `Worker.release`."""
+        self._running.release(name)
+
+    def follow(
+        self,
+        name: str,
+        wanted: ListedStream | None,
+        checked: bool = False,
+        events: Sequence[Mapping[str, Any]] = (),
+        again: bool = False,
+    ) -> StreamStatus | Refused | None:
+        """As `Worker.follow`."""
+        return told(lambda: self._running.follow(name, wanted, checked=checked, events=events, again=again))
+
+    def reopen(self, name: str, wanted: ListedStream, checked: bool) -> StreamStatus | Refused:
+        """As `Local.reopen`."""
+        return told(lambda: self._running.local.reopen(name, wanted, checked=checked))
+
+    def check_rules(self, stream: ListedStream) -> Refused | None:
+        """As `Local.check_rules`."""
+        return told(lambda: self._running.local.check_rules(stream))
+
+    def rule_states(self, name: str) -> list[RuleState] | Refused | None:
+        """As `Local.rule_states`."""
+        return told(lambda: self._running.local.rule_states(name))
+
+    def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]] | Refused:
+        """As `Local.counts`."""
+        return told(lambda: self._running.local.counts(name, since))
+
+    def match(self, text: str, events: Sequence[str]) -> list[float | None] | Refused:
+        """As `Worker.match`."""
+        return told(lambda: self._running.match(text, events))
+
+    def answer(self, number: int, answer: ListedStream | Refused) -> None:
+        """As `Worker.answer`."""
+        self._running.answer(number, answer)
+
+    def close(self) -> None:
+        """End; the last message is `end`."""
+        with self._lock:
+            self._over.set()
+            worker, self._worker = self._worker, None
+            try:
+                if worker is not None:
+                    worker.close()
+            finally:
+                self._outbox.put("end", None)
+
+    @property
+    def _running(self) -> Worker:
+        if self._worker is None:
+            raise StreamError("the worker is being started; try again in some seconds")
+        return self._worker
+
+    def _start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready:
+        if self._worker is not None and self._worker.settings.values == settings.values and self._about is not None:
+            local = self._worker.local
+            for name in set(local.names) - set(wanted):
+                self._worker.follow(name, None)
+            running = {status.name: status.config for status in local.statuses() if status.name in local.names}
+            streams = {name: config for name, config in running.items() if config is not None}
+            return Ready(**{**_fields(self._about), "streams": streams})
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        with contextlib.suppress(OSError):
+            os.chdir(settings.folder)
+        if settings.cluster:
+            import ray
+
+            found: Any = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            self._host = str(found)
+            machine, node, self._media = store_here(settings, self._host)
+            self._where = machine, node
+        else:
+            self._media = settings.media
+        if not self._over.is_set() and self._about is None:
+            logging.getLogger("saccade").addHandler(_Warnings(self._outbox))
+            threading.Thread(target=self._report, name="saccade report", daemon=True).start()
+        self._worker = Worker(settings, self._media, self._outbox, self._host)
+        return self._describe(self._worker)
+
+    def _replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready:
+        old = self._running
+        if problem := room_for_another():
+            raise ConfigError(problem)
+        new = Worker(settings, self._media, self._outbox, self._host)
+        try:
+            old.move_to(new, wanted)
+        except BaseException:
+            new.close()
+            raise
+        self._worker = new
+        ready = self._describe(new)
+        old.close()
+        return ready
+
+    def _describe(self, worker: Worker) -> Ready:
+        machine, node = self._where
+        model: ModelInfo = worker.local.model
+        self._about = Ready(worker.server.url, worker.secret, os.getpid(), model, {}, machine, node)
+        return self._about
+
+    def _report(self) -> None:
+        while not self._over.wait(REPORT_S):
+            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            if (worker := self._worker) is not None:
+                with contextlib.suppress(Exception):  # while it is being closed
+                    self._outbox.put("report", worker.report())
+        faulthandler.cancel_dump_traceback_later()
+
+
+class _Warnings(logging.Handler):
+    """Sends warnings and worse to the controller."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(logging.WARNING)
+        self._outbox = outbox
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._outbox.put("warning", one_line(record.getMessage()))
+
+
+def _fields(ready: Ready) -> dict[str, Any]:
+    return {name: getattr(ready, name) for name in Ready.__dataclass_fields__}
+
+
+def device_of(device: str, index: int, gpus: int) -> str:
+    """The device of the worker of that index: where the GPU is left open, one GPU after the other.
+
+    Args:
+        device: as configured.
+        index: of the worker, from 0.
+        gpus: how many GPUs there are.
+    """
+    return f"cuda:{index % gpus}" if device in ("auto", "cuda") and gpus else device
+
+
+def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> None:
+    """Move the files of a stream aside that its outputs would replace, since its last worker has left them so."""
+    for target in [target.of(name) for target in (*each, *map(Target, config.sinks))]:
+        path = target.path
+        if path is None or not target.replaces or not path.is_file() or not path.stat().st_size:
+            continue
+        number = 1
+        while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+            number += 1
+        path.rename(aside)
+
+
+def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> str | None:
+    """Why there is no memory for as much again as this process has; None if there is, or nothing is known."""
+    free: list[int] = []
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free.append(int(lines["MemAvailable"].split()[0]) << 10)
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        limit, used = (cgroup / "memory.max").read_text(), (cgroup / "memory.current").read_text()
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        free.append(int(limit) - int(used) + int(statistics["inactive_file"]))  # files' pages are given up first
+    needed = rss_bytes()
+    if not free or needed <= (available := max(0, min(free))):
+        return None
+    return f"{available >> 20} MB of memory are free, and one more engine takes about {needed >> 20} MB"

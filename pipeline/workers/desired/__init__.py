@@ -1,1 +1,0 @@
-"""What is to run, and where that is kept, so that it outlives whatever runs it."""
