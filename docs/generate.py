@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
-    for image in [*sorted((REPO / "pipeline/assets").glob("*.jpg")), REPO / "training/reliability.svg"]:
+    for image in [*sorted((REPO / "pipeline/assets").glob("*.jpg")), *sorted((REPO / "training").glob("*.svg"))]:
         files.append(File.generated(config, f"assets/{image.name}", abs_src_path=str(image)))
     return files
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _ROWS = 100
 FINE_ROWS = 180  # a person of 60 pixels in a 4K picture is 5 rows high
+_LEAST_READ = 300  # rows of a large frame that are read
 _CHANGED = 0.08  # of the contrast, that a pixel changes by where something moves
 _CONTRAST = (4, 96)  # percentiles of the brightness whose distance is the contrast
 _CONTRAST_FRAMES = 50  # over which it is averaged
@@ -92,7 +93,7 @@ class MotionMap:
         """Brightness (rows, n) float32, 0 to 255, blurred; notes its contrast."""
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
-        step = max(1, height // (3 * self._rows))
+        step = max(1, height // max(_LEAST_READ, 2 * self._rows))
         read = None if self._read is None else self._read(frame, step)
         if read is not None:
             small = cv2.resize(read, size, interpolation=cv2.INTER_AREA)

