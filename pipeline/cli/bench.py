@@ -12,7 +12,7 @@ from saccade.pipeline.cli.options import Json, Settings, load_settings, with_set
 
 Objects = Annotated[
     int | None,
-    typer.Option(min=1, max=50, help="Make every answer this many objects long (default: as the model finds)."),
+    typer.Option(min=1, max=50, help="Objects in every answer (default: the model's own answers)."),
 ]
 
 Windows = Annotated[
@@ -21,7 +21,7 @@ Windows = Annotated[
         min=0,
         max=16,
         metavar="N",
-        help="Windows of each image at native resolution, at random places, as `saccade run --saccades` has them.",
+        help="Windows per image at full resolution, at random places, as in `saccade run --saccades`.",
     ),
 ]
 
@@ -38,13 +38,13 @@ def bench_root() -> None:
 def bench_frame(
     given: Settings,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
-    frames: Annotated[int, typer.Option(min=1, help="How many images to time.")] = 200,
+    frames: Annotated[int, typer.Option(min=1, help="Number of images.")] = 200,
     objects: Objects = None,
     as_json: Json = False,
 ) -> None:
-    """Time the model from one image to its boxes, one after another: median and 99th percentile.
+    """Time single images from input to boxes: median and p99.
 
-    The images are those of the demo clip, scaled.
+    Uses scaled images of the demo clip.
     """
     from saccade.pipeline.bench.common import parse_size
     from saccade.pipeline.bench.frame import time_frames
@@ -59,15 +59,15 @@ def bench_frame(
 @with_settings("model", "device", "dtype")
 def bench_bubble(
     given: Settings,
-    streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "1,8,32",
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row, at each depth.")] = 10,
-    objects: Annotated[float, typer.Option(min=0, max=50, help="Mean number of objects of an answer.")] = 5.0,
+    streams: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of streams; one row each.")] = "1,8,32",
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds per row and depth.")] = 10,
+    objects: Annotated[float, typer.Option(min=0, max=50, help="Mean number of objects per answer.")] = 5.0,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure what overlapping host and device gains: the times within a step, predicted and observed speedup.
+    """Measure the speedup of pipelining host and device: step times, predicted and measured speedup.
 
-    Needs no weights with --model moondream-2-random or moondream-3-random: the published dimensions, random numbers.
+    --model moondream-2-random and moondream-3-random need no weights: published dimensions, random weights.
     """
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.common import parse_counts, parse_size
@@ -89,14 +89,14 @@ def bench_bubble(
 @with_settings("model", "device", "dtype", "kv_dtype")
 def bench_throughput(
     given: Settings,
-    streams: Annotated[str, typer.Option(metavar="N,N,…", help="How many streams at a time: one row each.")] = "8,32",
+    streams: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of streams; one row each.")] = "8,32",
     objects: Objects = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure each row.")] = 5.0,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds per row.")] = 5.0,
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Count images answered a second, of many streams with one prompt each, and what they cost the CPU."""
+    """Measure images per second and CPU time, for many streams with one prompt each."""
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 
@@ -119,27 +119,30 @@ def bench_throughput(
 @with_settings("model", "device", "dtype", "kv_dtype")
 def bench_cameras(
     given: Settings,
-    streams: Annotated[int, typer.Option(min=4, max=1024, help="How many cameras.")] = 64,
-    fps: Annotated[str, typer.Option(metavar="A-B", help="Frames a second, of the slowest and the fastest.")] = "5-30",
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long.")] = 20.0,
+    streams: Annotated[int, typer.Option(min=4, max=1024, help="Number of cameras.")] = 64,
+    fps: Annotated[
+        str, typer.Option(metavar="A-B", help="Frame rates of the slowest and the fastest camera.")
+    ] = "5-30",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds to run.")] = 20.0,
     deadline_ms: Annotated[
-        float, typer.Option(min=0, help="By when after a frame its result is wanted; 0 for no limit.")
+        float, typer.Option(min=0, help="Deadline of a result after its frame; 0 for no limit.")
     ] = 250.0,
     load: Annotated[
-        float | None, typer.Option(min=0.1, help="Offer this many times what the model can answer, whatever --fps.")
+        float | None, typer.Option(min=0.1, help="Offered load as a multiple of the model's capacity; overrides --fps.")
     ] = None,
-    weights: Annotated[str, typer.Option(metavar="W,W,…", help="Weights of the cameras, in turn.")] = "1",
+    weights: Annotated[str, typer.Option(metavar="W,W,…", help="Weights of the cameras, in order.")] = "1",
     objects: Objects = None,
     questions: Annotated[
-        float | None, typer.Option(min=0.1, max=1000, help="Measure again with so many questions of rules a second.")
+        float | None,
+        typer.Option(min=0.1, max=1000, help="Repeat the measurement with this many rule questions per second."),
     ] = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Offer the frames of simulated cameras, more than the model can answer, and time how fresh it sees them.
+    """Overload the model with simulated cameras, and measure the age of processed frames.
 
-    One freezes for a while, one sends its frames in bursts, one is in 4K. With --questions the model must talk, such as
+    One camera freezes, one sends bursts, one is 4K. --questions needs a model that answers questions, such as
     --model moondream-2-random.
     """
     from saccade.pipeline.bench.cameras import time_cameras, time_questions

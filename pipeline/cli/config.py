@@ -18,13 +18,15 @@ def check_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration.")],
     diff: Annotated[
         str | None,
-        typer.Option("--diff", metavar="URL", help="Show what it would change of the running saccade there (--http)."),
+        typer.Option(
+            "--diff", metavar="URL", help="Show what the file would change in a running Saccade (its --http)."
+        ),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What that saccade wants of clients.")
+        str | None, typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for --diff.")
     ] = None,
 ) -> None:
-    """Check a configuration file, and name the streams that it would run. Nothing is opened.
+    """Check a configuration file and list its streams, without opening anything.
 
     saccade config check cameras.yaml
     """

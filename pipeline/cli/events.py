@@ -23,14 +23,14 @@ def add_event_commands(app: typer.Typer) -> None:
 @with_settings("model", "device", "dtype", "conf", "vid_stride", "start", "end", "gates", "began")
 def backtest(
     given: Settings,
-    config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with the rules, and zones and lines for them.")],
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with rules, zones and lines.")],
     videos: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Video files.")],
     stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose settings to take, where the file has several streams.")
+        str | None, typer.Option(metavar="NAME", help="Stream whose settings to use, if the file has several.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which events rules would have had in videos, and when, faster than they were recorded.
+    """List the events that rules find in videos, faster than real time.
 
     saccade backtest rules.yaml monday.mp4 tuesday.mp4
     """
@@ -42,9 +42,9 @@ def backtest(
 
 @rules.command("check")
 def check_rules(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML with rules; it may lack a source.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with rules; a source is optional.")],
 ) -> None:
-    """Read the rules of a configuration; a mistake is reported with line, column and what was expected.
+    """Check the rules of a configuration; mistakes are reported with line, column and the expected input.
 
     saccade rules check cameras.yaml
     """
@@ -56,24 +56,25 @@ def check_rules(
 @with_settings("store", "model", "device", "dtype")
 def search(
     given: Settings,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the events should show, such as 'red truck'.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to search for, such as 'red truck'.")],
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long ago at most, such as 1d or 2h, or Unix time.")
+        str | None, typer.Option(metavar="TIME", help="Maximum age, such as 1d or 2h, or a Unix time.")
     ] = None,
     stream: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this stream.")] = None,
     rule: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this rule.")] = None,
     zone: Annotated[str | None, typer.Option(metavar="NAME", help="Only events in this zone.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 20,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Have a running saccade search (its --http), with all of its workers."),
+        typer.Option(metavar="URL", help="Search with a running Saccade (its --http) and all of its workers."),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="For that; better in SACCADE_TOKEN.")
+        str | None,
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for --url; better in SACCADE_TOKEN."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a model which stored events show something; the likeliest come first.
+    """Ask a model which stored events match a text; best matches first.
 
     saccade search "red truck" --store kept --since 1d
 

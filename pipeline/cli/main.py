@@ -94,7 +94,7 @@ def run(
     ] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Find things in every frame of a video, and write what was found.
+    """Find objects in every frame of a video, and write the results.
 
     saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
     """
@@ -150,24 +150,28 @@ def run(
 def demo(
     given: Settings,
     source: Annotated[
-        list[str] | None, typer.Option(help="A stream to show there as well: a camera, or a file over and over; again.")
+        list[str] | None, typer.Option(help="A stream to show: a camera, or a file to loop; repeatable.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than 127.0.0.1 need a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any address except 127.0.0.1 needs a token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8080,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="What a page must send (made where needed)."),
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for the page (generated if needed)."),
     ] = None,
-    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File that holds the token.")] = None,
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
     tls: Annotated[
-        bool, typer.Option("--tls", help="Serve https, with a certificate made for it if none is given.")
+        bool, typer.Option("--tls", help="Serve https; without --cert, with a self-signed certificate.")
     ] = False,
     cert: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate in PEM format, for https.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key, if it is not in the same file.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Key of the certificate, if it is in another file.")
+    ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     quiet: Quiet = False,
 ) -> int:
-    """Open a page that shows the model at work: on a camera, a clip, a video file or a running stream.
+    """Open the console with a camera, the demo clip, a video file or a running stream.
 
     saccade demo --source rtsp://192.0.2.7/stream --detect person
     """
@@ -205,7 +209,7 @@ def image(
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated image to write: found.png.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Find things in one image, and print or draw what was found.
+    """Find objects in one image; print or draw the result.
 
     saccade image street.jpg --detect person --out found.png
     """
@@ -224,10 +228,10 @@ def probe(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="URL", help="Any source: an address, a file, a webcam's number.")],
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Image to write: seen.jpg.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to watch a live source.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to watch a live source.")] = 3.0,
     as_json: Json = False,
 ) -> None:
-    """Open a source and report what it is: codec, size, frames a second, their age, what is lost.
+    """Open a source and report codec, size, frame rate, age of frames and packet loss.
 
     saccade probe rtsp://user:password@camera/stream --out seen.jpg
     """
@@ -241,14 +245,16 @@ def probe(
 
 @app.command()
 def discover(
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long to wait for answers.")] = 3.0,
-    user: Annotated[str | None, typer.Option(metavar="NAME", help="User of the cameras, to list streams.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds to wait for answers.")] = 3.0,
+    user: Annotated[
+        str | None, typer.Option(metavar="NAME", help="User name of the cameras; lists their streams.")
+    ] = None,
     password: Annotated[
-        str | None, typer.Option(metavar="TEXT", envvar="SACCADE_ONVIF_PASSWORD", help="Their password.")
+        str | None, typer.Option(metavar="TEXT", envvar="SACCADE_ONVIF_PASSWORD", help="Password of the cameras.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the ONVIF cameras on the network, and with a user their streams.
+    """List the ONVIF cameras on the network; with --user, also their streams.
 
     saccade discover --user admin
     """
@@ -261,19 +267,19 @@ def discover(
 @app.command()
 def mcp(
     url: Annotated[
-        str, typer.Option(metavar="URL", help="The HTTP API of a running saccade (--http).")
+        str, typer.Option(metavar="URL", help="HTTP API of a running Saccade (--http).")
     ] = "http://127.0.0.1:8080",
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve over HTTP there instead of standard input and output."),
+        typer.Option(metavar="HOST:PORT", help="Serve over HTTP at this address instead of standard input and output."),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="For the API, and for clients over HTTP."),
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for the API, and for clients over HTTP."),
     ] = None,
-    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File that holds the token.")] = None,
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
 ) -> None:
-    """Give assistants the streams of a running saccade, by the Model Context Protocol.
+    """Serve the streams of a running Saccade to assistants (Model Context Protocol).
 
     saccade mcp --url http://127.0.0.1:8080
     """
@@ -284,7 +290,7 @@ def mcp(
 
 @app.command()
 def models() -> None:
-    """List the models that ship with the package; a checkpoint folder or a hub id is as good a `--model`."""
+    """List the included models; `--model` also accepts a checkpoint folder or a hub id."""
     from saccade.engine import EMBEDDED
 
     for entry in EMBEDDED:
@@ -293,9 +299,9 @@ def models() -> None:
 
 @app.command()
 def configs(
-    name: Annotated[str | None, typer.Argument(help="Which one to print; without it, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Configuration to print; without it, list all.")] = None,
 ) -> None:
-    """List the ready-made configurations, or print one to save and change.
+    """List the example configurations, or print one.
 
     saccade configs rtsp > camera.yaml
     """
@@ -314,13 +320,15 @@ def evaluate_tracks(
     given: Settings,
     folder: Annotated[Path, typer.Argument(help="A sequence of the MOT Challenge, or a folder of several.")],
     detections: Annotated[
-        str, typer.Option(metavar="det|model", help="Boxes to track: those in det/det.txt, or the model's.")
+        str, typer.Option(metavar="det|model", help="Boxes to track: det/det.txt, or the model's boxes.")
     ] = "det",
-    every: Annotated[int, typer.Option(min=1, metavar="N", help="Use every Nth frame only.")] = 1,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to write the tracks to, NAME.txt.")] = None,
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Process every Nth frame only.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the tracks, one NAME.txt per sequence.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score the tracker on sequences with known tracks: MOTA, IDF1, HOTA and identity switches.
+    """Score the tracker on MOT Challenge sequences: MOTA, IDF1, HOTA and identity switches.
 
     saccade eval-mot MOT17/train --detections det --out tracks
     """
@@ -336,18 +344,20 @@ def evaluate_tracks(
 @with_settings("device")
 def golden(
     given: Settings,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a model and what it should answer.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a model and its expected answers.")],
     dtype: Annotated[
-        str, typer.Option(metavar="DTYPE", help="float32, or bfloat16, float16 or fp8, which may answer otherwise.")
+        str, typer.Option(metavar="DTYPE", help="float32; or bfloat16, float16 or fp8, whose answers may differ.")
     ] = "float32",
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="Largest difference of embeddings and logits (default 1e-4 in float32, else any)."),
+        typer.Option(
+            min=0, help="Maximum difference of embeddings and logits (default: 1e-4 in float32, else unlimited)."
+        ),
     ] = None,
 ) -> int:
-    """Compare the engine with a reference implementation's numbers; the exit code is 1 where they disagree.
+    """Compare the engine with results of a reference implementation; exit code 1 if they differ.
 
-    In float32 answers must be the same. In another dtype the table only shows how far they are off.
+    In float32, answers must be equal. In other dtypes, the table only shows the differences.
     """
     from saccade.engine.golden.check import check, require_folder
     from saccade.pipeline.cli.formatting import golden_table
@@ -359,18 +369,16 @@ def golden(
 
 @app.command()
 def doctor(
-    gpu: Annotated[
-        bool, typer.Option("--gpu", help="Hold what the embedded model finds on each GPU to the CPU.")
-    ] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Compare each GPU's results with the CPU's.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Try what a Moondream 3 checkpoint's region heads are to be given."),
+        typer.Option(metavar="NAME", help="Check a checkpoint: family, dtypes, input of the region heads."),
     ] = None,
     refiner: Annotated[
-        str | None, typer.Option(metavar="FILE", help="With --model: whether this refiner of outlines fits it.")
+        str | None, typer.Option(metavar="FILE", help="With --model: check whether this refiner fits the model.")
     ] = None,
 ) -> int:
-    """Report what is installed, which device and codecs there are, and whether anything needed is missing."""
+    """Report installed packages, devices and codecs, and anything that is missing."""
     from saccade.pipeline.cli.commands.doctor import report
 
     return FAILED if report(gpu, model, refiner) else 0
