@@ -142,7 +142,7 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
         # Read when Ray is imported. Its servers listen on every address: only who has the token may use them.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0")
     try:
-        from saccade.pipeline.control.ray import opened_workers
+        from saccade.pipeline.control.ray_run import opened_workers
         from saccade.pipeline.worker import WorkerActor
     except ImportError:
         flag = "--workers" if config.ray is None else "--ray"

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade.engine.errors import EngineClosedError
 from saccade.pipeline.analytics.counts import Minute, Totals
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
@@ -298,10 +299,14 @@ class Worker:
 
         Raises:
             ConfigError, EngineError: as `SnapshotAsker.match`.
+            StreamError: if it is being closed.
         """
         if self._searcher is None:
             return [None] * len(events)
-        found = dict(self._searcher.match(text, events))
+        try:
+            found = dict(self._searcher.match(text, events))
+        except EngineClosedError:
+            raise StreamError("the worker ends") from None
         return [found[event] for event in events]
 
     def report(self) -> Report:

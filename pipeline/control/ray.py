@@ -14,28 +14,25 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 
 from saccade.pipeline.analytics.counts import Minute, Totals
-from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
+from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.control.load import Candidate, least_loaded
-from saccade.pipeline.control.local import max_bytes_of, opened_store
 from saccade.pipeline.control.open_events import OpenEvents
 from saccade.pipeline.control.plan import Change, Close
-from saccade.pipeline.control.ray_cluster import RayCluster
+from saccade.pipeline.control.ray_search import search_workers
 from saccade.pipeline.control.results import ResultReceiver
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
 from saccade.pipeline.control.stores import MachineStores
-from saccade.pipeline.control.worker_calls import Ready, Report, Wish, WorkerSettings, taken, told
+from saccade.pipeline.control.worker_calls import Ready, Report, Wish, WorkerSettings, taken, told, worker_values
 from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.storage.store import EventStore
@@ -43,9 +40,7 @@ from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.runtime.output import Output, close_sinks
 from saccade.pipeline.runtime.stats import Stats
 from saccade.pipeline.runtime.streams import StreamStatus
-from saccade.pipeline.runtime.targets import WHEP, Target, check_targets, open_output, targets_of
-from saccade.pipeline.search import AT_ONCE, REQUESTED, Place, Progress, Searched, search
-from saccade.processors import usable_processors
+from saccade.pipeline.search import Progress, Searched
 from saccade.sinks import SinkStatus, SupportsEvents
 from saccade.sources import redact
 
@@ -60,8 +55,7 @@ _ASK_S = 10.0
 _CLOSE_S = 20.0
 _MARK_S = 5.0  # from the answer that a stream is closed until its last events have come
 _LAST_S = 1.0  # for the results of a stream to arrive that its worker sent before it let go
-_AWAY_S = 20.0  # that a search waits for a worker: one that ends is back after some seconds
-_TRIES = 3  # of a search, by as many workers: the snapshots may be what ends them
+_MATCH_S = 120.0  # for a worker to ask its model about some snapshots
 _OPENED_AT_ONCE = 8
 _MOST_BACKOFF_S = 30.0
 _MOST_ENDED = 1000
@@ -458,88 +452,26 @@ class RayWorkers:
             raise StreamError("no worker is ready; try again in some seconds")
         return _address(worker)
 
-    # ---- searching
-
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Ask workers about the snapshots of their machines; while they are waited for, `progress` is called.
-
-        Raises:
-            ConfigError, EngineError: as `Runner.search`; and what `progress` raises, which ends it.
-        """
-        store = self.store
-        if store is None:
+        """As `WorkersSearch`, in the stores of all machines."""
+        if self.store is None:
             raise ConfigError("no events are stored: start with --store DIR")
-        away: set[str] = set()
+        return search_workers(self.store, self._match_at, len(self._workers), text, query, progress)
 
-        def walk(wanted: EventQuery) -> Iterator[tuple[dict[str, Any], str]]:
-            if isinstance(store, MachineStores):
-                yield from ((record, machine) for record, _, machine in store.walk_machines(wanted))
-            else:
-                yield from ((record, "") for record, _ in store.walk(wanted))
-
-        def match(text: str, places: Sequence[Place]) -> Iterator[tuple[str, float | None]]:
-            return self._match(text, places, away, progress)
-
-        found = search(walk, match, text, query, candidates=REQUESTED)
-        return Searched(found, sorted({*away, *getattr(store, "away", ())}))
-
-    def _match(
-        self, text: str, places: Sequence[Place], away: set[str], progress: Progress
-    ) -> Iterator[tuple[str, float | None]]:
-        machines: dict[str, list[str]] = {}
-        for place in places:
-            machines.setdefault(place.machine, []).append(place.event)
-        pieces = [
-            (machine, events[first : first + AT_ONCE])
-            for machine, events in machines.items()
-            for first in range(0, len(events), AT_ONCE)
-        ]
-        gone, done = threading.Event(), 0
-        pool = ThreadPoolExecutor(max(1, len(self._workers)), "saccade search")
+    def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
+        """As `MatchAt`: the worker there with the fewest searches is asked."""
+        with self._changed:
+            able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
+            worker = min(able, key=lambda one: self._searching[one.name], default=None)
+            if worker is None or self.closed:
+                return None
+            self._searching[worker.name] += 1
         try:
-            asked = {
-                pool.submit(self._ask_about, text, machine, events, gone): (machine, events)
-                for machine, events in pieces
-            }
-            while asked:
-                answered, _ = wait(asked, 0.1, FIRST_COMPLETED)
-                for answer in answered:
-                    machine, events = asked.pop(answer)
-                    found = answer.result()
-                    if found is None:
-                        away.add(machine or "controller")
-                    done += len(events)
-                    yield from zip(events, found or [None] * len(events), strict=True)
-                progress(done, len(places))
+            found: list[float | None] = self._call(worker, "match", text, list(events), timeout_s=_MATCH_S)
+            return found
         finally:
-            gone.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _ask_about(
-        self, text: str, machine: str, events: Sequence[str], gone: threading.Event
-    ) -> list[float | None] | None:
-        """The answers of a worker of that machine; None if none there answers."""
-        tries, until = 0, time.monotonic() + _AWAY_S
-        while not (gone.is_set() or self.closed) and tries < _TRIES and time.monotonic() < until:
             with self._changed:
-                able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
-                worker = min(able, key=lambda one: self._searching[one.name], default=None)
-                if worker is not None:
-                    self._searching[worker.name] += 1
-            if worker is None:
-                gone.wait(0.2)
-                continue
-            try:
-                found: list[float | None] = self._call(worker, "match", text, list(events), timeout_s=120.0)
-                return found
-            except (_AwayError, StreamError):
-                tries += 1
-                until = time.monotonic() + _AWAY_S
-                gone.wait(0.2)
-            finally:
-                with self._changed:
-                    self._searching[worker.name] -= 1
-        return None
+                self._searching[worker.name] -= 1
 
     # ---- the end
 
@@ -933,108 +865,6 @@ class _NoStreamError(StreamError):
 
 class _AwayError(StreamError):
     """The worker has ended, or none is ready."""
-
-
-def worker_values(config: RunConfig) -> dict[str, Any]:
-    """What a worker is to know of a configuration: streams come one by one, and what belongs to the machine is here."""
-    ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
-    ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
-    values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
-    targets = targets_of(config)
-    own = [target for target in targets if target.each or (_is_video(target) and len(config.named()) == 1)]
-    return values | {"http": "127.0.0.1:0", "sinks": [target.text for target in own]}
-
-
-def shared_targets(config: RunConfig) -> list[Target]:
-    """The outputs that all streams share; a video of a run of one stream is that one's, and its worker writes it."""
-    alone = len(config.named()) == 1
-    return [target for target in targets_of(config) if not target.each and not (alone and _is_video(target))]
-
-
-def _is_video(target: Target) -> bool:
-    return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")
-
-
-def check_workers(config: RunConfig) -> None:
-    """Check what workers cannot do; raises ConfigError."""
-    if config.display:
-        raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
-    if watched := next((target for target in shared_targets(config) if target.text.startswith(WHEP)), None):
-        raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
-
-
-def threads_each(workers: int) -> int:
-    """How many threads each of so many workers has for an operation of its engine; 0 to leave that to the environment.
-
-    Together they use half of the processors, as one engine does: decoders and encoders need the rest.
-    """
-    if "OMP_NUM_THREADS" in os.environ:
-        return 0
-    return max(1, usable_processors() // (2 * workers))
-
-
-@contextmanager
-def opened_workers(
-    config: RunConfig,
-    wanted: Sequence[str],
-    kind: type,
-    state: Path,
-    *,
-    open_by_default: bool = True,
-    given_up: Callable[[], bool] = lambda: False,
-) -> Iterator[RayWorkers]:
-    """Start or join Ray, open what all streams share, and have workers load their engines; close everything in the end.
-
-    Args:
-        config: has the settings of the whole run.
-        wanted: names of the streams that are to run.
-        kind: class of a worker's actor.
-        state: the file by which the run is told from others of a cluster.
-        open_by_default: as in `SourcePolicy`.
-        given_up: whether to wait for workers no longer.
-
-    Raises:
-        ConfigError: if Ray does not start or has no room, or outputs would overwrite each other or a source.
-        EngineError, SinkError: if the model cannot be loaded, or an output not be opened.
-        RunFailed: if in the end something could not be finished.
-    """
-    check_workers(config)
-    shared = shared_targets(config)
-    sources = [stream.source for stream in config.named().values()]
-    own = [Target(text).of(name) for name in config.named() for text in worker_values(config)["sinks"]]
-    check_targets([*shared, *own], sources)
-    with ExitStack() as stack:
-        store = stack.enter_context(opened_store(config, keep_open=True))
-        cluster = stack.enter_context(RayCluster(config, state))
-        cluster.place()
-        stack.callback(cluster.end)
-        on_cluster = not cluster.local
-        common = WorkerSettings(
-            worker_values(config),
-            threads=max(1, int(config.ray_cpus / 2)) if on_cluster else threads_each(config.workers),
-            media=str(store.media_folder) if store else None,
-            keep_s=config.store_keep,
-            max_bytes=max_bytes_of(config),
-            store=config.store if store else None,
-            node=cluster.node,
-            folder=os.getcwd(),
-            cluster=on_cluster,
-            open_by_default=open_by_default,
-        )
-        outputs: list[Output] = []
-        with ExitStack() as on_failure:
-            for target in shared:
-                outputs.append(open_output(target))
-                on_failure.callback(outputs[-1].sink.close)
-            on_failure.pop_all()
-        settings = [
-            replace(common, index=0 if on_cluster else number, results=bool(outputs))
-            for number in range(config.workers)
-        ]
-        workers = RayWorkers(settings, lambda name: cluster.actor_of(name, kind), wanted, outputs, store)
-        stack.callback(workers.close)
-        workers.open(given_up)
-        yield workers
 
 
 def _address(worker: _Worker) -> Address:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from saccade.engine.errors import EngineError
-from saccade.pipeline.config import ListedStream
+from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
 from saccade.pipeline.control.runner import ModelInfo
 from saccade.pipeline.control.source_policy import NotAllowedError
 from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError, one_line
 from saccade.pipeline.runtime.streams import StreamStatus
+from saccade.pipeline.runtime.targets import Target, targets_of
 from saccade.pipeline.settings import PlacedError
 from saccade.sinks import SinkError, SinkStatus
 from saccade.sources import SourceError
@@ -156,3 +157,18 @@ def taken(answer: T | Refused) -> T:
     if isinstance(answer, Refused):
         raise answer.to_error()
     return answer
+
+
+def worker_values(config: RunConfig) -> dict[str, Any]:
+    """What a worker is to know of a configuration: streams come one by one, and what belongs to the machine is here."""
+    ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
+    ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
+    values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
+    targets = targets_of(config)
+    own = [target for target in targets if target.each or (is_video(target) and len(config.named()) == 1)]
+    return values | {"http": "127.0.0.1:0", "sinks": [target.text for target in own]}
+
+
+def is_video(target: Target) -> bool:
+    """Whether an output is a video file, which takes one stream."""
+    return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")

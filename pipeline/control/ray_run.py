@@ -1,0 +1,107 @@
+"""Opens a run with workers: Ray, what all streams share, and the workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from saccade.pipeline.config import RunConfig
+from saccade.pipeline.control.local import max_bytes_of, opened_store
+from saccade.pipeline.control.ray import RayWorkers
+from saccade.pipeline.control.ray_cluster import RayCluster
+from saccade.pipeline.control.worker_calls import WorkerSettings, is_video, worker_values
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.targets import WHEP, Target, check_targets, open_output, targets_of
+from saccade.processors import usable_processors
+
+
+def shared_targets(config: RunConfig) -> list[Target]:
+    """The outputs that all streams share; a video of a run of one stream is that one's, and its worker writes it."""
+    alone = len(config.named()) == 1
+    return [target for target in targets_of(config) if not target.each and not (alone and is_video(target))]
+
+
+def check_workers(config: RunConfig) -> None:
+    """Check what workers cannot do; raises ConfigError."""
+    if config.display:
+        raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
+    if watched := next((target for target in shared_targets(config) if target.text.startswith(WHEP)), None):
+        raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
+
+
+def threads_each(workers: int) -> int:
+    """How many threads each of so many workers has for an operation of its engine; 0 to leave that to the environment.
+
+    Together they use half of the processors, as one engine does: decoders and encoders need the rest.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return 0
+    return max(1, usable_processors() // (2 * workers))
+
+
+@contextmanager
+def opened_workers(
+    config: RunConfig,
+    wanted: Sequence[str],
+    kind: type,
+    state: Path,
+    *,
+    open_by_default: bool = True,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Iterator[RayWorkers]:
+    """Start or join Ray, open what all streams share, and have workers load their engines; close everything in the end.
+
+    Args:
+        config: has the settings of the whole run.
+        wanted: names of the streams that are to run.
+        kind: class of a worker's actor.
+        state: the file by which the run is told from others of a cluster.
+        open_by_default: as in `SourcePolicy`.
+        given_up: whether to wait for workers no longer.
+
+    Raises:
+        ConfigError: if Ray does not start or has no room, or outputs would overwrite each other or a source.
+        EngineError, SinkError: if the model cannot be loaded, or an output not be opened.
+        RunFailed: if in the end something could not be finished.
+    """
+    check_workers(config)
+    shared = shared_targets(config)
+    sources = [stream.source for stream in config.named().values()]
+    own = [Target(text).of(name) for name in config.named() for text in worker_values(config)["sinks"]]
+    check_targets([*shared, *own], sources)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(config, keep_open=True))
+        cluster = stack.enter_context(RayCluster(config, state))
+        cluster.place()
+        stack.callback(cluster.end)
+        on_cluster = not cluster.local
+        common = WorkerSettings(
+            worker_values(config),
+            threads=max(1, int(config.ray_cpus / 2)) if on_cluster else threads_each(config.workers),
+            media=str(store.media_folder) if store else None,
+            keep_s=config.store_keep,
+            max_bytes=max_bytes_of(config),
+            store=config.store if store else None,
+            node=cluster.node,
+            folder=os.getcwd(),
+            cluster=on_cluster,
+            open_by_default=open_by_default,
+        )
+        outputs: list[Output] = []
+        with ExitStack() as on_failure:
+            for target in shared:
+                outputs.append(open_output(target))
+                on_failure.callback(outputs[-1].sink.close)
+            on_failure.pop_all()
+        settings = [
+            replace(common, index=0 if on_cluster else number, results=bool(outputs))
+            for number in range(config.workers)
+        ]
+        workers = RayWorkers(settings, lambda name: cluster.actor_of(name, kind), wanted, outputs, store)
+        stack.callback(workers.close)
+        workers.open(given_up)
+        yield workers
