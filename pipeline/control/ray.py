@@ -32,7 +32,7 @@ from saccade.pipeline.control.ray_search import search_workers
 from saccade.pipeline.control.results import ResultReceiver
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
 from saccade.pipeline.control.stores import MachineStores
-from saccade.pipeline.control.worker_calls import Ready, Report, Wish, WorkerSettings, taken, told, worker_values
+from saccade.pipeline.control.worker_calls import Batch, Ready, Report, Wish, WorkerSettings, taken, told, worker_values
 from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.storage.store import EventStore
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 SILENT_S = 3.0
 """Without an answer of its actor, beyond `POLL_S`, after which a worker is taken to have ended."""
+LOADING_S = 60.0  # the same, while it loads a second engine: on a busy machine that keeps the others waiting
 START_S = 180.0  # for an actor to be scheduled and to load its engine, on a busy machine
 _CALL_S = 45.0  # for a worker to open or end a stream
 _ASK_S = 10.0
@@ -95,6 +96,7 @@ class _Worker:
         reason: why it is not ready.
         failures: starts in a row that have failed.
         ended: it has said its last word.
+        loading: it loads another engine beside its own.
         strays: streams that it runs and is not to, by its last report.
     """
 
@@ -110,6 +112,7 @@ class _Worker:
     restarted_in_s: list[float] = field(default_factory=list)
     counted: Counter[str] = field(default_factory=Counter)  # by its processes that have ended
     ended: bool = False
+    loading: bool = False
     strays: set[str] = field(default_factory=set)
     thread: threading.Thread | None = None
 
@@ -364,10 +367,13 @@ class RayWorkers:
     def _replace(self, worker: _Worker, wanted: Mapping[str, ListedStream]) -> None:
         if worker.ready is None:  # it begins by them
             return
+        worker.loading = True
         try:
             ready: Ready = self._call(worker, "replace", worker.settings, wanted, timeout_s=START_S)
         except _AwayError:  # it has ended, and begins by them
             return
+        finally:
+            worker.loading = False
         with self._changed:
             if worker.ready is not None:
                 worker.ready = ready
@@ -570,7 +576,7 @@ class RayWorkers:
     def _take_messages(self, worker: _Worker) -> str:
         """Take what a worker has to say until it has ended; returns why."""
         while True:
-            batch: Any = ray.get(worker.actor.poll.remote(POLL_S), timeout=POLL_S + SILENT_S)
+            batch = self._poll(worker)
             for data in batch.results:
                 self._receiver.take(data)
             for kind, value in batch.messages:
@@ -581,6 +587,18 @@ class RayWorkers:
                     self._take(worker, kind, value)
                 except Exception:  # a bug, which must not end the reading
                     log.exception("a message of worker %s: %s", worker.name, kind)
+
+    def _poll(self, worker: _Worker) -> Batch:
+        """The next of what a worker has to say; raises GetTimeoutError if it does not answer."""
+        asked_at, asked = time.monotonic(), worker.actor.poll.remote(POLL_S)
+        while True:
+            try:
+                batch: Batch = ray.get(asked, timeout=POLL_S)
+                return batch
+            except ray.exceptions.GetTimeoutError:
+                limit_s = LOADING_S if worker.loading else SILENT_S
+                if time.monotonic() > asked_at + POLL_S + limit_s:
+                    raise
 
     def _take(self, worker: _Worker, kind: str, value: Any) -> None:
         if kind == "event":

@@ -172,7 +172,7 @@ def test_streams_of_a_killed_actor_are_back_soon(running: Running) -> None:
     worker = running.ask("/workers")["workers"][0]
     lost = set(worker["streams"])
     os.kill(worker["pid"], signal.SIGKILL)
-    away_s = running.until(lambda streams: all(streams[name]["worker"] not in (None, "1") for name in lost))
+    away_s = running.until(lambda streams: all(streams[name].get("worker") not in (None, "1") for name in lost))
     running.away_s.append(away_s + running.until(all_have_frames))
     print(f"\nseconds until frames came again: {running.away_s[0]:.1f}")
     mine = {name for name, one in before.items() if one["stream"] in lost}
