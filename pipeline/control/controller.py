@@ -61,19 +61,6 @@ Edit = Callable[[RunConfig], RunConfig]
 
 
 @dataclass(slots=True, frozen=True)
-class _Desired:
-    """What is wanted, and since when.
-
-    Attributes:
-        base: the configuration that the command and its file give.
-        config: what is to run: `base`, and what has been changed since.
-    """
-
-    base: RunConfig
-    config: RunConfig
-
-
-@dataclass(slots=True, frozen=True)
 class _Outcome:
     """What has become of a change: how its stream is doing where there is one, or why it failed."""
 

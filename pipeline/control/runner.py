@@ -6,7 +6,7 @@ one it is. Only what needs pixels or the engine itself is asked where `address` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,9 +128,6 @@ class StoredEvents(Protocol):
 
     def media(self, event: str, kind: str) -> Path | Address | None:
         """The clip or snapshot of an event, or who serves it, at `/media/{event}/{kind}`; None if there is none."""
-
-    def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
-        """All events of a query as in `page`."""
 
 
 class Runner(Protocol):

@@ -249,11 +249,6 @@ class MachineStores:
         """The names of the machines whose store does not answer."""
         return sorted(machine for machine, store in self._stores() if store is not None and store.away)
 
-    @property
-    def dropped(self) -> int:
-        """As `EventStore.dropped`, of the controller's own."""
-        return self._local.dropped
-
     def meet(self, machine: str, node: str) -> None:
         """A machine stores its events itself; returns at once."""
         with self._lock:
@@ -302,12 +297,8 @@ class MachineStores:
                 return Path(path)
         return None
 
-    def walk(self, query: EventQuery) -> Iterator[Stored]:
-        """As `EventReader.walk`."""
-        return ((record, stored_at) for record, stored_at, _ in self.walk_machines(query))
-
     def walk_machines(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float, str]]:
-        """As `walk`, with the machine of each."""
+        """As `EventReader.walk`, with the machine of each; a machine that does not answer is left out."""
 
         def of(machine: str, store: RemoteStore | None) -> Iterator[tuple[dict[str, Any], float, str]]:
             try:
@@ -322,10 +313,6 @@ class MachineStores:
             first = list(pool.map(lambda one: list(islice(one, 1)), walks))
         begun = [chain(one, rest) for one, rest in zip(first, walks, strict=True)]
         return heapq.merge(*begun, key=lambda one: one[1], reverse=True)
-
-    def flush(self) -> None:
-        """As `EventStore.flush`, of the controller's own."""
-        self._local.flush()
 
     def close(self) -> None:
         """Hand over what waits, for some seconds at most, and end."""
