@@ -25,7 +25,18 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.distribution import VERSION
 from saccade.engine.errors import EngineError
-from saccade.pipeline.api import config, console, events, moondream, openai_chat, rules, static_files, streams, zones
+from saccade.pipeline.api import (
+    config,
+    console,
+    events,
+    moondream,
+    openai_chat,
+    recording,
+    rules,
+    static_files,
+    streams,
+    zones,
+)
 from saccade.pipeline.api import whep as video
 from saccade.pipeline.api.access import Access, AccessGuard, WorkerAccess
 from saccade.pipeline.api.asker import Asker, Askers, Bodies
@@ -225,7 +236,15 @@ def serve(
 
 
 WANTED = (streams.routes, zones.routes, rules.routes, config.routes, console.routes, events.routes)
-LOCAL = (zones.drawn, console.seeing, video.routes, moondream.routes, moondream.listing, openai_chat.routes)
+LOCAL = (
+    zones.drawn,
+    recording.routes,
+    console.seeing,
+    video.routes,
+    moondream.routes,
+    moondream.listing,
+    openai_chat.routes,
+)
 """What needs pixels or the engine."""
 
 
@@ -237,6 +256,7 @@ def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -
     finding = Asker(local.engine)
     talking = finding if local.asks is local.engine else Asker(local.asks)
     parts = {Here: here, BroadcastSink: videos, WhepServer: whep, Askers: Askers(finding, talking), Bodies: Bodies()}
+    parts[recording.Exports] = recording.Exports()
     return parts, [whep.close]
 
 

@@ -55,6 +55,10 @@ ROLE_OF = {
     ("GET", "/streams/{name}/frame.jpg"): "viewer",
     ("GET", "/streams/{name}/heatmap.png"): "viewer",
     ("GET", "/streams/{name}/history"): "viewer",
+    ("GET", "/streams/{name}/recording"): "viewer",
+    ("GET", "/streams/{name}/recording/files/{file:path}"): "viewer",
+    ("GET", "/streams/{name}/recording/index.m3u8"): "viewer",
+    ("GET", "/streams/{name}/recording/spans"): "viewer",
     ("POST", "/streams/{name}/restart"): "operator",
     ("DELETE", "/streams/{name}/rules"): "operator",
     ("GET", "/streams/{name}/rules"): "viewer",
@@ -76,10 +80,10 @@ ROLE_OF = {
     ("POST", "/whip"): "operator",
     ("DELETE", "/whip/{session}"): "operator",
 }
-"""As the server before FastAPI had them, and /docs and /openapi.json; /livez, /readyz and the pages were public."""
+"""As the server before FastAPI had them (/livez, /readyz and pages were public); those of the schema and recordings."""
 
 TOKENS = {"viewer": "look", "operator": "change", "admin": "all"}
-FILLED = {"{name}": "hall", "{stream}": "hall", "{id}": "e1", "{session}": "none"}
+FILLED = {"{name}": "hall", "{stream}": "hall", "{id}": "e1", "{session}": "none", "{file:path}": "a/b.mp4"}
 
 
 @contextmanager
