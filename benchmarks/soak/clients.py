@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import aiohttp
+import httpx
+import websockets
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.contrib.media import MediaBlackhole
 
@@ -43,7 +44,7 @@ class Visits:
 
     async def run(self) -> None:
         """Visit until cancelled."""
-        kinds: list[Callable[[aiohttp.ClientSession], Awaitable[None]]] = [
+        kinds: list[Callable[[httpx.AsyncClient], Awaitable[None]]] = [
             self.get,
             self.events,
             self.listen,
@@ -56,43 +57,41 @@ class Visits:
         ]
         await asyncio.gather(*(self._again(kind) for kind in kinds))
 
-    async def _again(self, visit: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
+    async def _again(self, visit: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / _PAUSE_S))
             try:
-                async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+                async with httpx.AsyncClient(timeout=60, trust_env=False) as session:
                     await visit(session)
                 self.counts[visit.__name__] += 1
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            except (httpx.HTTPError, websockets.WebSocketException, OSError, TimeoutError, ValueError):
                 self.counts[f"{visit.__name__} failed"] += 1
 
-    async def get(self, session: aiohttp.ClientSession) -> None:
+    async def get(self, session: httpx.AsyncClient) -> None:
         """What monitoring asks for, and a picture."""
         name = self._chance.choice(self._streams)
         for path in ("/healthz", "/metrics", "/streams", f"/streams/{name}/counts", f"/streams/{name}/frame.jpg"):
             await _read(session, self._http + path)
 
-    async def events(self, session: aiohttp.ClientSession) -> None:
+    async def events(self, session: httpx.AsyncClient) -> None:
         """A page of events, with the media of one; one in four events is deleted."""
-        async with session.get(self._http + "/events?limit=20") as response:
-            found = (await response.json()).get("events", [])
+        found = (await session.get(self._http + "/events?limit=20")).json().get("events", [])
         if found:
             address = f"{self._http}/events/{self._chance.choice(found)['id']}"
             for path in ("", "/snapshot.jpg", "/clip.mp4"):
                 await _read(session, address + path)
             if self._chance.random() < 0.25:
-                async with session.delete(address) as response:
-                    await response.read()
+                await session.delete(address)
 
-    async def listen(self, session: aiohttp.ClientSession) -> None:
+    async def listen(self, session: httpx.AsyncClient) -> None:
         """A client of the feed, for some seconds."""
-        async with session.ws_connect(self._feed) as feed:
+        async with websockets.connect(self._feed) as feed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._chance.uniform(1, 20)):
                     async for _ in feed:
                         pass
 
-    async def stall(self, session: aiohttp.ClientSession) -> None:
+    async def stall(self, session: httpx.AsyncClient) -> None:
         """A client of the feed that reads nothing, then vanishes."""
         reader, writer = await asyncio.open_connection(*_address(self._feed))
         writer.write(
@@ -103,41 +102,37 @@ class Visits:
         await asyncio.sleep(self._chance.uniform(1, 20))
         writer.transport.abort()
 
-    async def search(self, session: aiohttp.ClientSession) -> None:
+    async def search(self, session: httpx.AsyncClient) -> None:
         """A search of snapshots by the model, as server-sent events; half of them are given up."""
         headers = {"Accept": "text/event-stream"}
-        async with session.get(self._http + "/events/search?q=person&limit=5", headers=headers) as response:
-            if self._chance.random() < 0.5:
-                await response.content.readany()
-            else:
-                await response.read()
+        async with session.stream("GET", self._http + "/events/search?q=person&limit=5", headers=headers) as response:
+            given_up = self._chance.random() < 0.5
+            async for _ in response.aiter_bytes():
+                if given_up:
+                    break
 
-    async def prompts(self, session: aiohttp.ClientSession) -> None:
+    async def prompts(self, session: httpx.AsyncClient) -> None:
         """Other prompts for a stream."""
         name, more = self._chance.choice(self._streams), self._chance.choice((["cat"], ["dog", "chair"], []))
-        async with session.patch(f"{self._http}/streams/{name}", json={"detect": ["person", *more]}) as response:
-            await response.read()
+        await session.patch(f"{self._http}/streams/{name}", json={"detect": ["person", *more]})
 
-    async def rules(self, session: aiohttp.ClientSession) -> None:
+    async def rules(self, session: httpx.AsyncClient) -> None:
         """Other rules and zones for a stream."""
         name, right = self._chance.choice(self._streams), self._chance.uniform(0.5, 1)
         zones = {"zones": {"door": [0, 0, right, 0, right, 1, 0, 1]}}
         rules = {"rules": [{"name": "visitor", "when": "person in door for 1s"}, {"name": "any", "when": "person"}]}
         for path, body in (("zones", zones), ("rules", rules)):
-            async with session.put(f"{self._http}/streams/{name}/{path}", json=body) as response:
-                await response.read()
+            await session.put(f"{self._http}/streams/{name}/{path}", json=body)
 
-    async def stream(self, session: aiohttp.ClientSession) -> None:
+    async def stream(self, session: httpx.AsyncClient) -> None:
         """A stream that is added and removed."""
         body = {"name": "visitor", "source": self._source, "detect": ["person"], "track": True, "max_fps": 1}
-        async with session.post(self._http + "/streams", json=body) as response:
-            await response.read()
+        await session.post(self._http + "/streams", json=body)
         await asyncio.sleep(self._chance.uniform(5, 20))
-        async with session.delete(self._http + "/streams/visitor") as response:
-            await response.read()
+        await session.delete(self._http + "/streams/visitor")
         await asyncio.sleep(30)
 
-    async def watch(self, session: aiohttp.ClientSession) -> None:
+    async def watch(self, session: httpx.AsyncClient) -> None:
         """A viewer of a stream's video over WebRTC."""
         peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         sink = MediaBlackhole()
@@ -147,10 +142,9 @@ class Visits:
             await peer.setLocalDescription(await peer.createOffer())
             headers = {"Content-Type": "application/sdp"}
             address = f"{self._http}/whep/{self._chance.choice(self._streams)}"
-            async with session.post(address, data=peer.localDescription.sdp, headers=headers) as response:
-                answer = await response.text()
-                response.raise_for_status()
-            await peer.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+            response = await session.post(address, content=peer.localDescription.sdp, headers=headers)
+            response.raise_for_status()
+            await peer.setRemoteDescription(RTCSessionDescription(response.text, "answer"))
             await sink.start()
             await asyncio.sleep(self._chance.uniform(2, 10))
         finally:
@@ -240,6 +234,5 @@ def _address(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def _read(session: aiohttp.ClientSession, url: str) -> None:
-    async with session.get(url) as response:
-        await response.read()
+async def _read(session: httpx.AsyncClient, url: str) -> None:
+    await session.get(url)
