@@ -84,8 +84,8 @@ class LatencyMs(BaseModel):
     p99: float | None
 
 
-class Stream(Prompts, ShareSettings):
-    """How a stream is doing, and what it asks for in the model's own names; null where nothing is known yet."""
+class StreamState(BaseModel):
+    """How a stream is doing."""
 
     name: AnyText
     source: AnyText
@@ -94,6 +94,11 @@ class Stream(Prompts, ShareSettings):
     reason: AnyText | None
     detail: AnyText | None
     live: bool
+
+
+class Stream(ShareSettings, Prompts, StreamState):
+    """How a stream is doing, and what it asks for in the model's own names; null where nothing is known yet."""
+
     fps: float
     age_ms: float | None
     latency_ms: LatencyMs
