@@ -173,13 +173,32 @@ class Archive:
     def spans(self, since: float, until: float) -> list[Span]:
         """The times that were recorded, without those in between: files that follow each other are one."""
         spans: list[Span] = []
-        for one in self.files(since, until):
-            begin, end = one.began + one.fragments[0].start, one.ended
+        for one, ended in self._times(since, until):
+            begin, end = max(one.began, since), min(ended, until)
+            if end <= begin:
+                continue
             if spans and -_CONTINUOUS_S < begin - spans[-1].end < _CONTINUOUS_S:
                 spans[-1] = Span(spans[-1].begin, max(end, spans[-1].end), spans[-1].after)
             else:
                 spans.append(Span(begin, end, one.after))
         return spans
+
+    def _times(self, since: float, until: float) -> list[tuple[RecordedFile, float]]:
+        """The files that may have something of a time, in order, each with its end."""
+        with self._lock:
+            self._read_heads()
+            near = [one for _, one in self._known.values() if since - _LONGEST_FILE_S < one.began < until]
+            near.sort(key=lambda one: one.number)
+            found = []
+            for one, after in itertools.zip_longest(near, near[1:]):
+                # Where nothing is missing before the next file, its head tells the end of this one: a week has 1000.
+                if after and after.number == one.number + 1 and after.after is None and after.began > one.began:
+                    found.append((one, after.began))
+                    continue
+                self._read_fragments(one.path)
+                if one.path in self._known:
+                    found.append((one, self._known[one.path][1].ended))
+            return found
 
     def write(self, since: float, until: float, path: Path) -> None:
         """Copy what was recorded between two Unix times into one MP4, without its gaps.

@@ -6,6 +6,7 @@ Pure, but for `files`, which lists them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,4 +62,5 @@ class RecordingPlace:
     def files(self) -> Iterator[Path]:
         """The files that can be played, of this run and earlier ones, in no order."""
         below = "/".join("*" for _ in range(self.names.depth + 1))
-        return (one for one in self.names.root.glob(below) if one.suffix == ".mp4" and self.names.owns(one))
+        with suppress(FileNotFoundError):  # a folder was deleted meanwhile
+            yield from (one for one in self.names.root.glob(below) if one.suffix == ".mp4" and self.names.owns(one))

@@ -212,6 +212,8 @@ class PacketRecorder:
         long = packet.pts - file.began.pts >= self._place.length_s * VIDEO_SCALE
         was_set = abs(time.time() - time.monotonic() - file.wall_offset) > _STEP_S
         gone = file.path is not None and _moved(file)
+        if was_set and self._after is None:
+            self._after = "the clock was set"
         other_sound = file.path is not None and file.sound is not self._sound
         return gap or long or was_set or gone or other_sound or parameters_of(packet) != file.parameters
 
