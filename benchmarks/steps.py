@@ -9,8 +9,9 @@ import torch
 
 from saccade.engine import Engine, EngineError
 from saccade.engine.phase import Phase
-from saccade.engine.runtime.cuda_executor import _COORDS, CudaExecutor
-from saccade.engine.runtime.image_encoder import bucket_of
+from saccade.engine.runtime.cuda_executor import CudaExecutor
+from saccade.engine.runtime.executor import COORDS
+from saccade.engine.runtime.step_inputs import bucket_of
 
 
 def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> list[float]:
@@ -47,7 +48,7 @@ def _cuda(executor: Any) -> CudaExecutor:
 @torch.inference_mode()
 def _step(executor: CudaExecutor, rows: int, position: int, repeats: int) -> list[float]:
     cache, device = executor.cache, executor.model.device
-    bucket = bucket_of(executor._batch_sizes, rows)
+    bucket = bucket_of(executor._sizes.batch, rows)
     own = -(-(position + 1 + cache.gap) // cache.page_size)
     pages = torch.arange(bucket * own, dtype=torch.int32, device=device) % (cache.n_pages - 1) + 1
     executor._tables[:bucket, :own] = pages.view(bucket, own)
@@ -58,7 +59,7 @@ def _step(executor: CudaExecutor, rows: int, position: int, repeats: int) -> lis
     host["positions"].fill(position)
     # Rows that differ, as a step's do: with experts, how many are read depends on it.
     states = torch.randn_like(executor._state[:bucket])
-    job = executor._decode_job(executor._slots[0], bucket, _COORDS)
+    job = executor._decode_job(executor._slots[0], bucket, COORDS)
     times = executor._compute.time(
         lambda: executor.graphs.run(*job), repeats, lambda: executor._state[:bucket].copy_(states)
     )
@@ -71,7 +72,7 @@ def _step(executor: CudaExecutor, rows: int, position: int, repeats: int) -> lis
 def _sampling(executor: CudaExecutor, rows: int) -> float:
     executor._steps.device["outs"].fill_(executor._spare)
     executor._steps.device["phases"].fill_(Phase.X_OR_EOS)
-    job = executor._first_job(executor._slots[0], bucket_of(executor._batch_sizes, rows), _COORDS)
+    job = executor._first_job(executor._slots[0], bucket_of(executor._sizes.batch, rows), COORDS)
     return float(np.median(executor._compute.time(lambda: executor.graphs.run(*job), repeats=100)))
 
 
@@ -81,7 +82,7 @@ def _experts(executor: CudaExecutor, rows: int) -> float | None:
     runner = executor._runner
     if not isinstance(runner, PackedRunner) or not runner._blocks.top:
         return None
-    bucket, top = bucket_of(executor._batch_sizes, rows), runner._blocks.top
+    bucket, top = bucket_of(executor._sizes.batch, rows), runner._blocks.top
     layers = [layer.number for layer in runner._blocks.layers if layer.experts is not None]
     used = [len(runner._logits[number, :bucket].topk(top).indices.unique()) for number in layers]
     return sum(used) / len(used)

@@ -40,14 +40,14 @@ from saccade.engine.models.lora import LoadedAdapters
 from saccade.engine.models.model_files import find_refiner
 from saccade.engine.models.protocol import DeepEncoder, DraftingEncoder, LoadedModel, ModelLimits, Ref
 from saccade.engine.results import Detections, Outline, Points, Result, Text
-from saccade.engine.runtime.executor import Executor, Progress
+from saccade.engine.runtime.executor import Executor
+from saccade.engine.runtime.graph_capture import Progress
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.refine import RefineThread
 from saccade.engine.runtime.trace import Trace
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query, Segment
-from saccade.engine.tasks.task import OnText, Task
+from saccade.engine.tasks.task import OnText, Task, Vocabulary
 from saccade.engine.tasks.tiles import Window
-from saccade.engine.vocabulary import Vocabulary
 
 T = TypeVar("T")
 _NEWEST = StreamSettings()

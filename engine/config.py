@@ -33,8 +33,8 @@ class EngineConfig:
         exact: on a CPU, a model whose tower is a detector computes all in the model's dtype, and sees what Pillow's
             resize gives; else detector and prefixes in bfloat16 where the CPU has products of it, and torch resizes:
             faster, at no cost in AP.
-        decodes_quiet, decodes_busy, decodes_live: decode steps between two prefills, see `core.scheduler`: while fewer
-            images wait than one prefill takes; while so many wait; while, besides, an answer about a frame is decoded.
+        decodes_quiet, decodes_busy: decode steps between two prefills, see `core.scheduler`: while fewer images wait
+            than one prefill takes; while so many wait.
         prefill_ready: share of the admitted images that must be prepared before a prefill begins while others decode.
         most_credit: parts that a stream of weight 1 may save up, see `core.admission`; with 1 it loses its turn where
             it has no fresh frame at the wrong moment, more allows bursts.
@@ -75,7 +75,6 @@ class EngineConfig:
     exact: bool = True
     decodes_quiet: int = 9
     decodes_busy: int = 3
-    decodes_live: int = 2
     prefill_ready: float = 0.75
     most_credit: float = 3.0
     owed_credit: float = 2.0
@@ -101,7 +100,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.depth not in (1, 2):
             raise ValueError(f"depth is 1 or 2; got {self.depth!r}")
-        may_be_0 = {"adapter_slots", "drafted_tokens", "decodes_quiet", "decodes_busy", "decodes_live", "image_draft"}
+        may_be_0 = {"adapter_slots", "drafted_tokens", "decodes_quiet", "decodes_busy", "image_draft"}
         for name, default in _WHOLE.items():
             value, lowest = getattr(self, name), 0 if name in may_be_0 else 1
             if not isinstance(value, int) or value < lowest:

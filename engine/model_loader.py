@@ -21,10 +21,11 @@ from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, Model, 
 from saccade.engine.models.quantization import round_to_fp8
 from saccade.engine.process import keep_freed_memory, silence_tracer
 from saccade.engine.runtime.cpu_executor import CpuExecutor
-from saccade.engine.runtime.executor import Executor, Progress
+from saccade.engine.runtime.executor import Executor
+from saccade.engine.runtime.graph_capture import Progress
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks import TASKS
-from saccade.engine.vocabulary import Vocabulary
+from saccade.engine.tasks.task import Vocabulary
 
 FP8 = "fp8"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.bfloat16}
@@ -172,8 +173,8 @@ def start(
     else:
         keep_freed_memory()
         silence_tracer()
-        executor = CpuExecutor(model, config, n_pages)
         config, preparers = replace(config, images_per_prefill=1), 1  # a batch of images is no faster than one by one
+        executor = CpuExecutor(model, config, n_pages, texts=texts)
     from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
     return executor, step_loop(executor, model, config, n_pages, preparers, from_images=from_images)
 

@@ -42,7 +42,7 @@ ORDER = {
     "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | recording | factory",
-    "engine": "outline | errors fallbacks image phase process results | kernels | config models vocabulary "
+    "engine": "outline | errors fallbacks image phase process results | kernels | config models "
     "futures | tasks | core | cpu | cuda | runtime | model_loader | api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | api | "
     "worker | run | bench | cli",

@@ -10,14 +10,12 @@ admission, so that no sequence waits in the middle of one.
 would starve it. Admitted are at most as many windows as one prefill takes, and none while a prefill is in flight, but
 for `admit_early`: what still waits when that one is done may be newer.
 
-Behind a prefill come decode steps, as far as there is anything to decode: `decodes_quiet` of them, or as soon as a
-whole prefill waits `decodes_busy`; or `decodes_live` while no answer is about a frame that newer ones supersede. Such
-an answer is the fresher the fewer prefills come between its steps; others gain by steps of more sequences, each of
-which costs less. No prefill begins before `prefill_ready` of the admitted images are prepared, unless nothing can be
-decoded: one in 4K does not keep the others. Every sequence is in every decode step, so it waits for one prefill at
-most, of at most `images_per_prefill` images, between two of its tokens. The n-th image that waits for its turn, once
-there is room for it, is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉ steps, however many are
-decoded. All numbers are in `EngineConfig`.
+Behind a prefill come decode steps, as far as there is anything to decode: `decodes_quiet` of them, or `decodes_busy` as
+soon as a whole prefill waits. No prefill begins before `prefill_ready` of the admitted images are prepared, unless
+nothing can be decoded: one in 4K does not keep the others. Every sequence is in every decode step, so it waits for one
+prefill at most, of at most `images_per_prefill` images, between two of its tokens. The n-th image that waits for its
+turn, once there is room for it, is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉ steps, however
+many are decoded. All numbers are in `EngineConfig`.
 
 Simulated with the steps' times of Moondream 2 in bf16 on an H200 (`tests.support.engine.simulation`), answers of 10
 steps: the p99 of the latency at 32 streams of 4 frames a second; images a second of 32 streams that always have one:
@@ -29,10 +27,9 @@ steps: the p99 of the latency at 32 streams of 4 frames a second; images a secon
 | 9 | 163 ms, 150 | 89 ms, 150 |
 | 3 while 8 wait, else 9 | | 101 ms, 165 |
 
-That is one start of the cameras; with others the last row's p99 is 110 to 125 ms, and an H200 had 66. With 2 for 3, 32
-streams that wait for each answer get 194.0 images a second for 193.2 on one H200, 269.4 for 268.0 in FP8; for 64
-cameras that offer twice what it can, an answer would come 210 ms after its frame instead of 179 (simulated; 171 and 135
-in FP8).
+That is one start of the cameras; with others the last row's p99 is 110 to 125 ms, and an H200 had 66. A constant does
+worse: with 3 always, the cameras' median is 72 ms instead of 59, in FP8 40 instead of 32. 2 for 3 while no answer is
+about a frame gave .4 % more images a second of 32 streams on an H200, and is gone.
 """
 
 from __future__ import annotations
@@ -326,11 +323,8 @@ class Scheduler(Generic[ImageT]):
 
     def _prefills_in_turn(self) -> bool:
         config = self._config
-        if self.waiting + len(self._admitted) < config.images_per_prefill:
-            return self._decodes >= config.decodes_quiet
-        if config.decodes_live <= self._decodes < config.decodes_busy:
-            return not any(sequence.window.request.frame for sequence in self._decoding)
-        return self._decodes >= config.decodes_busy
+        quiet = self.waiting + len(self._admitted) < config.images_per_prefill
+        return self._decodes >= (config.decodes_quiet if quiet else config.decodes_busy)
 
     def _prefill_ready(self) -> Step[ImageT] | None:
         """A prefill of the images that are prepared, if most of those admitted are."""

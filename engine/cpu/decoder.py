@@ -1,22 +1,86 @@
 """The text decoder in few and large operations, for a CPU, where a small one costs as much to start as to run.
 
-Does what `TextDecoder` does, with its weights, and only in evaluation. Knows nothing of steps, slots or requests.
+Does what `TextDecoder` does, with its weights, and only in evaluation. `CpuRunner` puts the tokens of steps through it.
+Knows nothing of slots or requests.
 """
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.cpu.onednn import Linear
-from saccade.engine.cpu.paged_cache import CpuPagedLayer, CpuPagedRows
+from saccade.engine.cpu.select import fuse_model, product_dtype
+from saccade.engine.cpu.threads import set_threads, step_threads
+from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.models.lora import AdapterBank
+from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, Joined, Temperature, TextDecoder, join, run_blocks
+from saccade.engine.models.protocol import Model
+from saccade.engine.models.protocol import TextDecoder as AnyDecoder
+from saccade.engine.models.runner import PlainRunner, Runner
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), first the negative."""
+
+_SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
+
+
+class CpuRunner(PlainRunner):
+    """`PlainRunner` on a CPU. Tokens of one sequence are a row of several, and read its keys once.
+
+    Args:
+        model: the model; its layers are fused in place.
+        cache: where keys and values go.
+        exact: see `EngineConfig.exact`.
+        fallbacks: told what does not run here.
+    """
+
+    _cache: CpuPagedCache
+
+    def __init__(self, model: Model, cache: CpuPagedCache, exact: bool, fallbacks: Fallbacks) -> None:
+        super().__init__(model, cache)
+        self._threads = step_threads()
+        fuse_model(model, exact, fallbacks)
+        self._decoder: AnyDecoder | FusedDecoder = model.text
+        if isinstance(model, Moondream):
+            self._decoder = FusedDecoder(model.text, product_dtype(model, exact))
+        self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
+
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
+        """As `Runner.with_adapters`."""
+        adapted = copy.copy(self)
+        adapted._adapters = bank, slots
+        return adapted
+
+    def _text(self, rows: slice | torch.Tensor) -> Any:
+        return self._decoder if self._adapters is None else super()._text(rows)
+
+    def _forward(
+        self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
+    ) -> torch.Tensor:
+        # As many threads as pay off, also for the sampling behind it.
+        set_threads(1 if len(x) <= self._few_tokens else self._threads)
+        lines, counts = torch.unique_consecutive(owners, return_counts=True)
+        starts = counts.cumsum(0) - counts
+        longest, length = int(counts.max()), int(positions.max()) + 1
+        # A shorter line repeats its last token, which writes what is there.
+        places = starts.unsqueeze(1) + torch.arange(longest).minimum(counts.unsqueeze(1) - 1)
+        at = positions[places].long()
+        cache = self._cache.rows(tables[lines, : self._cache.pages_upto(length)].long(), length)
+        hidden: torch.Tensor = self._text(first + starts)(x[places], at, cache, cache.before(at))
+        if longest == 1:
+            return hidden.squeeze(1)
+        of = torch.arange(len(lines)).repeat_interleave(counts)
+        return hidden[of, torch.arange(len(x)) - starts[of]]
 
 
 class FusedDecoder:
@@ -137,3 +201,96 @@ def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
     pairs = x[..., : 2 * half].view(*x.shape[:-1], 2, half)  # real and imaginary parts
     turned = pairs.flip(-2)
     pairs.mul_(cosine).addcmul_(turned, sine)
+
+
+# ---- the cache
+
+
+class CpuPagedCache:
+    """Keys and values of all sequences: (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim), keys first.
+
+    A token's keys and values in a layer are one piece of memory: whole rows of a matrix are copied four times as fast
+    as what an index of several dimensions picks (`cuda.paged_cache`), and a step reads only as far as its sequences
+    reach. Knows page numbers; reference counts are `core.resources.PagePool`'s.
+
+    Args:
+        model: gives their shape.
+        n_pages: pages.
+        page_size: tokens of a page.
+    """
+
+    def __init__(self, model: Model, n_pages: int, page_size: int) -> None:
+        limits = model.limits
+        self.heads = limits.n_kv_heads, limits.head_dim
+        shape = limits.n_layers, n_pages * page_size, 2 * limits.n_kv_heads * limits.head_dim
+        # Not torch.zeros, which writes all of it: of nano's 100 MB one stream uses 2.
+        memory = np.zeros(math.prod(shape) * model.dtype.itemsize, np.uint8)
+        self.both = torch.from_numpy(memory).view(model.dtype).view(shape)
+        self.page_size, self.prefix_length = page_size, limits.prefix_length
+        self.prefix_pages = -(-self.prefix_length // page_size)
+        # Private pages begin on a page of their own: the rest of the prefix's last page stays unused.
+        self.positions = torch.arange(self.prefix_length + limits.max_context)
+        gap = self.prefix_pages * page_size - self.prefix_length
+        at = torch.where(self.positions < self.prefix_length, self.positions, self.positions + gap)
+        self.page_of, self.offset_of = at // page_size, at % page_size
+
+    def pages_upto(self, position: int) -> int:
+        """How many pages of a sequence hold what comes before a position."""
+        return self.prefix_pages + max(0, -(-(position - self.prefix_length) // self.page_size))
+
+    def rows(self, table: torch.Tensor, length: int | None = None) -> CpuPagedRows:
+        """See `runner.RowsOf`."""
+        assert length is not None
+        return CpuPagedRows(self, table, length)
+
+
+class CpuPagedRows:
+    """A cache of some sequences, up to a position.
+
+    Args:
+        cache: where they are.
+        table: (rows, pages) int64, prefix pages first; as many as `CpuPagedCache.pages_upto` gives.
+        length: positions of the longest.
+    """
+
+    __slots__ = ("_cache", "_tokens", "key_positions")
+
+    def __init__(self, cache: CpuPagedCache, table: torch.Tensor, length: int) -> None:
+        self._cache = cache
+        self.key_positions = cache.positions[:length]
+        self._tokens = (
+            table.index_select(1, cache.page_of[:length]).mul_(cache.page_size).add_(cache.offset_of[:length])
+        )
+
+    def layers(self, positions: torch.Tensor) -> Sequence[CpuPagedLayer]:
+        """The layers, ready to write at (rows, length) int64 positions."""
+        at = self._tokens.gather(1, positions).view(-1)
+        return [CpuPagedLayer(both, self._cache.heads, self._tokens, at) for both in self._cache.both]
+
+    def before(self, positions: torch.Tensor) -> torch.Tensor:
+        """A mask for (rows, length) positions behind the prefix, (rows, 1, length, keys): 0 where a key is seen."""
+        unseen = (self.key_positions > positions.unsqueeze(-1)).unsqueeze(1)
+        return self._cache.both.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
+
+
+class CpuPagedLayer:
+    """One layer of the cache: (rows, keys) `seen` are the tokens to read, `at` those to write in order."""
+
+    __slots__ = ("_at", "_both", "_seen", "_shape")
+
+    def __init__(self, both: torch.Tensor, heads: tuple[int, int], seen: torch.Tensor, at: torch.Tensor) -> None:
+        self._both, self._seen, self._at = both, seen.view(-1), at
+        self._shape = *seen.shape, 2, *heads
+
+    def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put in new keys and values (rows, length, heads, head_dim)."""
+        self.write_both(torch.cat([k, v], dim=2))
+
+    def write_both(self, kv: torch.Tensor) -> None:
+        """Put in new keys, and values behind them, (rows, length, 2 · heads, head_dim)."""
+        self._both.index_copy_(0, self._at, kv.reshape(len(self._at), -1))
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values seen, each (rows, heads, keys, head_dim)."""
+        k, v = self._both.index_select(0, self._seen).view(self._shape).transpose(1, 3).unbind(2)
+        return k, v

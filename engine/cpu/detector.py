@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.cpu.replay import Replay, convolution, linear
+from saccade.engine.cpu.onednn import Replay, convolution, linear
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.nano.picodet import (
     Branch,

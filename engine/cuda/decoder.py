@@ -5,15 +5,14 @@ layer's four matrices are packed into two, as both halves of a block read the sa
 
     add and norm → product into heads and MLP → attention (rotary positions, new entry, GELU) → product out of both
 
-A single row takes three, without tensor cores (`kernels.gemv`): norm and addition are in the products, and that out of
-the MLP is beside attention.
+A single row takes three, see `one_row`. More rows than these kernels take are prompts without an image, see `prefill`.
 
 With experts and a temperature (Moondream 3) it is
 
     add and norm → router → product into heads → temperature's products → attention → product out of it
                        └→ experts (two products), on a stream of their own: neither needs the other's
 
-and of a single row what `cuda.moe` says: 24 layers in 0.95 ms, and 0.58 in FP8, for 1.05 and 0.85.
+and of a single row four kernels: 24 layers in 0.95 ms, and 0.58 in FP8, for 1.05 and 0.85.
 
 From Hopper on most of them begin while the previous one still runs (`kernels.pdl`). The rows of a step of 1 / 8 / 32 at
 760 keys take 0.80 / 1.18 / 2.00 ms on one H200, with FP8 weights 0.55 / 0.98 / 1.87; with cuBLAS's products and kernels
@@ -29,16 +28,15 @@ from typing import Any
 
 import torch
 
-from saccade.engine.cuda import moe
+from saccade.engine.cuda import one_row
 from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
-from saccade.engine.cuda.linear import BinHead, Rows, add_layernorm_rows
+from saccade.engine.cuda.linear import BinHead
 from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
-from saccade.engine.cuda.plain_runner import PlainRunner, Runner
 from saccade.engine.cuda.prefill import PrefillOps
 from saccade.engine.fallbacks import Fallbacks
-from saccade.engine.kernels import gemv, region_sampling
+from saccade.engine.kernels import region_sampling
 from saccade.engine.kernels.moe.router import Routes, router_products
-from saccade.engine.kernels.norm_quantize import add_layernorm, quantize_rows
+from saccade.engine.kernels.norm_quantize import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
 from saccade.engine.kernels.pdl import supports_pdl
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
@@ -47,23 +45,16 @@ from saccade.engine.models.lora import AdaptedRows, AdapterBank
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
-
-ONE_ROW = {
-    False: (gemv.Shape(8, 4, True), gemv.Shape(4, 4, True)),
-    True: (gemv.Shape(16, 4, True), gemv.Shape(4, 4, True)),
-}
-"""Of a step of one row, in half precision and FP8: shapes of the products into a block and out of its attention."""
-ONE_ROW_MLP = 2
-"""A program's outputs of such a step's product out of the MLP, beside attention."""
+from saccade.engine.models.runner import PlainRunner, Runner
 
 
 class PackedRunner:
-    """`plain_runner.Runner` on CUDA for up to `max_rows` rows. Packs the model's weights, which it goes on to share.
+    """`runner.Runner` on CUDA. Packs the model's weights, which it goes on to share.
 
     Args:
         model: one that `supports` accepts.
         cache: where keys and values go.
-        max_rows: most rows of a call.
+        max_rows: most rows that are sampled at a time.
         fallbacks: told what does not run here.
     """
 
@@ -83,21 +74,18 @@ class PackedRunner:
         def scratch(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=model.device)
 
-        self._wide = scratch(min(max_rows, MAX_ROWS), blocks.heads + text.ff_dim)
-        self._both = scratch(max_rows, text.dim + text.ff_dim)
-        self._normed = scratch(max_rows, text.dim)
-        self._expert_row: moe.ExpertRow | None = None
+        self._wide = scratch(MAX_ROWS, blocks.heads + text.ff_dim)
+        self._both = scratch(MAX_ROWS, text.dim + text.ff_dim)
+        self._normed = scratch(MAX_ROWS, text.dim)
+        logits: torch.Tensor | None = None
         most_parts = blocks.splits
         if text.moe is not None:
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
-            self._delta = scratch(1 + blocks.top, max_rows, text.dim)  # attention's product, and behind it the experts'
             self._routes = Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
             # One for each layer: what was chosen can be counted after a step.
-            self._logits = scratch(text.n_layers, max_rows, text.moe.num_experts, dtype=torch.float32)
-            if moe.supports(blocks):
-                self._expert_row = moe.ExpertRow(blocks, self._logits)
-        self._products = scratch(blocks.tau_parts * max_rows * 2 * text.n_heads, dtype=torch.float32)
+            self._logits = logits = scratch(text.n_layers, MAX_ROWS, text.moe.num_experts, dtype=torch.float32)
+        self._products = scratch(blocks.tau_parts * MAX_ROWS * 2 * text.n_heads, dtype=torch.float32)
         self._split_k = scratch(most_parts, MAX_ROWS, text.dim, dtype=torch.float32)
         self._head_norms = model.region.norms
         self._head_input = scratch(max(1, len(self._head_norms)), max_rows, text.dim)
@@ -105,14 +93,10 @@ class PackedRunner:
         self._beside = torch.cuda.Stream(model.device)  # experts go there beside attention
         self._sizes = BinHead(model.region.size_decoder, region.size_out_dim, self._pdl)
         self._features = scratch(max_rows, region.size_feat_dim)
-        dense = text.moe is None and not text.tau
-        possible = dense and gemv.supports(self._wide.shape[1], text.dim) and gemv.supports(text.dim, text.ff_dim)
-        possible &= text.dim % (ONE_ROW_MLP * text.n_heads) == 0
-        self._one_row = ONE_ROW[blocks.fp8] if possible else None
-        self._mlp_out = scratch(text.dim, dtype=torch.float32)
+        self._one_row = one_row.OneRow(blocks, logits) if one_row.supports(blocks) else None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """As `plain_runner.Runner.with_adapters`; shares this one's weights and scratch.
+        """As `runner.Runner.with_adapters`; shares this one's weights and scratch.
 
         The kernels of experts take no adapter: rows with one go through the model's own modules, which are slower.
         """
@@ -125,38 +109,18 @@ class PackedRunner:
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """As `plain_runner.Runner.forward_tokens`; x is overwritten."""
-        most = len(self._both)
-        if len(x) > most:  # a very long prompt, piece by piece: each attends to those before it in the cache
-            return torch.cat(
-                [
-                    self._piece(at).forward_tokens(
-                        x[at : at + most], positions[at : at + most], owners[at : at + most], tables, together
-                    )
-                    for at in range(0, len(x), most)
-                ]
-            )
-        single = len(x) == 1 and self._adapters is None and not together
-        if single and self._expert_row is not None:
-            row = moe.ExpertRowOps(self._expert_row, x, (positions, owners, tables), self._pdl)
-            run_blocks(self._blocks.layers, self._blocks.caches, row)
+        """As `runner.Runner.forward_tokens`; x is overwritten."""
+        blocks, rows = self._blocks, (positions, owners, tables)
+        if len(x) == 1 and self._one_row is not None and self._adapters is None and not together:
+            run_blocks(blocks.layers, blocks.caches, one_row.OneRowOps(self._one_row, x, rows, self._pdl))
             return x
-        one = self._one_row if single else None
-        few = self._blocks.skinny and len(x) <= MAX_ROWS
-        form = _OneRowOps if one is not None else _TokenOps if few else _ManyRowsOps
-        ops = form(self, x, positions, owners, tables, together)
-        run_blocks(self._blocks.layers, self._blocks.caches, ops)
-        if one is not None:
-            return x
+        if not blocks.skinny or len(x) > MAX_ROWS:
+            many = PrefillOps(blocks, x, None, rows, self._adapters, self._beside)
+            run_blocks(blocks.layers, blocks.caches, many)
+            return add_layernorm(many.x, many.before, None, bias=many.bias)
+        ops = _TokenOps(self, x, rows, together)
+        run_blocks(blocks.layers, blocks.caches, ops)
         return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl, early=not ops.joined)
-
-    def _piece(self, first: int) -> PackedRunner:
-        """Itself for rows from `first` on."""
-        if self._adapters is None:
-            return self
-        piece = copy.copy(self)
-        piece._adapters = self._adapters.behind(first)
-        return piece
 
     def prefill(
         self,
@@ -167,14 +131,13 @@ class PackedRunner:
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """As `plain_runner.Runner.prefill`; prompts share the images' products, which costs them next to nothing."""
-        flat = images.reshape(-1, images.shape[2])
+        """As `runner.Runner.prefill`; prompts share the images' products, which costs them next to nothing."""
+        count, length, dim = images.shape
+        flat = images.reshape(-1, dim)
         if prompts is not None:
             flat = torch.cat([flat, prompts])
-        adapters = None if self._adapters is None else self._adapters.spread(*images.shape[:2])
-        ops = PrefillOps(
-            self._blocks, flat, images.shape[:2], prefixes, positions, owners, tables, adapters, self._beside
-        )
+        adapters = None if self._adapters is None else self._adapters.spread(count, length)
+        ops = PrefillOps(self._blocks, flat, prefixes, (positions, owners, tables), adapters, self._beside)
         run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
         return None if prompts is None else add_layernorm(ops.x, ops.before, None, bias=ops.bias)
 
@@ -188,7 +151,7 @@ class PackedRunner:
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """As `plain_runner.Runner.sample_regions`; TOKEN rows are left alone."""
+        """As `runner.Runner.sample_regions`; TOKEN rows are left alone."""
         count, region = len(hidden), self._model.region
         features = self._features[:count]
         pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)
@@ -213,7 +176,7 @@ class PackedRunner:
         region_sampling.encode(features, phases, batch_slots, *encoders, state, pdl=pdl)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `plain_runner.Runner.logits`."""
+        """As `runner.Runner.logits`."""
         text = self._model.text
         return text.lm_head(add_layernorm(hidden, None, text.post_ln)).float()  # type: ignore[no-any-return]
 
@@ -221,21 +184,17 @@ class PackedRunner:
 class _TokenOps:
     """`BlockOps` on one token a row, in a runner's scratch. `before` and `bias` are still to be added to x."""
 
-    _early = True  # kernels may begin before the previous one has ended
-
     def __init__(
         self,
         runner: PackedRunner,
         x: torch.Tensor,
-        positions: torch.Tensor,
-        owners: torch.Tensor,
-        tables: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         together: bool,
     ) -> None:
-        self._runner, self.x, self._rows = runner, x, (positions, owners, tables)
+        self._runner, self.x, self._rows = runner, x, rows
         self._adapters = runner._adapters
         self._count, self._together = len(x), together
-        self.pdl = runner._pdl and self._early and not together
+        self.pdl = runner._pdl and not together
         self.joined = False  # whether the next kernel comes behind the experts' stream as well
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
@@ -249,7 +208,8 @@ class _TokenOps:
         add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
         if layer.experts is not None:
             router, routes = layer.experts.router, runner._routes
-            router_products(normed, router, self._logits(layer), routes, runner._blocks.top, pdl=self.pdl)
+            logits = runner._logits[layer.number, : self._count]
+            router_products(normed, router, logits, routes, runner._blocks.top, pdl=self.pdl)
             # Their parts lie behind those of attention's product.
             parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
             runner._beside.wait_stream(torch.cuda.current_stream())
@@ -263,15 +223,12 @@ class _TokenOps:
             wide = wide[:, : self._runner._blocks.heads]
         # Behind the router, whose predecessor wrote what both read.
         layer.into.few(normed, wide, pdl=self.pdl, late=layer.experts is not None)
-        self._adapt_into(layer, normed, wide)
-        return wide
-
-    def _adapt_into(self, layer: PackedLayer, normed: torch.Tensor, wide: torch.Tensor) -> None:
         if self._adapters is not None:
             width = self._runner._blocks.heads
             self._adapters.add(layer.number, "attn.qkv", normed, wide[:, :width])
             if layer.experts is None:
                 self._adapters.add(layer.number, "mlp.fc1", normed, wide[:, width:])
+        return wide
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
         """The heads as they are: attention multiplies by the factors, whose products these are."""
@@ -302,7 +259,11 @@ class _TokenOps:
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: Any) -> None:
         blocks, experts = self._runner._blocks, layer.experts is not None
-        self._adapt_out(layer, seen)
+        if self._adapters is not None:  # at once, where the next norm adds the rest
+            width = self._runner._blocks.text.dim
+            self._adapters.add(layer.number, "attn.proj", seen[:, :width], self.x)
+            if not experts:
+                self._adapters.add(layer.number, "mlp.fc2", seen[:, width:], self.x)
         splits = blocks.out_splits if experts else blocks.splits
         self.before = self._runner._split_k[: splits + (blocks.top if experts else 0), : self._count]
         self.bias = layer.out.bias
@@ -311,83 +272,5 @@ class _TokenOps:
             torch.cuda.current_stream().wait_stream(self._runner._beside)
             self.joined = True
 
-    def _adapt_out(self, layer: PackedLayer, seen: torch.Tensor) -> None:
-        if self._adapters is not None:  # at once, where the next norm adds the rest
-            width = self._runner._blocks.text.dim
-            self._adapters.add(layer.number, "attn.proj", seen[:, :width], self.x)
-            if layer.experts is None:
-                self._adapters.add(layer.number, "mlp.fc2", seen[:, width:], self.x)
-
-    def _logits(self, layer: PackedLayer) -> torch.Tensor:
-        return self._runner._logits[layer.number, : self._count]
-
     def _temperature(self, layer: PackedLayer) -> Temperature | None:
         return None if layer.temperature is None else (self._products, layer.temperature[1])
-
-
-class _ManyRowsOps(_TokenOps):
-    """The same on more rows than fit the kernels of few, or where those do not take the shapes: cuBLAS's products.
-
-    With FP8 on both sides where a prefill's are. A part gives another the norm as they read it, and in half precision.
-    """
-
-    _early = False
-
-    def norm(self, layer: PackedLayer) -> tuple[Rows, torch.Tensor]:
-        plain = self._runner._normed[: self._count]
-        if self._runner._blocks.fp8_rows:
-            return add_layernorm_rows(self.x, self.before, layer.norm, True, plain), plain
-        return (add_layernorm(self.x, self.before, layer.norm, plain), None), plain
-
-    def heads(self, layer: PackedLayer, normed: tuple[Rows, torch.Tensor], kv_only: bool) -> torch.Tensor:
-        wide = layer.into.linear(normed[0])
-        self._adapt_into(layer, normed[1], wide)
-        return wide
-
-    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: tuple[Rows, torch.Tensor]) -> None:
-        self._adapt_out(layer, seen)
-        fp8, (rows, plain) = self._runner._blocks.fp8_rows, normed
-        values = quantize_rows(seen, None) if fp8 else (seen, None)
-        if layer.experts is None:
-            self.before = layer.out.linear(values)
-            return
-        self.before = before = self._runner._delta[:, : self._count]
-        chosen = layer.experts.sort(plain)
-        self._logits(layer).copy_(chosen.logits)
-        layer.experts.many(rows, chosen, before[1:])
-        layer.out.linear(values, out=before[0])
-
-
-class _OneRowOps(_TokenOps):
-    """The same on one row: three kernels a layer, with the norm and the addition to x in the products.
-
-    On an H200 a step takes 0.53 ms in FP8 and 0.80 in bf16 so; 0.59 and 0.83 with the MLP's half behind attention.
-    """
-
-    def norm(self, layer: PackedLayer) -> torch.Tensor:
-        return self.x
-
-    def heads(self, layer: PackedLayer, normed: Any, kv_only: bool) -> torch.Tensor:
-        """Heads; what the MLP gives is left behind the place of what attention will have seen."""
-        runner, into = self._runner, layer.into
-        assert runner._one_row is not None
-        heads = runner._wide[:1, : runner._blocks.heads]
-        inner = runner._both[:1, runner._blocks.text.dim :]
-        shape, _ = runner._one_row
-        gemv.norm_gemv(normed, layer.norm, into.weight, into.scale, into.bias, heads, inner, shape, pdl=runner._pdl)
-        return heads
-
-    def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """What attention saw; beside it the MLP's half of the product out of the block, which does not wait for it."""
-        runner, dim = self._runner, self._runner._blocks.text.dim
-        seen, inner = runner._both[:1, :dim], runner._both[:1, dim:]
-        mlp = gemv.Beside(inner, layer.out.weight[:, dim:], runner._mlp_out, ONE_ROW_MLP)
-        runner._blocks.attention.attend(heads, *self._rows, cache, seen, write=True, beside=mlp, pdl=runner._pdl)
-        return seen
-
-    def add(self, layer: PackedLayer, seen: torch.Tensor, normed: Any) -> None:
-        runner, out = self._runner, layer.out
-        assert runner._one_row is not None
-        _, shape = runner._one_row
-        dim, mlp = runner._blocks.text.dim, runner._mlp_out
-        gemv.add_gemv(seen, self.x, out.weight, out.scale, out.bias, dim, shape, delta=mlp, pdl=runner._pdl)

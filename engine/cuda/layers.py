@@ -176,6 +176,7 @@ class PackedBlocks:
 
     Attributes:
         layers, caches: one for each block.
+        prefix_length: positions of an image.
         attention: over the cache.
         image_attention: of images' tokens to each other.
         text: the decoder's shape.
@@ -211,6 +212,7 @@ class PackedBlocks:
         with torch.no_grad():
             self.layers = [PackedLayer(block, number, kept) for number, block in enumerate(blocks)]
         self.caches: list[LayerCache] = cache.layers
+        self.prefix_length = cache.prefix_length
         self.attention = PagedAttention(
             text.n_heads,
             text.n_kv_heads,

@@ -115,6 +115,10 @@ class PagedCache:
         unused = torch.where(index < self.prefix_length, index, torch.iinfo(torch.int64).max)
         self.key_positions = torch.where(private, index - self.gap, unused)
 
+    def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
+        """See `runner.RowsOf`; whole pages, whatever the length."""
+        return PagedRows(self, table)
+
 
 def pages_for(model: Model, page_size: int, max_sequences: int, kv_dtype: str | None = None) -> int:
     """How many pages to have; on CUDA what all sequences can ever use at a time, as far as memory is free for them."""

@@ -1,4 +1,7 @@
-"""A prefill's blocks on CUDA: image prefixes, and the prompts behind them, in the same products. Needs Triton."""
+"""Blocks of many rows on CUDA: image prefixes, and the prompts behind them, in the same products. Needs Triton.
+
+Without images the prompts are any rows of sequences: a long prompt behind a kept prefix, or a step of many.
+"""
 
 from __future__ import annotations
 
@@ -44,32 +47,37 @@ class _Prefilled:
 
 
 class PrefillOps:
-    """`BlockOps` on whole image prefixes and, behind them, prompts. `before` and `bias` are still to be added to x."""
+    """`BlockOps` on whole image prefixes and, behind them, prompts. `before` and `bias` are still to be added to x.
+
+    Args:
+        blocks: the decoder's.
+        x: (rows, dim) the residual: of images, and then of prompts.
+        prefixes: (images, pages); None without images.
+        prompts: positions, owners and tables of the prompts' rows, as `Runner.forward_tokens` has them.
+        adapters: of the rows.
+        beside: a stream for what needs nothing of what runs beside it.
+    """
 
     def __init__(
         self,
         blocks: PackedBlocks,
-        flat: torch.Tensor,
-        shape: tuple[int, ...],
-        prefixes: torch.Tensor,
-        positions: torch.Tensor,
-        owners: torch.Tensor,
-        tables: torch.Tensor,
+        x: torch.Tensor,
+        prefixes: torch.Tensor | None,
+        prompts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         adapters: AdaptedRows | None,
         beside: torch.cuda.Stream,
     ) -> None:
-        self._beside = beside
-        self._adapters = adapters
-        self._blocks, self.x, self._shape = blocks, flat, shape
-        self._prefixes, self._prompts = prefixes, (positions, owners, tables)
-        self._prefix_rows = shape[0] * shape[1]
+        self._blocks, self.x, self._prefixes, self._prompts = blocks, x, prefixes, prompts
+        self._adapters, self._beside = adapters, beside
+        self._prefix_rows = 0 if prefixes is None else len(prefixes) * blocks.prefix_length
         # In FP8 the last layer's products of few prompts are those of steps, which read half the bytes of others.
-        self._few = blocks.fp8_rows and blocks.skinny and len(flat) - self._prefix_rows <= MAX_ROWS
+        self._few = blocks.fp8_rows and blocks.skinny and len(x) - self._prefix_rows <= MAX_ROWS
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
-        return layer.number == len(self._blocks.layers) - 1
+        """Whether a layer is the last one, behind which the images' rows are not wanted."""
+        return self._prefix_rows > 0 and layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
         """The residual's norm, in FP8 if wanted; in half precision as well for routers, adapters and the last MLP."""
@@ -163,7 +171,7 @@ class PrefillOps:
                 rows = self._prompts
                 blocks.attention.attend(prompts, *rows, cache, out, write=False, temperature=temperature)
 
-        if last:
+        if last or not at:
             attend_prompts(attended)
             return None, attended
         # An image's takes 20 µs, the prompts' 14 for its few rows. Where experts run beside both there is no room.

@@ -8,12 +8,12 @@ import torch
 
 from saccade.engine import kernels
 from saccade.engine.cuda.paged_cache import PagedCache
-from saccade.engine.cuda.plain_runner import PlainRunner, Runner
 from saccade.engine.fallbacks import Fallbacks, reason_of
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.nano.picodet import PicoDet
 from saccade.engine.models.protocol import Model, VisionEncoder
+from saccade.engine.models.runner import PlainRunner, Runner
 
 if TYPE_CHECKING:
     from saccade.engine.cuda.vision import PackedVision

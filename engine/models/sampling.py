@@ -2,7 +2,7 @@
 
 | what | where |
 |---|---|
-| coordinates and sizes | `PlainSampling.sample_regions`, `CpuSampling`; on CUDA `kernels.region_sampling` |
+| coordinates and sizes | `sample_regions`; on CUDA `kernels.region_sampling` |
 | tokens | the likeliest, by `take_tokens`; where a row wants more, `sample`: at a temperature, under a grammar |
 | whether one more object begins | on the host, by `ObjectsOutput.begins` (`tasks.output_state`), from two logits |
 
@@ -27,87 +27,31 @@ _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
-class PlainSampling:
-    """Sampling as `Runner` defines it, with the model's own modules; any device, any dtype."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-
-    def sample_regions(
-        self,
-        hidden: torch.Tensor,
-        phases: torch.Tensor,
-        batch_slots: torch.Tensor,
-        coords: bool,
-        sizes: bool,
-        sampled: torch.Tensor,
-        state: torch.Tensor,
-    ) -> None:
-        """As `Runner.sample_regions`."""
-        model, region, phase = self._model, self._model.region, phases.unsqueeze(1)
-        if coords:
-            coord = region.coord(hidden)
-            coord_logit, eos_logit = model.coord_eos_logits(hidden).split(1, dim=-1)
-            first = torch.cat([coord_logit - eos_logit, coord, coord], dim=-1)
-            values = torch.where(phase == Phase.X_OR_EOS, first, coord)
-            embedded = region.encode_coord(coord)
-        if sizes:
-            size = region.size(hidden)
-            value, code = F.pad(size, (0, SAMPLED - 2)), region.encode_size(size)
-            values = torch.where(phase == Phase.SIZE, value, values) if coords else value
-            embedded = torch.where(phase == Phase.SIZE, code, embedded) if coords else code
-        sampled.copy_(values)
-        state[batch_slots.long()] = embedded
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `Runner.logits`."""
-        return self._model.text.logits(hidden).float()
-
-
-class CpuSampling(PlainSampling):
-    """`PlainSampling` of the rows that want it alone: of a draft of three boxes, one row in three wants a size.
-
-    No row of a draft wants an embedding, as the next step is fed by the host.
-
-    Args:
-        model: the model.
-        spare: row of the state whose embedding is never read.
-    """
-
-    def __init__(self, model: Model, spare: int) -> None:
-        super().__init__(model)
-        self._spare = spare
-
-    def sample_regions(
-        self,
-        hidden: torch.Tensor,
-        phases: torch.Tensor,
-        batch_slots: torch.Tensor,
-        coords: bool,
-        sizes: bool,
-        sampled: torch.Tensor,
-        state: torch.Tensor,
-    ) -> None:
-        """As `Runner.sample_regions`; what is not sampled is left as it was."""
-        model, region = self._model, self._model.region
-        if coords:
-            rows = (phases <= Phase.Y).nonzero().squeeze(1)
-            given = hidden[rows]
-            values = region.coord(given)
-            coord_logit, eos_logit = model.coord_eos_logits(given).split(1, dim=-1)
-            begins = phases[rows].unsqueeze(1) == Phase.X_OR_EOS
-            first = torch.where(begins, coord_logit - eos_logit, values)
-            sampled[rows] = torch.cat([first, values, values], dim=-1)
-            slots = batch_slots[rows]
-            if len(at := (slots != self._spare).nonzero().squeeze(1)):
-                state[slots[at]] = region.encode_coord(values[at])
-        if sizes:
-            rows = (phases == Phase.SIZE).nonzero().squeeze(1)
-            values = region.size(hidden[rows])
-            sampled[rows, :2] = values
-            slots = batch_slots[rows]
-            if len(at := (slots != self._spare).nonzero().squeeze(1)):
-                state[slots[at]] = region.encode_size(values[at])
+def sample_regions(
+    model: Model,
+    hidden: torch.Tensor,
+    phases: torch.Tensor,
+    batch_slots: torch.Tensor,
+    coords: bool,
+    sizes: bool,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """Sample rows of detect and point with the model's own modules; arguments as for `Runner.sample_regions`."""
+    region, phase = model.region, phases.unsqueeze(1)
+    if coords:
+        coord = region.coord(hidden)
+        coord_logit, eos_logit = model.coord_eos_logits(hidden).split(1, dim=-1)
+        first = torch.cat([coord_logit - eos_logit, coord, coord], dim=-1)
+        values = torch.where(phase == Phase.X_OR_EOS, first, coord)
+        embedded = region.encode_coord(coord)
+    if sizes:
+        size = region.size(hidden)
+        value, code = F.pad(size, (0, SAMPLED - 2)), region.encode_size(size)
+        values = torch.where(phase == Phase.SIZE, value, values) if coords else value
+        embedded = torch.where(phase == Phase.SIZE, code, embedded) if coords else code
+    sampled.copy_(values)
+    state[batch_slots.long()] = embedded
 
 
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -312,26 +256,3 @@ def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[in
             rows = torch.tensor(at, pin_memory=pinned).to(device, non_blocking=True)
             numbers = torch.tensor([values[place] for place in at], pin_memory=pinned).to(device, non_blocking=True)
             embeddings.index_copy_(0, rows, encode(numbers).to(embeddings.dtype))
-
-
-def feed(model: Model, embeddings: torch.Tensor, values: Mapping[int, tuple[Phase, float, float]]) -> None:
-    """Put what the host feeds in place of some embeddings (tokens, dim).
-
-    Args:
-        model: the model.
-        embeddings: as above.
-        values: by their rows of `embeddings`, as `sampling.embed_fed` takes them.
-    """
-    tokens = [(row, int(number)) for row, (kind, number, _) in values.items() if kind is Phase.TOKEN]
-    put_values(
-        model.region,
-        embeddings,
-        {
-            row: (first,) if kind is Phase.Y else (first, second)
-            for row, (kind, first, second) in values.items()
-            if kind is not Phase.TOKEN
-        },
-    )
-    if tokens:
-        rows, ids = torch.tensor(tokens).unbind(1)
-        embeddings.index_copy_(0, rows, model.text.embed(ids))

@@ -1,145 +1,466 @@
-"""What the loop asks of a device. Implemented by `cpu_executor` and `cuda_executor`; both run the same steps.
+"""Runs steps on a device: prefill and decode over paged keys and values, sampling, and the copy of samples to the host.
 
-Streams and events are alike on both: on a CPU a stream is one worker thread that runs its work in order, so overlap and
-order are as real there as on a GPU, and so are mistakes in them.
+    compute stream, prefill   images → tokens; image prefixes and prompts together → first samples
+    compute stream, decode    inputs → embeddings of the batch slots → blocks → samples → next embeddings
+    copy stream               a slot's samples to the host, behind the event of the step that wrote them
+
+What a sequence needs from one step to the next, the embedding of what it sampled last, stays in its batch slot, and its
+page table on the device from its prefill on: a step can be launched before the one ahead of it is read. Inputs on the
+device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's own.
+
+What differs from device to device are the streams, the runner (`models.runner`), the image encoder, and the sizes that
+steps are padded to: `cpu_executor` and `cuda_executor` bring these. Knows no requests, names or results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
 
-from saccade.engine.core.request import ImageT, Step
+from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
+from saccade.engine.core.request import Step, StepKind
+from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels
-from saccade.engine.tasks.output_state import Sampled
+from saccade.engine.models.lora import AdapterBank
+from saccade.engine.models.protocol import DraftingEncoder, Model
+from saccade.engine.models.runner import Runner
+from saccade.engine.models.sampling import SAMPLED, embed_fed, put_values, seen_values, suppress, take_tokens
+from saccade.engine.phase import TEXT_PHASES, Phase
+from saccade.engine.runtime.graph_capture import Job
+from saccade.engine.runtime.step_inputs import (
+    NO_CLASS,
+    AllowedTokens,
+    DecodeInputs,
+    PrefillInputs,
+    PromptTokens,
+    SamplingInputs,
+    TokenSampler,
+    bucket_of,
+    sample_again,
+    with_scores,
+)
+from saccade.engine.runtime.streams import Event, Stream
+from saccade.engine.tasks.output_state import MAX_SCORED, Sampled
 
-Progress = Callable[[int, int], None]
-"""Called with how many parts of something are done, and of how many."""
+COORDS, SIZES, TEXT, DRAFTED = 1, 2, 4, 8  # what a step samples, as bits; whether the host says what is fed
+OBJECTS = COORDS | SIZES
+_KINDS = {Phase.X_OR_EOS: COORDS, Phase.Y: COORDS, Phase.SIZE: SIZES, **dict.fromkeys(TEXT_PHASES, TEXT)}
+
+PreparedT = TypeVar("PreparedT")
+"""An image as an encoder takes it."""
 
 
-class Event(Protocol):
-    """A point in a stream."""
+class ImageEncoder(Protocol[PreparedT]):
+    """One model's vision encoder. `prepare` may be called by any thread, the rest by one.
 
-    def query(self) -> bool:
-        """Whether the stream has come this far."""
+    Attributes:
+        batch_sizes: how many images are encoded together; fewer are padded to the next of these.
+        tokens: (most, tokens, dim) of the images that `encode` was called for, in order.
+        objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
+        encoder: what encodes crops: the model's vision encoder, or a faster form of it.
+    """
+
+    @property
+    def batch_sizes(self) -> Sequence[int]: ...  # noqa: D102 - above
+
+    tokens: torch.Tensor
+    objects: torch.Tensor
+
+    @property
+    def encoder(self) -> object: ...  # noqa: D102 - above
+
+    def prepare(self, image: Pixels) -> PreparedT:
+        """Cut an image, (height, width, 3) uint8 RGB or as a video decoder gives it, into crops."""
         ...
 
-    def synchronize(self) -> None:
-        """Wait until the stream has come this far.
+    def encode(self, slot: int, images: Sequence[PreparedT]) -> None:
+        """Write the tokens of at most as many images as there may be to `tokens`, on the compute stream.
 
-        Raises:
-            BaseException: what any work before this point, since the event before it, has raised.
+        For a step slot: the images must be kept, and the slot must not be used again, until that has run.
         """
-        ...
-
-
-class Watcher(Protocol):
-    """Notified when work on a stream has run."""
-
-    def about(self) -> Any:
-        """What the work is that is being submitted; called in the submitting thread."""
-        ...
-
-    def ran(self, about: Any, start: float, end: float) -> None:
-        """It has run, from `start` to `end` in seconds of `time.perf_counter`. Called in the stream's order."""
-        ...
-
-
-class Stream(Protocol):
-    """Work that runs in the order it was given."""
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Put work on the stream; does not wait for it.
-
-        Raises:
-            BaseException: what the work has raised, if it was run here; else its event raises it.
-        """
-        ...
-
-    def record(self) -> Event:
-        """An event behind all work given so far."""
-        ...
-
-    def wait(self, event: Event) -> None:
-        """Let work given from now on begin only after the event."""
-        ...
-
-    def watch(self, watcher: Watcher | None) -> None:
-        """Notify a watcher, or none any more, of the work submitted from now on."""
-        ...
-
-    def settle(self, *, wait: bool = False) -> None:
-        """Notify the watcher of what has run by now, or wait for all that was submitted; any thread may call this."""
         ...
 
     def close(self) -> None:
-        """End the stream after the work it has."""
+        """End what is under way."""
         ...
 
 
-class Executor(Protocol[ImageT]):
-    """One model on one device, with `depth` step slots. `prepare` may be called by any thread, the rest by one.
+class PagedCache(Protocol):
+    """Where keys and values go."""
 
-    Attributes:
-        products: what most products are computed in.
-        fallbacks: what runs slower than it could here; there may be more later.
+    prefix_length: int
+    prefix_pages: int
+
+
+class Sizes(NamedTuple):
+    """What steps are padded to: sequences of a decode step, and tokens of a prefill's prompts."""
+
+    batch: Sequence[int]
+    prompt_tokens: Sequence[int]
+
+
+class StepOutputs:
+    """What a step leaves in its slot: samples, and what was seen in its images, on the device and on the host.
+
+    Args:
+        number: the slot's.
+        rows: most of a step.
+        vocab: of the logits.
+        model: the model.
+        objects: buffer of what a `DraftingEncoder` sees in a prefill's images, see `ImageEncoder`.
     """
 
-    products: torch.dtype
-    fallbacks: Fallbacks
+    def __init__(self, number: int, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
+        device, dim, pin = model.device, model.limits.dim, model.device.type == "cuda"
+        self.number = number
+        # What the host reads of nearly every step lies in line: one copy, as the driver takes 10 µs for each.
+        read = torch.zeros(rows * SAMPLED + objects.numel(), device=device)
+        read_host = torch.zeros(len(read), pin_memory=pin)
+        self._read, self._read_host = read, read_host
+        self.sampled, self.objects = read[: rows * SAMPLED].view(rows, SAMPLED), read[rows * SAMPLED :].view_as(objects)
+        self.host = read_host[: rows * SAMPLED].view(rows, SAMPLED)
+        self._found = read_host[rows * SAMPLED :].view_as(objects).numpy()
+        self.logits = torch.zeros(rows, vocab, device=device)
+        self.hidden = torch.zeros(rows, dim, dtype=model.dtype, device=device)  # what the logits were made of
+        self.scores = torch.zeros(rows, MAX_SCORED, device=device)
+        self.host_scores = torch.zeros(rows, MAX_SCORED, pin_memory=pin)
+        self.drafted: list[tuple[int, Rows]] = []  # by them, see `speculative.drafted_from_images`
+        self.computed: Event | None = None
+        self.ready: Event | None = None
+
+    def copy(self, count: int, *, scored: bool) -> None:
+        """Copy what the host reads of so many rows to it; on the copy stream."""
+        if self.drafted:
+            self._read_host.copy_(self._read, non_blocking=True)
+        else:
+            self.host[:count].copy_(self.sampled[:count], non_blocking=True)
+        if scored:
+            self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
+
+    def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
+        """Put into the rows what the device has read from their images, once that is copied."""
+        if not self.drafted:
+            return
+        wanted = np.array([asked.get(rows[0].sequence.prompt, NO_CLASS) for _, rows in self.drafted], np.float32)
+        numbers = [number for number, _ in self.drafted]
+        same = self._found[numbers, :, 0] == wanted[:, None]
+        for (number, rows), chosen in zip(self.drafted, same, strict=True):
+            put_found(rows, self._found[number, chosen].tolist())
+
+
+class Executor(Generic[PreparedT]):
+    """One model on one device, with `depth` step slots. `prepare` may be called by any thread, the rest by one.
+
+    Args:
+        model: the model.
+        config: sizes.
+        products: what most products are computed in.
+        fallbacks: what runs slower than it could here; there may be more later.
+        cache: where keys and values go; page 0 is for what is written and never read.
+        runner: runs a step's parts.
+        images: encodes images on the compute stream.
+        compute, copy: the streams.
+        run: runs work on the compute stream, by the key of what it launches.
+        sizes: what steps are padded to.
+        texts: whether it is asked for text as well.
+
+    Attributes:
+        model, products, fallbacks: as above.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        products: torch.dtype,
+        fallbacks: Fallbacks,
+        cache: PagedCache,
+        runner: Runner,
+        images: ImageEncoder[PreparedT],
+        compute: Stream,
+        copy: Stream,
+        run: Callable[[Hashable, Callable[[], None]], None],
+        sizes: Sizes,
+        *,
+        texts: bool,
+    ) -> None:
+        self.model, self.products, self.fallbacks = model, products, fallbacks
+        self._runner, self._images, self._compute, self._copy = runner, images, compute, copy
+        self._run, self._sizes = run, sizes
+        limits, device, depth, rows = model.limits, model.device, config.depth, config.max_sequences
+        self._device, self._spare = device, rows  # the slot of rows that only fill a step; its pages are page 0
+        self._unread = set[int]()  # slots whose step is launched
+        self._on_ready: Callable[[], None] | None = None
+        self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
+        # Past the last prefix page a sequence has at most the rest of the context.
+        width = cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
+        self._steps = DecodeInputs(depth, device, rows, cache.prefix_length)
+        shapes = rows, images.batch_sizes[-1], MAX_PROMPT_TOKENS, cache.prefix_pages, width
+        self._prefills = PrefillInputs(depth, device, *shapes, cache.prefix_length, self._asked)
+        self._bos = torch.full((1, 1), limits.bos_id, device=device)
+        self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64, device=device)
+        self._tables = torch.zeros(rows + 1, width, dtype=torch.int32, device=device)
+        self._state = torch.zeros(rows + 1, limits.dim, dtype=model.dtype, device=device)
+        self._last = torch.zeros(rows, limits.dim, dtype=model.dtype, device=device)  # behind a prefill's prompts
+        vocab = limits.vocab_size if texts else 1
+        self._slots = [StepOutputs(number, rows, vocab, model, images.objects) for number in range(depth)]
+        self._sampling_inputs = SamplingInputs(depth, rows, vocab, device)
+        self._adapter_room = config.adapter_slots, config.adapter_rank
+        self._bank: AdapterBank | None = None  # made when the first adapter is used
 
     @property
     def encoder(self) -> object:
         """What encodes crops: the model's vision encoder, or a faster form of it."""
-        ...
+        return self._images.encoder
 
     @property
-    def streams(self) -> Mapping[str, Stream]:
+    def streams(self) -> dict[str, Stream]:
         """By name: 'compute' and 'copy'."""
-        ...
+        return {"compute": self._compute, "copy": self._copy}
 
-    def prepare(self, image: Pixels) -> ImageT:
+    def prepare(self, image: Pixels) -> PreparedT:
         """Cut an image, (height, width, 3) uint8 RGB or as a video decoder gives it, into crops."""
-        ...
+        return self._images.prepare(image)
 
-    def launch(self, slot: int, step: Step[ImageT]) -> None:
-        """Put a step's forward on the compute stream."""
-        ...
+    # ---- a step
 
-    def finalize(self, slot: int, step: Step[ImageT]) -> None:
-        """Put a step's sampling on the compute stream, and the copy of its values on the copy stream behind it.
+    def launch(self, slot: int, step: Step[PreparedT]) -> None:
+        """Put a step's forward and its greedy sampling on the compute stream."""
+        self._slots[slot].drafted = drafted_from_images(step)
+        self._unread.add(slot)
+        work = self._decode if step.kind is StepKind.DECODE else self._prefill
+        try:
+            self._compute.run(torch.inference_mode()(partial(work, slot, step)))
+        except BaseException:
+            self._unread.discard(slot)  # nobody reads it: the device is not busy with it until the slot's next step
+            raise
+
+    def finalize(self, slot: int, step: Step[PreparedT]) -> None:
+        """Sample what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
 
         To be called once the step ahead is committed, if any row writes text: what a grammar allows depends on it.
         """
-        ...
+        held, count = self._slots[slot], len(step.sequences)
+        try:
+            sampler = self._sampling_inputs.send(slot, step, self._copy, self._compute)
+            if sampler is not None:
+                self._compute.run(torch.inference_mode()(partial(self._sample_again, held, count, sampler)))
+            held.computed = self._compute.record(held.computed)
+            self._copy.wait(held.computed)
+            scored = isinstance(sampler, TokenSampler) and sampler.scored is not None
+            self._copy.run(partial(held.copy, count, scored=scored))
+            held.ready = self._copy.record(held.ready, self._on_ready)
+        except BaseException:
+            self._unread.discard(slot)
+            raise
+
+    def _sample_again(self, held: StepOutputs, count: int, sampler: TokenSampler | AllowedTokens) -> None:
+        if isinstance(sampler, AllowedTokens):
+            (outs, phases), state = self._sent(len(held.logits)), self._state
+            whole = held.hidden, held.logits, phases, outs, held.sampled, state
+            self._run(("allowed", held.number, sampler.count), partial(sample_again, self.model, sampler, *whole))
+            return
+        (outs, phases), logits = self._sent(count), held.logits[:count]
+        sampled, hidden = held.sampled[:count], held.hidden[:count]
+        sample_again(self.model, sampler, hidden, logits, phases, outs, sampled, self._state)
+        if sampler.scored is not None:
+            scores = sampler.scores(logits)
+            held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
         """Have a callback called, in any thread, whenever a step's values are there; False where `has_run` must do."""
-        ...
+        return False
 
     def has_run(self, slot: int) -> bool:
-        """Whether a finalized step's values are there, or it has failed."""
-        ...
+        """Whether a finalized step's values are there, or it has failed: `read` will not wait."""
+        ready = self._slots[slot].ready
+        return ready is not None and bool(ready.query())
 
-    def wait(self, slot: int, step: Step[ImageT]) -> None:
+    def wait(self, slot: int, step: Step[PreparedT]) -> None:
         """Wait until it has run.
 
         Raises:
             BaseException: as `read`, which raises it again.
         """
-        ...
+        ready = self._slots[slot].ready
+        assert ready is not None
+        ready.synchronize()
 
-    def read(self, slot: int, step: Step[ImageT]) -> list[Sampled]:
+    def read(self, slot: int, step: Step[PreparedT]) -> list[Sampled]:
         """The values of a step that has run, one tuple a row.
 
         Raises:
             BaseException: what any part of the step has raised.
         """
-        ...
+        held = self._slots[slot]
+        self._unread.discard(slot)
+        assert held.ready is not None
+        held.ready.synchronize()  # raises what the step has, and does not wait
+        held.put_found(self._asked)
+        return with_scores(held.host, held.host_scores, step)
 
     def close(self) -> None:
         """Wait for the work on the streams, and end them."""
-        ...
+        for part in (self._images, self._compute, self._copy):
+            part.close()
+
+    # ---- decode
+
+    def _decode(self, slot: int, step: Step[PreparedT]) -> None:
+        rows, kind, held = step.sequences, _kind_of(step), self._slots[slot]
+        bucket = bucket_of(self._sizes.batch, len(rows))
+        self._steps.fill(slot, rows, bucket)
+        adapted = any(row.sequence.window.adapter_slot for row in rows)
+        self._run(*self._decode_job(held, bucket, kind, adapted))
+
+    def _decode_job(self, slot: StepOutputs, rows: int, kind: int, adapted: bool = False) -> Job:
+        kind = _sampled_by(rows, kind)
+        work = partial(self._decode_step, slot, rows, kind, adapted)
+        return ("decode", slot.number, rows, kind, adapted), work
+
+    def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the embeddings of what rows sample go, and their phases."""
+        return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
+
+    def _decode_step(self, slot: StepOutputs, rows: int, kind: int, adapted: bool = False) -> None:
+        self._steps.fetch(slot.number)
+        device = self._steps.device
+        runner = self._adapted(device["adapters"][:rows]) if adapted else self._runner
+        batch_slots, drafted = device["batch_slots"][:rows], bool(kind & DRAFTED)
+        x, positions = F.embedding(batch_slots, self._state), device["positions"][:rows]
+        if drafted:
+            x = embed_fed(self.model, device["kinds"][:rows], self._steps.values[:rows], x)
+        hidden = runner.forward_tokens(x, positions, batch_slots, self._tables, together=drafted)
+        self._sample(slot, hidden, *self._sent(rows), kind)
+
+    def _sample(
+        self, slot: StepOutputs, hidden: torch.Tensor, outs: torch.Tensor, phases: torch.Tensor, kind: int
+    ) -> None:
+        sampled = slot.sampled[: len(hidden)]
+        coords, sizes = bool(kind & COORDS), bool(kind & SIZES)
+        if coords or sizes:
+            self._runner.sample_regions(hidden, phases, outs, coords, sizes, sampled, self._state)
+        if kind & TEXT:
+            logits = slot.logits[: len(hidden)].copy_(self._runner.logits(hidden))
+            slot.hidden[: len(hidden)].copy_(hidden)
+            suppress(logits, phases, self._suppressed)
+            take_tokens(self.model.text, logits.argmax(-1), phases, outs, sampled, self._state)
+
+    # ---- prefill
+
+    def _prefill(self, slot: int, step: Step[PreparedT]) -> None:
+        rows, held = step.sequences, self._slots[slot]
+        # Keeps a GPU busy for milliseconds, in which the rest is put together.
+        self._images.encode(slot, step.images)
+        prompts = self._prefills.fill(slot, step, held.drafted)
+        whole = bucket_of(self._sizes.batch, len(rows))
+        self._steps.fill_sampled(slot, rows, whole)  # behind another copy: one between two graphs takes longer
+        adapted = any(window.adapter_slot for window in step.windows)
+        if adapted:
+            for window in step.windows:
+                if window.request.adapter is not None:
+                    self._adapter_bank().fill(window.adapter_slot, window.request.adapter)
+        n = bucket_of((0, *self._images.batch_sizes), len(step.imaged))
+        if len(prompts.ids) > MAX_PROMPT_TOKENS:
+            self._prefill_long(step, prompts, adapted)
+        else:
+            self._run(*self._prefill_job(n, bucket_of(self._sizes.prompt_tokens, len(prompts.ids)), adapted))
+        if rows:
+            self._run(*self._first_job(held, whole, _kind_of(step)))
+
+    def _prefill_job(self, n: int, tokens: int, adapted: bool = False) -> Job:
+        return ("prefill", n, tokens, adapted), partial(self._prefill_step, n, tokens, adapted)
+
+    def _first_job(self, slot: StepOutputs, rows: int, kind: int) -> Job:
+        kind = _sampled_by(rows, kind & ~DRAFTED)
+        return ("first", slot.number, rows, kind), partial(self._first_samples, slot, rows, kind)
+
+    def _prefill_step(self, n: int, tokens: int, adapted: bool = False) -> None:
+        inputs, runner = self._prefills.device, self._runner
+        if adapted:
+            runner = self._adapted(torch.cat([inputs["image_adapters"][:n], inputs["adapters"][:tokens]]))
+        self._write_tables()
+        x = self._fed(self.model.text.embed(inputs["ids"][:tokens])) if tokens else None
+        positions, owners = inputs["positions"][:tokens], inputs["owners"][:tokens]
+        hidden: torch.Tensor | None = None
+        if n:
+            hidden = runner.prefill(*self._prefixes(n), x, positions, owners, self._tables)
+        elif x is not None:
+            hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
+        if hidden is not None:
+            self._last.copy_(F.embedding(inputs["lasts"], hidden))
+
+    def _prefill_long(self, step: Step[PreparedT], prompts: PromptTokens, adapted: bool) -> None:
+        """What `_prefill_step` does, for more tokens than buffers have, and without a graph."""
+        # Of their own: kernels are compiled anew for an input that is not aligned.
+        ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
+        self._write_tables()
+        if n := len(step.imaged):
+            runner = self._adapted(self._prefills.device["image_adapters"][:n]) if adapted else self._runner
+            runner.prefill(*self._prefixes(n), None, positions, owners, self._tables)
+        runner = self._adapted(self._upload(prompts.adapter_slots)) if adapted else self._runner
+        x = self.model.text.embed(ids)
+        put_values(self.model.region, x, prompts.values)  # too many for a draft
+        hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
+        self._last.copy_(F.embedding(self._prefills.device["lasts"], hidden))
+
+    def _first_samples(self, slot: StepOutputs, rows: int, kind: int) -> None:
+        if self._asked:  # the next prefill writes over it
+            slot.objects.copy_(self._images.objects)
+        self._sample(slot, self._last[:rows], *self._sent(rows), kind)
+
+    def _fed(self, x: torch.Tensor) -> torch.Tensor:
+        """Embeddings (tokens, dim) of a prefill's tokens, those that are values of prompts and drafts replaced."""
+        inputs, count = self._prefills.device, len(x)
+        values = self._prefills.values[:count]
+        if self._asked:
+            values = seen_values(self._images.objects, inputs["objects"][:count], values)
+        return embed_fed(self.model, inputs["kinds"][:count], values, x)
+
+    def _write_tables(self) -> None:
+        device = self._prefills.device
+        self._tables.index_copy_(0, device["batch_slots"].long(), device["tables"])
+
+    def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings of the first n images, bos first, and their pages."""
+        tokens = self._images.tokens[:n]
+        x = tokens.new_empty(n, 1 + tokens.shape[1], tokens.shape[2])
+        x[:, :1], x[:, 1:] = self.model.text.embed(self._bos), tokens  # `torch.cat` takes 66 µs for 8 images
+        return x, self._prefills.device["prefixes"][:n]
+
+    def _adapted(self, slots: torch.Tensor) -> Runner:
+        """A runner for the rows of the next call, with adapters in these slots."""
+        return self._runner.with_adapters(self._adapter_bank(), slots)
+
+    def _adapter_bank(self) -> AdapterBank:
+        if self._bank is None:
+            self._bank = AdapterBank(self.model.text, *self._adapter_room)
+        return self._bank
+
+    def _upload(self, values: NDArray[np.int64]) -> torch.Tensor:
+        there = torch.from_numpy(values.astype(np.int32))
+        return there.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else there
+
+
+def _kind_of(step: Step[Any]) -> int:
+    """What a step samples."""
+    kind = DRAFTED if step.drafted else 0
+    for row in step.sequences:
+        kind |= _KINDS[row.phase]
+    return kind
+
+
+def _sampled_by(rows: int, kind: int) -> int:
+    """What the graph samples that serves a step of a kind: objects, text, or both, so that there are few graphs.
+
+    Only a single row, whose step is the shortest, has its coordinates and its sizes apart.
+    """
+    objects = OBJECTS if rows > 1 or kind & DRAFTED else kind & OBJECTS
+    return kind & (TEXT | DRAFTED) | (objects if kind & (OBJECTS | DRAFTED) else 0)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
+import logging
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from saccade.engine.fallbacks import Fallbacks, reason_of
+
+log = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+Job = tuple[Hashable, Callable[[], None]]
+"""Work for `Graphs.run`."""
+Progress = Callable[[int, int], None]
+"""Called with how many parts of something are done, and of how many."""
 
 
 class Graphs:
@@ -59,6 +67,52 @@ class Graphs:
             self._graphs[key] = None
             if not len(self):  # a pool that no graph is left of has ended
                 self._memory = torch.cuda.graph_pool_handle()
+
+
+class GraphsByKind(Generic[K]):
+    """Some graphs for each kind of work, captured aside while other threads use the device and a stream runs them.
+
+    Graphs are kept, as one that runs cannot be dropped. All of them run on one stream, one behind the other.
+
+    Args:
+        device: where they run.
+        most: kinds that there are graphs of.
+    """
+
+    def __init__(self, device: torch.device, most: int) -> None:
+        self._most, self._aside = most, torch.cuda.Stream(device)
+        self._memory = torch.cuda.graph_pool_handle()
+        self._graphs: dict[K, list[torch.cuda.CUDAGraph]] = {}
+        self._read: list[torch.Tensor] = []  # by the graphs
+
+    def get(self, kind: K) -> list[torch.cuda.CUDAGraph] | None:
+        """The graphs of a kind, none where they cannot be had; None before `capture`."""
+        return self._graphs.get(kind)
+
+    def capture(
+        self, kind: K, name: str, works: Callable[[], tuple[Sequence[Callable[[], object]], list[torch.Tensor]]]
+    ) -> list[torch.cuda.CUDAGraph]:
+        """Capture the graphs of a kind; none if there are too many kinds, or no memory. One thread at a time.
+
+        Args:
+            kind: of the work.
+            name: of it, in a warning.
+            works: called on the stream where they are captured: does what has to be done before, such as compiling
+                kernels, and gives the work of each graph, and the tensors that it reads.
+        """
+        if kind in self._graphs or len(self._graphs) >= self._most:
+            return self._graphs.get(kind, [])
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._aside):
+                given, read = works()
+                self._aside.synchronize()
+                graphs = [captured(work, self._memory) for work in given]
+                self._read += read
+        except RuntimeError as error:  # no memory: torch's own error, or the driver's, which is of no other type
+            log.warning("%s without a graph: %s", name, error)
+            graphs, self._memory = [], torch.cuda.graph_pool_handle()  # a pool that no graph is left of has ended
+        self._graphs[kind] = graphs
+        return graphs
 
 
 def captured(work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:

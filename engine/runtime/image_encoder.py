@@ -9,7 +9,7 @@ waits, by the submitting thread, see `tiled_uploads`. Knows nothing of prompts o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,14 +21,12 @@ from saccade.engine.cuda.select import cuda_vision
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
-from saccade.engine.runtime.graph_capture import Graphs
+from saccade.engine.runtime.graph_capture import Graphs, Job
+from saccade.engine.runtime.step_inputs import bucket_of
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
 from saccade.engine.runtime.uploads.tiled_uploads import TiledImage, TiledUploads
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
-
-Job = tuple[Hashable, Callable[[], None]]
-"""Work for `Graphs.run`."""
 
 PreparedImage = TiledImage | StagedImage
 """An image that can be encoded."""
@@ -41,11 +39,12 @@ class CudaImageEncoder:
         model: the model.
         most: images at a time.
         depth: step slots.
-        idle: whether the device has nothing to do, as far as any thread can know.
-        graphs: of the stream that images are encoded on.
+        stream: that images are encoded on.
+        graphs: of that stream.
         fallbacks: told what does not run here.
 
     Attributes:
+        idle: whether the device has nothing to do, as far as any thread can know.
         batch_sizes: how many images are encoded together; fewer are padded to the next of these.
         tokens: (most, tokens, dim) of the images that `encode` was called for, in order.
         encoder: what encodes crops here.
@@ -57,12 +56,13 @@ class CudaImageEncoder:
         model: Model,
         most: int,
         depth: int,
-        idle: Callable[[], bool],
+        stream: torch.cuda.Stream,
         graphs: Graphs,
         fallbacks: Fallbacks,
     ) -> None:
         vision, device = model.vision, model.device
-        self._idle = idle
+        self.idle: Callable[[], bool] = lambda: False
+        self._stream = stream
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
         self.encoder = cuda_vision(model, fallbacks)
@@ -100,7 +100,7 @@ class CudaImageEncoder:
         if single:  # also if it is not needed yet: it takes a second
             self._uploads.compile_for(rows, columns, yuv=yuv)
         # By itself only while no other is: that takes the interpreter twice as long as to stage it.
-        apart = not single or (self._idle() and self._tiled.all_free)
+        apart = not single or (self.idle() and self._tiled.all_free)
         if apart and not (isinstance(image, YuvImage) and image.y.is_cuda):
             prepared = self._tiled.send(image, tiling)
         if single and prepared is None:
@@ -133,11 +133,9 @@ class CudaImageEncoder:
         here = image if image.y.is_cuda else image.to(self._device)
         return rgb_of_yuv(here.y, here.u, here.v, here.factors)
 
-    def encode(self, slot: int, images: Sequence[PreparedImage], stream: torch.cuda.Stream) -> None:
-        """Write the tokens of at most as many images as there may be to `tokens`; `stream` is the current one.
-
-        For a step slot: the images must be kept, and the slot must not be used again, until that has run.
-        """
+    def encode(self, slot: int, images: Sequence[PreparedImage]) -> None:
+        """See `ImageEncoder.encode`; its stream is the current one."""
+        stream = self._stream
         single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
         staged: list[tuple[int, StagedImage]] = []
         loose: list[tuple[int, torch.Tensor]] = []
@@ -230,8 +228,3 @@ def cut_crops_into(image: torch.Tensor, tiling: Tiling, out: torch.Tensor, margi
         out[1:].view(tiles.shape)[:] = tiles
         read += weights_of(height, width, *whole, device)
     return read
-
-
-def bucket_of(sizes: Sequence[int], count: int) -> int:
-    """The size that so many are padded to."""
-    return next(size for size in sizes if size >= count)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from saccade.engine.core.request import Outcome, Step, StepKind
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.runtime.executor import Stream
+from saccade.engine.runtime.streams import Stream
 from saccade.engine.runtime.trace import Span, Trace
 
 _NOTHING = nullcontext()

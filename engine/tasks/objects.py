@@ -18,6 +18,7 @@ from saccade.engine.tasks.task import (
     Answers,
     OnText,
     Task,
+    Vocabulary,
     is_number,
     register_task,
     require_conf,
@@ -26,7 +27,6 @@ from saccade.engine.tasks.task import (
     require_text,
 )
 from saccade.engine.tasks.tiles import Window
-from saccade.engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, Prompts, Ref

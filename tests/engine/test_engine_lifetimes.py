@@ -20,7 +20,7 @@ from saccade.engine import Caption, Detect, Engine, Point, TextStream
 from saccade.engine.config import EngineConfig
 from saccade.engine.models.protocol import ModelLimits
 from saccade.engine.results import ResultPart
-from saccade.engine.runtime.executor import Watcher
+from saccade.engine.runtime.streams import Watcher
 from saccade.engine.tasks.task import Answers
 from tests.support.engine import Held, noise
 

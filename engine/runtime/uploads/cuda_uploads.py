@@ -11,9 +11,8 @@ for.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,14 +21,13 @@ import torch
 
 from saccade.engine.image import Pixels, YuvImage, bytes_of
 from saccade.engine.models.protocol import Tiling
-from saccade.engine.runtime.graph_capture import captured
+from saccade.engine.runtime.graph_capture import GraphsByKind
 from saccade.engine.runtime.uploads.pinned_memory import PinnedMemory, PinnedPart
 
-log = logging.getLogger(__name__)
 _LARGEST = 1 << 23  # bytes of an image that waits here: a larger one, such as in 4K, is worth a copy of its own
 _PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
 _MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
-_MOST_GRAPHS = 32  # sizes; graphs are kept, as one that runs cannot be dropped
+_MOST_GRAPHS = 32  # sizes
 _ABOUT = 13  # as `kernels.resize.ABOUT`
 _RGB = (0,) * (_ABOUT - 2)
 _SPARE = 8  # images that a graph may resize for nothing
@@ -81,10 +79,7 @@ class CudaUploads:
         self.crops = [torch.zeros(most, size, size, 3, dtype=torch.uint8, device=device) for _ in range(depth)]
         self._compiling = threading.Lock()
         self._compiled: set[_Kind] = set()
-        self._aside = torch.cuda.Stream(device)  # where graphs are captured
-        self._graphs: dict[_Kind, list[torch.cuda.CUDAGraph]] = {}  # of as many as there may be, one for each slot
-        self._memory = torch.cuda.graph_pool_handle()  # of all of them: they run on `stream`, one behind the other
-        self._read: list[torch.Tensor] = []  # by the graphs
+        self._graphs = GraphsByKind[_Kind](device, _MOST_GRAPHS)  # of as many as there may be, one for each slot
         self._pinned = PinnedMemory(2 * most * _PINNED)
         # Each by itself, likewise.
         self._about = [torch.zeros(most, _ABOUT, dtype=torch.int64, pin_memory=True) for _ in range(depth)]
@@ -205,30 +200,22 @@ class CudaUploads:
                 return
             with torch.cuda.stream(self.stream), torch.inference_mode():
                 compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
-            if kind not in self._graphs and len(self._graphs) < _MOST_GRAPHS and bytes_of(*kind) <= _LARGEST:
-                with torch.cuda.stream(self._aside), torch.inference_mode():
-                    self._capture(kind)
+            if bytes_of(*kind) <= _LARGEST:
+                name = f"images of {columns} x {rows} are sent"
+                self._graphs.capture(kind, name, partial(self._prepare, kind))
             if len(self._compiled) >= _MOST_KNOWN:
                 self._compiled.clear()
             self._compiled.add(kind)
 
-    def _capture(self, kind: _Kind) -> None:
-        """Capture the graphs of images of a kind, if there is memory for them, on the current stream."""
+    def _prepare(self, kind: _Kind) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
+        """What the graphs of images of a kind do, one for each slot, and read; see `GraphsByKind.capture`."""
         from saccade.engine.kernels.pinned import fetch
         from saccade.engine.kernels.resize import weights_of
 
-        rows, columns, _ = kind
-        try:
-            if not self._graphs:  # compiles it, with numbers that are nobody's
-                fetch(*(torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)))
-                self._aside.synchronize()
-            self._read += weights_of(rows, columns, self._size, self._size, self._device)
-            slots = range(len(self.crops))
-            self._graphs[kind] = [captured(partial(self._cut_most, slot, kind), self._memory) for slot in slots]
-        except RuntimeError as error:  # torch has no memory, or the driver: they are cut as those of several kinds are
-            log.warning("images of %d x %d are sent without a graph: %s", columns, rows, error)
-            self._graphs[kind] = []
-            self._memory = torch.cuda.graph_pool_handle()  # one that no graph is left of has ended
+        # Compiles it, with numbers that are nobody's.
+        fetch(*(torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)))
+        read = weights_of(kind[0], kind[1], self._size, self._size, self._device)
+        return [partial(self._cut_most, slot, kind) for slot in range(len(self.crops))], read
 
     def _cut_most(self, slot: int, kind: _Kind) -> None:
         from saccade.engine.kernels.pinned import fetch

@@ -10,7 +10,6 @@ is dropped; few have at a time.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,14 +24,13 @@ from numpy.typing import NDArray
 
 from saccade.engine.image import Factors, Pixels, YuvImage, bytes_of
 from saccade.engine.models.protocol import Tiling, crop_count
-from saccade.engine.runtime.graph_capture import captured
+from saccade.engine.runtime.graph_capture import GraphsByKind
 
-log = logging.getLogger(__name__)
 _LARGEST = 1 << 23  # bytes of an image that has a place
 _PLACES = 4
 _PIECE = 1 << 20  # bytes that are copied, and then sent; a Full HD frame with ½, 1 and 2 MB: 23.08, 22.76, 22.73 ms
 _HELPERS = 2  # threads that copy beside the submitting one; with none, 1 and 2: 23.34, 22.87, 22.76 ms
-_MOST_GRAPHS = 16  # kinds of images; graphs are kept, as one that runs cannot be dropped
+_MOST_GRAPHS = 16  # kinds of images
 
 _Kind = tuple[int, int, Tiling, Factors | None]
 """Rows and columns of an image, its tiling, and of YUV its factors."""
@@ -95,13 +93,10 @@ class TiledUploads:
         self, device: torch.device, stream: torch.cuda.Stream, crops: tuple[int, ...], cut_into: CutInto
     ) -> None:
         self._device, self._stream, self._crops, self._cut_into = device, stream, crops, cut_into
-        self._aside = torch.cuda.Stream(device)  # where graphs are captured
-        self._memory = torch.cuda.graph_pool_handle()  # of all of them: they run on `stream`, one behind the other
         self._lock = threading.Lock()
         self._places: list[_Place] = []
         self._free: deque[int] = deque(range(_PLACES))
-        self._graphs: dict[_Kind, list[torch.cuda.CUDAGraph]] = {}
-        self._read: list[torch.Tensor] = []  # by the graphs
+        self._graphs = GraphsByKind[_Kind](device, _MOST_GRAPHS)
         self._helpers = ThreadPoolExecutor(_HELPERS, "saccade-copy")
 
     @property
@@ -120,7 +115,8 @@ class TiledUploads:
         kind = rows, columns, tiling, factors
         if bytes_of(rows, columns, factors is not None) > _LARGEST:
             return None
-        graphs = self._graphs[kind] if kind in self._graphs else self._capture(kind)
+        known = self._graphs.get(kind)
+        graphs = self._capture(kind) if known is None else known
         lease = lease_of(self._free) if graphs else None
         if lease is None:
             return None
@@ -161,27 +157,17 @@ class TiledUploads:
     def _capture(self, kind: _Kind) -> list[torch.cuda.CUDAGraph]:
         """Graphs that cut images of a kind, one for each place; none if there are too many, or they cannot be had."""
         with self._lock:
-            if kind in self._graphs or len(self._graphs) >= _MOST_GRAPHS:
-                return self._graphs.get(kind, [])
-            try:
-                graphs = self._captured(kind)
-            except RuntimeError as error:  # no memory: torch's own error, or the driver's, which is of no other type
-                log.warning("images of %d x %d are sent without a graph: %s", kind[1], kind[0], error)
-                graphs, self._memory = [], torch.cuda.graph_pool_handle()  # one that no graph is left of has ended
-            self._graphs[kind] = graphs
-            return graphs
+            name = f"images of {kind[1]} x {kind[0]} are sent"
+            return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
-    def _captured(self, kind: _Kind) -> list[torch.cuda.CUDAGraph]:
+    def _prepare(self, kind: _Kind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
+        """What the graphs do and read, see `GraphsByKind.capture`; the places are made with the first ones."""
         if not self._places:
             with torch.inference_mode(False):  # helpers write to them
                 self._places = [_Place(self._crops, self._device) for _ in range(_PLACES)]
-            torch.cuda.current_stream(self._device).synchronize()
-        with torch.inference_mode(), torch.cuda.stream(self._aside):
-            image = torch.zeros(_LARGEST, dtype=torch.uint8, device=self._device)
-            self._read += self._cut(image, torch.zeros_like(self._places[0].crops), kind)  # compiles kernels
-            self._aside.synchronize()
-            work = [partial(self._cut, place.source, place.crops, kind) for place in self._places]
-            return [captured(one, self._memory) for one in work]
+        image = torch.zeros(_LARGEST, dtype=torch.uint8, device=self._device)
+        read = self._cut(image, torch.zeros_like(self._places[0].crops), kind)  # compiles kernels
+        return [partial(self._cut, place.source, place.crops, kind) for place in self._places], read
 
     def _cut(self, source: torch.Tensor, crops: torch.Tensor, kind: _Kind) -> list[torch.Tensor]:
         rows, columns, tiling, factors = kind

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from saccade.engine.models.model_files import read_names
-from saccade.engine.vocabulary import Vocabulary
+from saccade.engine.tasks.task import Vocabulary
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.config import RunConfig

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from saccade.engine.cpu.decoder import FusedDecoder
-from saccade.engine.cpu.paged_cache import CpuPagedCache, CpuPagedRows
+from saccade.engine.cpu.decoder import CpuPagedCache, CpuPagedRows, FusedDecoder
 from saccade.engine.golden.dense_cache import DenseCache
 from saccade.engine.models.moondream.text import Block, TextDecoder
 from tests.support.engine import TINY, TINY_3, one_thread, random_model

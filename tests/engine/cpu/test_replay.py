@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from saccade.engine.cpu.detector import PackedPicoDet
-from saccade.engine.cpu.replay import RECORDED_AFTER, Replay
+from saccade.engine.cpu.onednn import RECORDED_AFTER, Replay
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.nano.picodet import PicoDet
 from tests.support.engine.onednn import HAS_BFLOAT16, needs_onednn

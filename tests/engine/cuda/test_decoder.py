@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from saccade.engine.cuda import image_attention
 from saccade.engine.cuda.paged_cache import PagedCache
-from saccade.engine.cuda.plain_runner import PlainRunner
 from saccade.engine.fallbacks import Fallbacks
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.lora import AdapterBank
@@ -36,6 +35,7 @@ from saccade.engine.models.quantization import (
     quantize_kv,
     round_to_fp8,
 )
+from saccade.engine.models.runner import PlainRunner
 from saccade.engine.phase import Phase
 from tests.support.engine import random_model
 

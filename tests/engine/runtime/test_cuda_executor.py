@@ -117,14 +117,14 @@ def test_images_cut_together_are_those_that_pillow_cuts(engines: tuple[Engine, E
     shown = [noise(200, 300), square(240, 320, SCREEN), yuv, noise(200, 300, 7), noise(1900, 2000), decoded]
 
     def cut(slot: int, part: slice) -> NDArray[np.uint8]:
-        with mock.patch.object(encoder, "_idle", return_value=False):
+        with mock.patch.object(encoder, "idle", return_value=False):
             images = [encoder.prepare(image) for image in shown]
         images.append(images[0])
         assert [isinstance(image, StagedImage) for image in images] == [True, True, True, True, False, True, True]
         torch.cuda.set_stream(stream)
         try:
             with torch.inference_mode():
-                encoder.encode(slot, images[part], stream)
+                encoder.encode(slot, images[part])
         finally:
             torch.cuda.set_stream(torch.cuda.default_stream())
         stream.synchronize()

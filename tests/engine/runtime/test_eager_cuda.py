@@ -81,7 +81,7 @@ def test_few_graphs_are_captured_before_the_first_step(folder: Path) -> None:
     with eager_cuda_engine(str(folder), EngineConfig(2)) as engine:
         executor = engine._executor
         assert isinstance(executor, CudaExecutor)
-        first = {key for key, _ in executor._jobs(texts=True)}
+        first = {key for key, _ in executor._jobs(executor._images, texts=True)}
         assert 20 < len(first) <= 150
         engine.submit(noise(16, 16), [Detect("dog", 4, 0.0)]).result(WAIT_S)
         engine.submit(noise(16, 16), [Query("how many?", 9)]).result(WAIT_S)
@@ -97,9 +97,9 @@ def test_a_step_that_fails_leaves_the_device_idle(folder: Path, part: str) -> No
         broken = (executor, "_prefill") if part == "launch" else (executor._sampling_inputs, "send")
         with mock.patch.object(*broken, side_effect=lost):
             assert engine.submit(noise(16, 16), tasks).exception(WAIT_S) is lost
-        assert engine._loop.run_idle(executor._images._idle)
+        assert engine._loop.run_idle(executor._images.idle)
         engine.submit(noise(16, 16), tasks).result(WAIT_S)
-        assert engine._loop.run_idle(executor._images._idle)
+        assert engine._loop.run_idle(executor._images.idle)
 
 
 def test_a_dropped_executor_is_gone_without_a_garbage_collection(folder: Path) -> None:

@@ -22,6 +22,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.errors import RequestTooLargeError
 from saccade.engine.model_loader import open_model
 from saccade.engine.runtime.cpu_executor import CpuExecutor
+from saccade.engine.runtime.executor import StepOutputs
 from tests.support.engine import TINY, noise, one_thread, random_model, write_model
 from tests.support.engine.stand_in import SlotGuard, SlowStream
 
@@ -47,8 +48,8 @@ ADAPTERS = ["", "red", "green"]
 class Guarded(CpuExecutor):
     """Refuses what disturbs a slot whose values are on their way to the host."""
 
-    def __init__(self, model: Any, config: EngineConfig, n_pages: int) -> None:
-        super().__init__(model, config, n_pages)
+    def __init__(self, model: Any, config: EngineConfig, n_pages: int, **options: Any) -> None:
+        super().__init__(model, config, n_pages, **options)
         self._guard, self._number = SlotGuard(), [0] * config.depth
 
     def launch(self, slot: int, step: Any) -> None:
@@ -66,8 +67,8 @@ class Guarded(CpuExecutor):
         self._guard.read(slot)
         return values
 
-    def _sample(self, slot: int, *rest: Any) -> None:
-        self._guard.write(slot, self._number[slot])
+    def _sample(self, slot: StepOutputs, *rest: Any) -> None:
+        self._guard.write(slot.number, self._number[slot.number])
         super()._sample(slot, *rest)
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
 from saccade.engine.models.adapter import Adapter
 from saccade.engine.phase import Phase
-from saccade.engine.runtime.cpu_executor import CpuStream
-from saccade.engine.runtime.executor import Event, Stream
+from saccade.engine.runtime.streams import CpuStream, Event, Stream
 from saccade.engine.tasks.output_state import OutputState, Sampled, Sampling, TokenRule
 
 EOS, COORD, VOCAB = 0, 5, 6
@@ -236,7 +235,7 @@ class StandIn:
         self._compute.run(sample)
         self._copy.wait(self._compute.record())
         self._copy.run(copy)
-        self._ready[slot] = self._copy.record(self._on_ready)
+        self._ready[slot] = self._copy.record(reached=self._on_ready)
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
         self._on_ready = callback

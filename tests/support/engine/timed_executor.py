@@ -23,8 +23,7 @@ from saccade.engine.models.protocol import Model
 from saccade.engine.phase import Phase
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop import StepLoop
-from saccade.engine.runtime.sampling_inputs import with_scores
-from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs
+from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, with_scores
 from saccade.engine.tasks.output_state import MAX_SCORED, Sampled
 from tests.support.engine.untimed import Untimed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from saccade.engine.runtime.executor import Stream
+from saccade.engine.runtime.streams import Stream
 
 
 class Untimed:

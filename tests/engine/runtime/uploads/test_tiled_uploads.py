@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from itertools import pairwise
 from unittest import mock
 
@@ -67,9 +68,10 @@ def test_a_place_is_free_once_it_is_dropped() -> None:
 def test_a_size_without_graphs_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Now)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     uploads = TiledUploads(torch.device("cpu"), Now(), (2, 24, 24, 3), mock.Mock())  # type: ignore[arg-type]
     full = RuntimeError("CUDA error: out of memory")  # as the driver says it: no OutOfMemoryError
-    with mock.patch.object(uploads, "_captured", side_effect=full) as captured:
+    with mock.patch.object(uploads, "_prepare", side_effect=full) as captured:
         assert [uploads.send(noise(40, 60), (1, 1)) for _ in range(3)] == [None] * 3
     assert captured.call_count == 1
     assert len(uploads._free) == 4

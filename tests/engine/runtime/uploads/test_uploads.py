@@ -15,8 +15,8 @@ from PIL import Image
 
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import Tiling, crop_count
+from saccade.engine.runtime import graph_capture
 from saccade.engine.runtime.image_encoder import cut_crops_into
-from saccade.engine.runtime.uploads import cuda_uploads
 from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
 from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads
 from tests.support.engine import noise
@@ -40,12 +40,11 @@ def device() -> Iterator[torch.device]:
     if DEVICE == "cuda":
         yield torch.device("cuda", 0)
         return
-    uploads = "saccade.engine.runtime.uploads"
     replaced: dict[str, object] = {
         **{f"torch.{make}": pageable(getattr(torch, make)) for make in ("zeros", "empty", "tensor")},
         **{f"torch.cuda.{name}": Now for name in ("Stream", "Event", "current_stream", "default_stream")},
         **{f"torch.cuda.{name}": lambda *_: None for name in ("graph_pool_handle", "set_stream", "synchronize")},
-        **{f"{uploads}.{name}_uploads.captured": Call for name in ("cuda", "tiled")},
+        "saccade.engine.runtime.graph_capture.captured": Call,
         "torch.cuda.stream": lambda _: nullcontext(),
     }
     with ExitStack() as stack:
@@ -127,9 +126,9 @@ def test_images_come_without_graphs_there_is_no_memory_for(device: torch.device,
             raise RuntimeError("CUDA error: out of memory")  # as the driver says it: no OutOfMemoryError
         return capture(work, memory)
 
-    capture: Callable[..., object] = cuda_uploads.captured
+    capture: Callable[..., object] = graph_capture.captured
     uploads, current = CudaUploads(device, 2, 2, SIDE), torch.cuda.current_stream()
-    with mock.patch.object(cuda_uploads, "captured", some):
+    with mock.patch.object(graph_capture, "captured", some):
         uploads.compile_for(36, 64, yuv=False)
     images = [noise(36, 64, seed) for seed in (1, 2)]
     staged = [uploads.stage(image) for image in images]
@@ -197,7 +196,7 @@ def test_an_image_that_cannot_be_copied_gives_its_place_back(
 
 def test_without_memory_for_a_graph_images_come_as_others_do(device: torch.device) -> None:
     tiled = TiledUploads(device, torch.cuda.Stream(), (7, SIDE, SIDE, 3), partial(cut_crops_into, margin=MARGIN))
-    with mock.patch.object(tiled, "_captured", side_effect=torch.OutOfMemoryError) as captured:
+    with mock.patch.object(tiled, "_prepare", side_effect=torch.OutOfMemoryError) as captured:
         assert [tiled.send(noise(40, 64), (2, 3)) for _ in range(3)] == [None] * 3
     assert captured.call_count == 1
     tiled.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.engine import UnknownClassError
-from saccade.engine.vocabulary import Vocabulary
+from saccade.engine.tasks.task import Vocabulary
 from tests.support.engine import NANO
 
 CLASSES = json.loads((NANO / "config.json").read_text())["classes"]

@@ -1,14 +1,16 @@
-"""One row through a decoder with experts and a temperature: four kernels a layer, one after the other, on one stream.
+"""One row through a decoder's blocks: without tensor cores, the norm and the addition to the residual in the products.
 
-    norm into heads, temperature's products and router → attention → experts' fc1, product out of attention → fc2
+    dense    norm into heads and MLP → attention, and beside it the MLP's half out → attention's half
+    experts  norm into heads, temperature's products, router → attention → fc1, and attention's product → fc2
 
 fc1 runs beside attention: its programs are launched while the router's still run, and begin when these have chosen; the
-last of them, behind attention, have its product. No kernel has tensor cores but attention, and each has its weights on
-their way before the previous one has ended (`kernels.pdl`). A layer without experts has its MLP's second product beside
-attention, as a decoder without any, and the rest in a third kernel.
+last of them, behind attention, have its product. Each kernel has its weights on their way before the previous one has
+ended (`kernels.pdl`). A dense layer of a decoder with experts has its heads as the others do, and the rest as above.
 
-On an H200 a layer with experts takes 40.6 µs in bf16 and 24.4 in FP8, one without 33.9 and 21.8, where the kernels of
-few rows take 44.7, 36.9, 38.2 and 29.0. To fetch what comes next into the L2 cache meanwhile is slower: 47.5 and 28.1.
+On an H200 a step of Moondream 2 takes 0.53 ms in FP8 and 0.80 in bf16; 0.59 and 0.83 with the MLP's half behind
+attention. A layer with experts takes 40.6 µs in bf16 and 24.4 in FP8, a dense one beside them 33.9 and 21.8, where the
+kernels of few rows take 44.7, 36.9, 38.2 and 29.0. To fetch what comes next into the L2 cache meanwhile is slower: 47.5
+and 28.1.
 
 Needs Triton. Knows nothing of steps of more rows: `decoder` runs those.
 """
@@ -26,68 +28,68 @@ from saccade.engine.kernels.moe import one_row, row_into
 
 
 class Shapes(NamedTuple):
-    """How the products of a row are cut up: into a block, its experts, and out of a dense one."""
+    """How the products of a row are cut up: into a dense block or one of a decoder with experts, experts, and out."""
 
-    into: row_into.Shape
+    into: gemv.Shape
+    into_with_tau: row_into.Shape
     experts: one_row.Shape
     out: gemv.Shape
 
 
 SHAPES = {
-    False: Shapes(row_into.Shape(8, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 4, True)),
-    True: Shapes(row_into.Shape(32, 4, 8), one_row.Shape(4, 2, 8, 8), gemv.Shape(4, 4, True)),
+    False: Shapes(gemv.Shape(8, 4, True), row_into.Shape(8, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 4, True)),
+    True: Shapes(gemv.Shape(16, 4, True), row_into.Shape(32, 4, 8), one_row.Shape(4, 2, 8, 8), gemv.Shape(4, 4, True)),
 }
 """In half precision and FP8; all of fc2's programs fit a GPU at a time."""
 MLP_N = 2
 """A program's outputs of the product out of a dense MLP, beside attention."""
 
 
-class ExpertRow:
-    """What a row of a decoder with experts needs on its way.
+class OneRow:
+    """What a row of a decoder needs on its way.
 
     Args:
         blocks: the decoder's.
-        logits: float32 (layers, any, experts), whose first rows the routers write.
+        logits: float32 (layers, any, experts), whose first rows the routers write; None without experts.
     """
 
-    def __init__(self, blocks: PackedBlocks, logits: torch.Tensor) -> None:
-        text = blocks.text
-        assert text.moe is not None
-        like = blocks.layers[0].into.bias
+    def __init__(self, blocks: PackedBlocks, logits: torch.Tensor | None) -> None:
+        text, like = blocks.text, blocks.layers[0].into.bias
         self.blocks, self.shapes = blocks, SHAPES[blocks.fp8]
 
         def scratch(*shape: int, dtype: torch.dtype = like.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=like.device)
 
-        # FP8 weights are multiplied in float16.
-        row = torch.float16 if blocks.fp8 else like.dtype
+        # With experts FP8 weights are multiplied in float16.
+        row = torch.float16 if blocks.fp8 and text.moe is not None else like.dtype
         self.heads = scratch(1, blocks.heads)
         self.seen, self.mlp_inner = scratch(1, text.dim, dtype=row), scratch(1, text.ff_dim, dtype=row)
-        top = text.moe.experts_per_token
-        self.chosen = [one_row.Chosen(own[:1], top, text.dim, row) for own in logits]
-        self.inner = scratch(top, text.moe.expert_inner_dim, dtype=row)
         self.delta = scratch(text.dim, dtype=torch.float32)
-        parts = blocks.heads // self.shapes.into.block_n
-        self.products = scratch(parts, 1, 2 * text.n_heads, dtype=torch.float32)
+        if text.moe is not None:
+            assert logits is not None
+            top = text.moe.experts_per_token
+            self.chosen = [one_row.Chosen(own[:1], top, text.dim, row) for own in logits]
+            self.inner = scratch(top, text.moe.expert_inner_dim, dtype=row)
+            parts = blocks.heads // self.shapes.into_with_tau.block_n
+            self.products = scratch(parts, 1, 2 * text.n_heads, dtype=torch.float32)
 
 
 def supports(blocks: PackedBlocks) -> bool:
-    """Whether the kernels take a decoder; one without experts has simpler ones."""
+    """Whether the kernels take a decoder."""
     text = blocks.text
-    if text.moe is None:
+    if not gemv.supports(text.dim, text.dim, text.ff_dim) or text.dim % (MLP_N * text.n_heads):
         return False
-    experts, into = text.moe.num_experts, SHAPES[blocks.fp8].into
+    if text.moe is None:
+        return not text.tau and gemv.supports(blocks.heads + text.ff_dim, text.dim)
+    experts, into = text.moe.num_experts, SHAPES[blocks.fp8].into_with_tau
     if any(layer.experts is not None and layer.experts.fp8 != blocks.fp8 for layer in blocks.layers):
         return False  # a kernel has the experts' products and attention's
-    return (
-        row_into.supports(text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, experts, into)
-        and one_row.supports(text.dim, text.moe.expert_inner_dim, experts, blocks.top)
-        and gemv.supports(text.dim, text.dim, text.ff_dim)
-        and text.dim % (MLP_N * text.n_heads) == 0
+    return row_into.supports(text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, experts, into) and one_row.supports(
+        text.dim, text.moe.expert_inner_dim, experts, blocks.top
     )
 
 
-class ExpertRowOps:
+class OneRowOps:
     """`BlockOps` on one row.
 
     Args:
@@ -98,11 +100,7 @@ class ExpertRowOps:
     """
 
     def __init__(
-        self,
-        row: ExpertRow,
-        x: torch.Tensor,
-        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        pdl: bool,
+        self, row: OneRow, x: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor], pdl: bool
     ) -> None:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
@@ -111,22 +109,23 @@ class ExpertRowOps:
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        """Heads; their temperature's products, and a router's logits or a dense MLP's inner values, are left behind."""
+        """Heads; a dense MLP's inner values, a temperature's products and a router's choice are left behind."""
         row, into = self._row, layer.into
-        assert layer.temperature is not None
+        weights = into.weight, into.scale, into.bias
+        if layer.temperature is None:
+            gemv.norm_gemv(normed, layer.norm, *weights, row.heads, row.mlp_inner, row.shapes.into, pdl=self._pdl)
+            return row.heads
         row_into.row_into(
             normed,
             layer.norm,
-            into.weight,
-            into.scale,
-            into.bias,
+            *weights,
             layer.temperature[0],
             None if layer.experts is None else layer.experts.router,
             row.heads,
             row.mlp_inner,
             row.products,
             row.chosen[layer.number],
-            row.shapes.into,
+            row.shapes.into_with_tau,
             pdl=self._pdl,
         )
         return row.heads
@@ -140,16 +139,15 @@ class ExpertRowOps:
         raise NotImplementedError
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """What attention saw; beside it the dense MLP's half of the product out of the block."""
+        """What attention saw; beside it a dense MLP's half of the product out of the block, which needs none of it."""
         row, dim, dense = self._row, self._row.blocks.text.dim, layer.experts is None
-        assert layer.temperature is not None
         row.blocks.attention.attend(
             heads,
             *self._rows,
             cache,
             row.seen,
             write=True,
-            temperature=(row.products, layer.temperature[1]),
+            temperature=None if layer.temperature is None else (row.products, layer.temperature[1]),
             beside=gemv.Beside(row.mlp_inner, layer.out.weight[:, dim:], row.delta, MLP_N) if dense else None,
             pdl=self._pdl,
             early=not dense,  # fc1 waits until experts are chosen, not for this
@@ -159,11 +157,9 @@ class ExpertRowOps:
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
         """To the residual, attention's product and what the MLP or the experts give."""
         row, out, shapes = self._row, layer.out, self._row.shapes
-        if layer.experts is None:
-            dim = row.blocks.text.dim
-            gemv.add_gemv(
-                seen, self.x, out.weight, out.scale, out.bias, dim, shapes.out, delta=row.delta, pdl=self._pdl
-            )
-        else:
+        if layer.experts is not None:
             chosen = row.chosen[layer.number]
             layer.experts.one(chosen, row.inner, seen, out, row.delta, self.x, shapes.experts, pdl=self._pdl)
+            return
+        dim = row.blocks.text.dim
+        gemv.add_gemv(seen, self.x, out.weight, out.scale, out.bias, dim, shapes.out, delta=row.delta, pdl=self._pdl)

@@ -1,7 +1,8 @@
-"""What a step runs on the device, in tensors of fixed addresses that a CUDA graph can replay: the plain form.
+"""What a step runs on the device, in tensors of fixed addresses that a CUDA graph can replay.
 
-A *runner* feeds tokens, prefills images and samples. `PlainRunner` does it with the model's own modules;
-`decoder.PackedRunner` does the same with kernels made for few rows. Knows nothing of steps, slots or requests.
+A *runner* feeds tokens, prefills images and samples. `PlainRunner` does it with the model's own modules. A CPU has
+`cpu.decoder.CpuRunner`, whose decoder is fused; CUDA has `cuda.decoder.PackedRunner`, with kernels made for few rows.
+Knows nothing of steps, slots or requests.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from typing import Protocol
 
 import torch
 
-from saccade.engine.cuda.paged_cache import PagedCache, PagedRows
+from saccade.engine.models import sampling
 from saccade.engine.models.lora import AdapterBank
-from saccade.engine.models.protocol import Model, TextDecoder
-from saccade.engine.models.sampling import PlainSampling
+from saccade.engine.models.protocol import Cache, Model, TextDecoder
 
 
 class Runner(Protocol):
@@ -97,7 +97,15 @@ class Runner(Protocol):
         ...
 
 
-class PlainRunner(PlainSampling):
+class RowsOf(Protocol):
+    """A paged cache."""
+
+    def rows(self, table: torch.Tensor, length: int | None = None) -> Cache:
+        """The sequences of a (rows, pages) int64 page table, prefix pages first, as far as `length` positions."""
+        ...
+
+
+class PlainRunner:
     """The model's own modules over a paged cache; any device, any dtype.
 
     Args:
@@ -106,42 +114,35 @@ class PlainRunner(PlainSampling):
         adapters: a bank, and the slots of rows as `Runner.with_adapters` has them.
     """
 
-    def __init__(
-        self, model: Model, cache: PagedCache, adapters: tuple[AdapterBank, torch.Tensor] | None = None
-    ) -> None:
-        super().__init__(model)
-        self._cache, self._adapters = cache, adapters
+    def __init__(self, model: Model, cache: RowsOf, adapters: tuple[AdapterBank, torch.Tensor] | None = None) -> None:
+        self._model, self._cache, self._adapters = model, cache, adapters
 
-    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> PlainRunner:
+    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
         """As `Runner.with_adapters`."""
         return PlainRunner(self._model, self._cache, (bank, slots))
 
-    def _text(self, first: int, end: int | None = None) -> TextDecoder:
-        """The decoder for rows from `first` to `end` of those that have adapters, if any have."""
+    def _text(self, rows: slice | torch.Tensor) -> TextDecoder:
+        """The decoder for some of the rows that have adapters, if any have."""
         if self._adapters is None:
             return self._model.text
         bank, slots = self._adapters
-        return bank.text(slots[first:end])
+        return bank.text(slots[rows])
 
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
         """As `Runner.forward_tokens`; all keys are written before any is read, so `together` changes nothing."""
-        return self._forward(self._text(0), x, positions, owners, tables)
+        return self._forward(0, x, positions, owners, tables)
 
     def _forward(
-        self,
-        text: TextDecoder,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        owners: torch.Tensor,
-        tables: torch.Tensor,
+        self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        rows = PagedRows(self._cache, tables[owners.long()].long())
+        """`forward_tokens` of rows whose adapters are those from `first` on."""
+        rows = self._cache.rows(tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
         # Given, as the first positions of a sequence without an image see only what is before them.
         seen = (rows.key_positions <= at.unsqueeze(-1)).unsqueeze(1)
-        return text(x.unsqueeze(1), at, rows, seen).squeeze(1)
+        return self._text(slice(first, None))(x.unsqueeze(1), at, rows, seen).squeeze(1)
 
     def prefill(
         self,
@@ -153,6 +154,23 @@ class PlainRunner(PlainSampling):
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
         """As `Runner.prefill`."""
-        count = len(images)
-        self._text(0, count).write_kv(images, PagedRows(self._cache, prefixes.long()))
-        return None if prompts is None else self._forward(self._text(count), prompts, positions, owners, tables)
+        count, length, _ = images.shape
+        self._text(slice(count)).write_kv(images, self._cache.rows(prefixes.long(), length))
+        return None if prompts is None else self._forward(count, prompts, positions, owners, tables)
+
+    def sample_regions(
+        self,
+        hidden: torch.Tensor,
+        phases: torch.Tensor,
+        batch_slots: torch.Tensor,
+        coords: bool,
+        sizes: bool,
+        sampled: torch.Tensor,
+        state: torch.Tensor,
+    ) -> None:
+        """As `Runner.sample_regions`."""
+        sampling.sample_regions(self._model, hidden, phases, batch_slots, coords, sizes, sampled, state)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `Runner.logits`."""
+        return self._model.text.logits(hidden).float()
