@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import shutil
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +31,8 @@ from saccade.pipeline.run import opened_run
 from saccade.pipeline.settings import PlacedError
 from saccade.sources import SourceError
 from tests.support.cameras.faulty import FaultyCamera, coded_clip
+from tests.support.webrtc import asked, own_loop
+from tests.support.whep import Watcher
 
 # Not by importing it: what it reads of the environment is set by the run.
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
@@ -42,6 +47,7 @@ class Running:
     controller: Controller
     camera: str
     folder: Path
+    url: str
 
     @property
     def runner(self) -> Any:
@@ -84,6 +90,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
                 "max_fps": 2,
                 "workers": 2,
                 "device": "cpu",
+                "http": "127.0.0.1:0",
                 "store": str(folder / "kept"),
                 "state": str(folder / "state"),
                 "sinks": [str(folder / "all.jsonl")],
@@ -91,7 +98,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         )
         with opened_run(config) as opened:
             opened.controller.start()
-            one = Running(opened.controller, camera, folder)
+            assert opened.url is not None
+            one = Running(opened.controller, camera, folder, opened.url)
             one.until(one.run_again)
             yield one
 
@@ -221,3 +229,33 @@ def test_workers_are_replaced_by_others_of_another_model(running: Running) -> No
     running.until(running.run_again)
     running.until(lambda: set(running.going_on()) == {"a", "b"})
     print("\nevents that went on:", running.going_on() == before)
+
+
+def test_a_viewer_of_a_worker_s_video_changes_prompts_by_the_controller(running: Running) -> None:
+    with urllib.request.urlopen(f"{running.url}/streams/b/frame.jpg", timeout=LONG_S) as answer:
+        assert answer.read()[:3] == b"\xff\xd8\xff"
+    with own_loop() as loop:
+
+        async def watch() -> Watcher:
+            return Watcher(("VP8", "H264"))
+
+        def do(work: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(work, loop).result(LONG_S)
+
+        viewer = do(watch())
+        try:
+            offer, headers = do(viewer.offer()), {"Content-Type": "application/sdp"}
+            status, text, _ = asked("POST", f"{running.url}/whep/b", content=offer, headers=headers)
+            assert status == 201, text
+            do(viewer.take(text))
+            running.until(lambda: viewer.records and viewer.sizes)
+            assert viewer.records[0]["stream"] == "b"
+            loop.call_soon_threadsafe(viewer.channel.send, json.dumps({"detect": ["dog"], "conf": 0.3}))
+            running.until(lambda: any(record.get("prompts", {}).get("detect") == ["dog"] for record in viewer.records))
+            assert running.controller.stream("b").detect == ["dog"]
+            assert running.runner.status("b").config.conf == 0.3
+            loop.call_soon_threadsafe(viewer.channel.send, json.dumps({"detect": ["unheard"]}))
+            running.until(lambda: any("unheard" in record.get("error", "") for record in viewer.records))
+            assert running.controller.stream("b").detect == ["dog"]
+        finally:
+            do(viewer.close())
