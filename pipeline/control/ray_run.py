@@ -15,6 +15,7 @@ from saccade.pipeline.control.ray_cluster import RayCluster
 from saccade.pipeline.control.worker_calls import WorkerSettings, is_video, worker_values
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.stream import open_source_of
 from saccade.pipeline.runtime.targets import WHEP, Target, check_targets, open_output, targets_of
 from saccade.processors import usable_processors
 
@@ -31,6 +32,11 @@ def check_workers(config: RunConfig) -> None:
         raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
     if watched := next((target for target in shared_targets(config) if target.text.startswith(WHEP)), None):
         raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
+
+
+def is_file(source: str) -> bool:
+    """Whether a source is a path, and no address or webcam."""
+    return not ("://" in source or source.startswith("webrtc:") or source.isdecimal())
 
 
 def threads_each(workers: int) -> int:
@@ -65,6 +71,7 @@ def opened_workers(
 
     Raises:
         ConfigError: if Ray does not start or has no room, or outputs would overwrite each other or a source.
+        SourceError: if a file of this machine cannot be read.
         EngineError, SinkError: if the model cannot be loaded, or an output not be opened.
         RunFailed: if in the end something could not be finished.
     """
@@ -73,6 +80,10 @@ def opened_workers(
     sources = [stream.source for stream in config.named().values()]
     own = [Target(text).of(name) for name in config.named() for text in worker_values(config)["sinks"]]
     check_targets([*shared, *own], sources)
+    if config.ray is None:
+        for stream in config.named().values():
+            if is_file(stream.source):
+                open_source_of(stream).close()  # so that a mistake is told before Ray and the engines take their time
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(config, keep_open=True))
         cluster = stack.enter_context(RayCluster(config, state))

@@ -22,3 +22,15 @@ def test_the_extra_is_named_where_ray_is_missing(
     done = saccade("run", "rtsp://127.0.0.1:9/x", "--detect", "person", *flags, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [f"saccade: {named} needs Ray: {install_command('ray')}"]
+
+
+def test_a_file_that_is_not_there_is_told_before_ray_starts(
+    tmp_path: Path, saccade: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = pytest.importorskip("saccade.pipeline.control.ray_run", reason="the extra `ray` is not installed")
+    monkeypatch.setattr(cluster, "RayCluster", None)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+    done = saccade("run", "none.mp4", "--detect", "person", "--workers", "2", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == ["saccade: no such file: none.mp4"]
