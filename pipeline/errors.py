@@ -32,6 +32,10 @@ class StreamError(Exception):
     """A stream cannot be added, found or ended; `str()` of it is one line for the user."""
 
 
+class AwayError(StreamError):
+    """No worker has the stream, or is ready, at the moment: a client may try again in some seconds."""
+
+
 class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of error
     """A run that had started could not go on; the error it is raised from is the reason."""
 

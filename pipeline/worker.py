@@ -41,7 +41,7 @@ from saccade.pipeline.control.worker_calls import (
     taken,
     told,
 )
-from saccade.pipeline.errors import ConfigError, StreamError, one_line
+from saccade.pipeline.errors import AwayError, ConfigError, StreamError, one_line
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.record import Event, read_event
@@ -299,14 +299,14 @@ class Worker:
 
         Raises:
             ConfigError, EngineError: as `SnapshotAsker.match`.
-            StreamError: if it is being closed.
+            AwayError: if it is being closed.
         """
         if self._searcher is None:
             return [None] * len(events)
         try:
             found = dict(self._searcher.match(text, events))
         except EngineClosedError:
-            raise StreamError("the worker ends") from None
+            raise AwayError("the worker ends") from None
         return [found[event] for event in events]
 
     def report(self) -> Report:
@@ -427,7 +427,7 @@ class WorkerActor:
     @property
     def _running(self) -> Worker:
         if self._worker is None:
-            raise StreamError("the worker is being started; try again in some seconds")
+            raise AwayError("the worker is being started; try again in some seconds")
         return self._worker
 
     def _start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready:

@@ -50,7 +50,7 @@ from saccade.pipeline.config.http import check_open
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.control.local import Local
 from saccade.pipeline.control.source_policy import NotAllowedError
-from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError, one_line
+from saccade.pipeline.errors import AwayError, ConfigError, NotKeptError, StreamError, one_line
 from saccade.pipeline.events.storage.store_reader import StoreError, media_path
 from saccade.pipeline.settings import PlacedError
 from saccade.sinks import SinkError
@@ -62,6 +62,7 @@ from saccade.web.server import AppServer, Hook
 
 _STATUS: dict[type[Exception], int] = {
     NotAllowedError: 403,
+    AwayError: 503,
     StreamError: 409,
     ConfigError: 422,
     EngineError: 422,

@@ -33,7 +33,7 @@ from saccade.pipeline.control.results import ResultReceiver
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
 from saccade.pipeline.control.stores import MachineStores
 from saccade.pipeline.control.worker_calls import Batch, Ready, Report, Wish, WorkerSettings, taken, told, worker_values
-from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
+from saccade.pipeline.errors import AwayError, ConfigError, RunFailed, StreamError, one_line
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
@@ -218,11 +218,11 @@ class RayWorkers:
         with self._changed:
             stream = self._streams.get(change.name)
             if stream is not None and stream.error is None and stream.worker is None:
-                raise StreamError(f"'{change.name}' waits for a worker; try again in some seconds")
+                raise AwayError(f"'{change.name}' waits for a worker; try again in some seconds")
             there = self._workers[stream.worker] if stream and stream.worker and stream.error is None else None
             worker = there or self._least_loaded()
         if worker is None:
-            raise StreamError("no worker is ready; try again in some seconds")
+            raise AwayError("no worker is ready; try again in some seconds")
         self._call(worker, "prepare", change, checked)
         return _Prepared(worker, change.name)
 
@@ -245,7 +245,7 @@ class RayWorkers:
             place = prepared.worker if isinstance(prepared, _Prepared) else None
             try:
                 return self._open_at(name, stream, place, checked=checked)
-            except _AwayError:
+            except AwayError:
                 return self.status(name)
             except Exception:
                 if new:
@@ -268,14 +268,14 @@ class RayWorkers:
                     self._ended.pop(name, None)
                 try:
                     return self._open_at(name, stream, None, checked=checked)
-                except _AwayError:
+                except AwayError:
                     return self.status(name)
                 except Exception as error:
                     self._fail(name, stream, one_line(str(error)))
                     raise
             try:
                 status: StreamStatus = self._call(worker, "reopen", name, wanted, checked)
-            except _AwayError:
+            except AwayError:
                 return self.status(name)
             except Exception as error:
                 self._fail(name, stream, one_line(str(error)))
@@ -293,7 +293,7 @@ class RayWorkers:
             worker = self._workers.get(stream.worker or "")
             if worker is not None and worker.ready is not None:
                 stream.closed.clear()
-                with contextlib.suppress(_AwayError):
+                with contextlib.suppress(AwayError):
                     self._call(worker, "follow", name, None)
                     stream.closed.wait(_MARK_S)
             with self._changed:
@@ -313,7 +313,7 @@ class RayWorkers:
         with self._changed:
             worker = self._least_loaded()
         if worker is None:
-            raise StreamError("no worker is ready; try again in some seconds")
+            raise AwayError("no worker is ready; try again in some seconds")
         self._call(worker, "check_rules", stream)
 
     def take(self, config: RunConfig) -> list[str]:
@@ -370,7 +370,7 @@ class RayWorkers:
         worker.loading = True
         try:
             ready: Ready = self._call(worker, "replace", worker.settings, wanted, timeout_s=START_S)
-        except _AwayError:  # it has ended, and begins by them
+        except AwayError:  # it has ended, and begins by them
             return
         finally:
             worker.loading = False
@@ -455,7 +455,7 @@ class RayWorkers:
         with self._changed:
             worker = self._least_loaded(full=True)
         if worker is None:
-            raise StreamError("no worker is ready; try again in some seconds")
+            raise AwayError("no worker is ready; try again in some seconds")
         return _address(worker)
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
@@ -724,7 +724,7 @@ class RayWorkers:
                 return
             try:
                 self._open_at(name, stream, None, checked=False)
-            except _AwayError:
+            except AwayError:
                 pass  # the next worker that is ready opens it
             except Exception as error:
                 log.warning("%s: %s", name, error)
@@ -734,18 +734,18 @@ class RayWorkers:
         """Have a stream run where it is, at a place, or where load is least; the caller holds its lock.
 
         Raises:
-            _AwayError: if no worker can have it now.
+            AwayError: if no worker can have it now.
         """
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
             if worker is None or worker.ready is None:
-                raise _AwayError("no worker is ready")
+                raise AwayError("no worker is ready")
             again = stream.worker is None and stream.opened > 0
             stream.worker = worker.name
         events = self.events.of(name) if again or not stream.opened else []
         try:
             status: StreamStatus = self._call(worker, "follow", name, stream.wanted, checked, events, again)
-        except _AwayError:
+        except AwayError:
             with self._changed:
                 if worker.ready is None or stream.worker is None:
                     stream.worker = None
@@ -789,11 +789,11 @@ class RayWorkers:
             stream = self._streams.get(name)
             worker = self._workers.get((stream and stream.worker) or "")
             if worker is None or worker.ready is None:
-                raise StreamError(f"'{name}' waits for a worker; try again in some seconds")
+                raise AwayError(f"'{name}' waits for a worker; try again in some seconds")
             return worker
 
     def _call(self, worker: _Worker, method: str, *arguments: Any, timeout_s: float = _CALL_S) -> Any:
-        """What a method of a worker returns; raises what it refuses with, and `_AwayError` if it has ended."""
+        """What a method of a worker returns; raises what it refuses with, and `AwayError` if it has ended."""
         try:
             answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments), timeout=timeout_s)
         except ray.exceptions.RayTaskError:
@@ -801,7 +801,7 @@ class RayWorkers:
         except ray.exceptions.GetTimeoutError:
             raise StreamError(f"worker {worker.name} has not answered within {timeout_s:g} s") from None
         except ray.exceptions.RayError as error:
-            raise _AwayError(f"worker {worker.name} has ended; try again in some seconds") from error
+            raise AwayError(f"worker {worker.name} has ended; try again in some seconds") from error
         return taken(answer)
 
     # ---- within
@@ -881,14 +881,10 @@ class _NoStreamError(StreamError):
     """There is no stream of that name."""
 
 
-class _AwayError(StreamError):
-    """The worker has ended, or none is ready."""
-
-
 def _address(worker: _Worker) -> Address:
     ready = worker.ready
     if ready is None:
-        raise StreamError(f"worker {worker.name} is being started; try again in some seconds")
+        raise AwayError(f"worker {worker.name} is being started; try again in some seconds")
     return Address(ready.url, {"Authorization": f"Bearer {ready.secret}"})
 
 

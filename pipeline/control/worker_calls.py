@@ -10,7 +10,7 @@ from saccade.engine.errors import EngineError
 from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
 from saccade.pipeline.control.runner import ModelInfo
 from saccade.pipeline.control.source_policy import NotAllowedError
-from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError, one_line
+from saccade.pipeline.errors import AwayError, ConfigError, NotKeptError, StreamError, one_line
 from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.pipeline.runtime.targets import Target, targets_of
 from saccade.pipeline.settings import PlacedError
@@ -20,7 +20,7 @@ from saccade.sources import SourceError
 T = TypeVar("T")
 
 _KINDS: tuple[type[Exception], ...] = (
-    *(NotKeptError, NotAllowedError, StreamError, ConfigError, SourceError, EngineError, SinkError),
+    *(NotKeptError, NotAllowedError, AwayError, StreamError, ConfigError, SourceError, EngineError, SinkError),
 )
 
 

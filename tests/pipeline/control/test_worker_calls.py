@@ -9,7 +9,7 @@ import pytest
 from saccade.engine.errors import EngineError, UnknownClassError
 from saccade.pipeline.control.source_policy import NotAllowedError
 from saccade.pipeline.control.worker_calls import Refused, taken, told
-from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError
+from saccade.pipeline.errors import AwayError, ConfigError, NotKeptError, StreamError
 from saccade.pipeline.settings import PlacedError
 from saccade.sinks import SinkError
 from saccade.sources import SourceError
@@ -21,6 +21,7 @@ from saccade.sources import SourceError
         (ConfigError("no such file"), ConfigError),
         (NotKeptError("the disk is full"), NotKeptError),
         (StreamError("taken"), StreamError),
+        (AwayError("no worker is ready"), AwayError),
         (SourceError("no such file"), SourceError),
         (NotAllowedError(), NotAllowedError),
         (EngineError("no such model"), EngineError),
