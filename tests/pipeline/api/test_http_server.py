@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
+from saccade.pipeline.analytics.saccades.planner import Reason
 from saccade.pipeline.api.http_server import HttpServer, serve
 from saccade.pipeline.config import parse_place
 from saccade.pipeline.control.controller import Controller
@@ -159,6 +160,16 @@ def test_drops_have_their_cause_in_the_metrics(server: HttpServer, streams: Stre
     body = {"source": str(CLIP), "name": "clip", "detect": "person", "queue": "newest", "tiles": 2}
     assert ask(server, "POST", "/streams", body).status == 201
     wait_for(lambda: 'saccade_frames_dropped_total{cause="full",stream="clip"}' in ask(server, "GET", "/metrics").text)
+
+
+def test_windows_are_counted_by_reason_in_the_metrics(server: HttpServer, streams: Streams) -> None:
+    body = {"source": str(CLIP), "name": "clip", "detect": "person", "queue": "wait", "saccades": "1"}
+    assert ask(server, "POST", "/streams", body).status == 201
+    wait_for(lambda: "saccade_looks_total{" in ask(server, "GET", "/metrics").text)
+    families = {one.name: one for one in text_string_to_metric_families(ask(server, "GET", "/metrics").text)}
+    reasons = {one.labels["reason"] for one in families["saccade_looks"].samples}
+    assert reasons <= set(get_args(Reason))
+    assert ask(server, "PATCH", "/streams/clip", {"saccades": "auto"}).json["saccades"] == "auto"
 
 
 GOOD = {"source": str(CLIP), "name": "other", "detect": "person"}
