@@ -349,7 +349,8 @@ class Engine:
 
         Those that only ever grow end in `_total`. `bubble` is the share of time in which work left the GPU idle.
         """
-        return self._loop.counters()
+        kept = {"tasks_known": len(self._expanded), "cuda_graphs": self._executor.n_graphs}
+        return {**self._loop.counters(), **kept}
 
     @property
     def idle_s(self) -> float:

@@ -162,6 +162,11 @@ class Admission(Generic[ImageT]):
         """Everything that waits."""
         return [request for stream in self._backlog for request in stream.waiting]
 
+    def remembered(self) -> tuple[int, int]:
+        """How many streams are known, and prompts whose last answers are kept for drafts. Called in any thread."""
+        streams = list(self._streams.values())
+        return len(streams), sum(len(stream.memory) for stream in streams)
+
     def stream(self, key: Hashable) -> Stream[ImageT]:
         """The stream of a key; made with the first request or the first settings."""
         found = self._streams.get(key)

@@ -111,6 +111,7 @@ def _available() -> bool:
 
 RECORDED_AFTER = 16  # calls: the first lays weights out; recording takes 0.2 s, as much as is saved on 100 images
 _MOST = 8  # shapes that are recorded
+_MOST_COUNTED = 256  # shapes whose calls are counted
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
@@ -138,6 +139,8 @@ class Replay:
             with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
                 return record(*tensors)
         if len(self._records) < _MOST:
+            if len(self._calls) >= _MOST_COUNTED:
+                self._calls.clear()
             calls = self._calls[shapes] = self._calls.get(shapes, 0) + 1
             if calls > RECORDED_AFTER:
                 self._records[shapes] = self._record(tensors)

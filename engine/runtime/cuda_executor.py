@@ -87,6 +87,11 @@ class CudaExecutor(Executor[PreparedImage]):
         else:
             super().wait(slot, step)
 
+    @property
+    def n_graphs(self) -> int:
+        """CUDA graphs of steps."""
+        return len(self.graphs)
+
     @torch.inference_mode()
     def _capture_all(self, images: CudaImageEncoder, texts: bool, progress: Progress | None) -> None:
         # Warm-up runs write to pages and slots that are never read.

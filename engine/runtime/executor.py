@@ -306,6 +306,11 @@ class Executor(Generic[PreparedT]):
         held.put_found(self._asked)
         return with_scores(held.host, held.host_scores, step)
 
+    @property
+    def n_graphs(self) -> int:
+        """CUDA graphs of steps; none on a CPU."""
+        return 0
+
     def close(self) -> None:
         """Wait for the work on the streams, and end them."""
         for part in (self._images, self._compute, self._copy):

@@ -199,6 +199,7 @@ class Monitor:
         counts["batch_slots_used"] = resources.batch_slots_used
         counts["pages_used"] = resources.pages_total - resources.pool.n_free
         counts["pages_capacity"] = resources.pages_total
+        counts["streams_known"], counts["drafts_kept"] = admission.remembered()
         counts["mean_batch_size"] = self.sequences[StepKind.DECODE] / decode if decode else 0.0
         counts["idle_seconds_total"] = self.idle_s
         counts["busy_seconds_total"] = track.busy_s

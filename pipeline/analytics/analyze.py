@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from saccade.engine.results import Box, Detections, Points, Result, Spot
-from saccade.pipeline.analytics.counts import CountLog, Minute, Totals
+from saccade.pipeline.analytics.counts import CountLog, Minute, Totals, add_label
 from saccade.pipeline.analytics.heatmap import Heat
 from saccade.pipeline.analytics.motion import StillBefore
 from saccade.pipeline.analytics.settings import AnalyticsSettings
@@ -97,6 +97,11 @@ class AnalyzeStage:
         with self._lock:
             return self._totals()
 
+    @property
+    def kept(self) -> dict[str, int]:
+        """Tracks, and minutes that were counted."""
+        return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
+
     def minutes(self, since: float = 0.0) -> list[Minute]:
         """What was counted in each of the last minutes that end after a time, as frames have it in `captured_at`."""
         with self._lock:
@@ -117,7 +122,9 @@ class AnalyzeStage:
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
         ]
-        self._objects.update(seen.label for seen in sightings if seen.track_id > self._newest)
+        for seen in sightings:
+            if seen.track_id > self._newest:
+                add_label(self._objects, seen.label)
         self._newest = max(self._newest, max((seen.track_id for seen in sightings), default=0))
         if not (self._zones or self._lines):
             return result, {}

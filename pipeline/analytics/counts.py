@@ -5,12 +5,14 @@ Knows numbers only; the times are those at which frames were captured.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MINUTE_S = 60
 _MINUTES = 24 * 60
+MOST_LABELS = 1000
+"""Labels that are counted: those of prompts, which may change without end. Objects of later ones are not counted."""
 
 ByLabel = Mapping[str, Mapping[str, int]]
 """Label → what is counted → how often."""
@@ -53,6 +55,12 @@ class Minute:
     counts: Totals
 
 
+def add_label(counter: Counter[str], label: str) -> None:
+    """Count an object, unless there are too many labels without its own."""
+    if label in counter or len(counter) < MOST_LABELS:
+        counter[label] += 1
+
+
 class CountLog:
     """The counts of the last 24 hours, minute by minute."""
 
@@ -61,6 +69,10 @@ class CountLog:
         self._now: int | None = None  # the minute that goes on
         self._before = Totals()  # what had been counted when it began
         self._untaken = 0  # of the minutes
+
+    def __len__(self) -> int:
+        """How many minutes there are: at most those of 24 hours."""
+        return len(self._minutes)
 
     def due(self, captured_at: float) -> bool:
         """Whether a frame of this time is the first of its minute.

@@ -35,6 +35,15 @@ class ClosableStage(Stage, Protocol):
         """Called once, after the last `process` of the stream, or if the stream never began."""
 
 
+@runtime_checkable
+class KeepingStage(Stage, Protocol):
+    """A stage that keeps something from frame to frame, which has a bound."""
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """How much of what it keeps now, such as `tracks`. Read from any thread."""
+
+
 class Gate(Protocol):
     """Chooses which frames the engine sees; the others have no record."""
 

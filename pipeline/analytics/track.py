@@ -5,6 +5,7 @@ Knows frames and results; the tracker itself (`tracker`) knows numbers only.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import numpy as np
 
 from saccade.engine.results import Box, Detections, Points, Result, Spot
 from saccade.pipeline.analytics.association import Floats, Ints
+from saccade.pipeline.analytics.counts import MOST_LABELS
 from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
 from saccade.sinks.overlay.scene import Trail
 
@@ -44,6 +46,7 @@ class TrackStage:
     def __init__(self, start_score: float = 0.5) -> None:
         self._tracker = Tracker(TrackerSettings(high=start_score, new=start_score, low=0.0))
         self._kinds: dict[tuple[type, str], int] = {}
+        self._kind_numbers = itertools.count()
         self._last: dict[int, Box] = {}  # as each track was found last
         self._trails: dict[int, tuple[deque[float], deque[Place]]] = {}  # times and places, but for the present
 
@@ -105,7 +108,9 @@ class TrackStage:
     def _kind(self, of: type, label: str) -> int:
         known = self._kinds.get((of, label))
         if known is None:
-            known = self._kinds[of, label] = len(self._kinds)
+            if len(self._kinds) >= MOST_LABELS:  # of prompts that change without end: their tracks begin again
+                self._kinds.clear()
+            known = self._kinds[of, label] = next(self._kind_numbers)
         return known
 
     def _follow(self, tracked: list[Box | Spot], seconds: float) -> Iterator[Trail]:

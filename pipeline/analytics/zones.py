@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from saccade.pipeline.analytics.counts import add_label
 from saccade.pipeline.analytics.geometry import Point, contains, cross, distance
 from saccade.pipeline.analytics.settings import LineSettings, RegionSettings, ZoneSettings
 
@@ -131,7 +132,7 @@ class ZoneCounter:
                 visit.last = seconds
                 if not visit.counted and seconds - visit.since >= zone.inertia:
                     visit.counted = True
-                    self.entered[visit.label] += 1
+                    add_label(self.entered, visit.label)
                     self._counts = None
             elif visit is not None and (not visit.counted or seconds - visit.last >= zone.inertia):
                 self._end(seen.track_id)
@@ -157,7 +158,7 @@ class ZoneCounter:
     def _end(self, number: int) -> None:
         visit = self._visits.pop(number)
         if visit.counted:
-            self.left[visit.label] += 1
+            add_label(self.left, visit.label)
             self._counts = None
             self.dwells = [*self.dwells[-999:], visit.dwell_s]
 
@@ -217,11 +218,11 @@ class LineCounter:
             if (away > 0) != side.right and cross(side.at, at, start, end):
                 if away > 0 and not side.forward:
                     side.forward = True
-                    self.forward[seen.label] += 1
+                    add_label(self.forward, seen.label)
                     crossed[seen.track_id] = "forward"
                 elif away < 0 and not side.backward:
                     side.backward = True
-                    self.backward[seen.label] += 1
+                    add_label(self.backward, seen.label)
                     crossed[seen.track_id] = "backward"
             side.right, side.at = away > 0, at
         if crossed:

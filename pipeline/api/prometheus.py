@@ -95,6 +95,12 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
         "that is unsure, or the sweep",
         labels=["stream", "reason"],
     )
+    kept = GaugeMetricFamily(
+        "saccade_kept",
+        "What a stream keeps in memory, each with a bound: tracks, minutes of counts, events that go on, clip_bytes of "
+        "video for clips, and clips that are not written yet",
+        labels=["stream", "what"],
+    )
     corrupt = CounterMetricFamily(
         "saccade_corrupt_packets", "Packets of the source that could not be decoded", labels=one
     )
@@ -117,12 +123,14 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
             found.add_metric([status.name, name], count)
         for reason, count in report.looks.items():
             looks.add_metric([status.name, reason], count)
+        for what, count in report.kept.items():
+            kept.add_metric([status.name, what], count)
         corrupt.add_metric(label, report.corrupt_packets)
         for cause, count in report.drops.items():
             lost.add_metric([status.name, cause], count)
         for queue, length in report.waiting.items():
             waiting.add_metric([status.name, queue], length)
-    return up, state, made, age, read, out, lost, found, looks, corrupt, waiting
+    return up, state, made, age, read, out, lost, found, looks, kept, corrupt, waiting
 
 
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:

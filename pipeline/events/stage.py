@@ -98,6 +98,12 @@ class EventStage:
         self._rules = tuple(settings.rules)
 
     @property
+    def kept(self) -> dict[str, int]:
+        """Events that go on, and what is kept for their clips."""
+        going = sum(machine.event is not None for machine in list(self._machines.values()))
+        return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
+
+    @property
     def states(self) -> list[RuleState]:
         """How each rule is doing, as of the newest frame. May be read from any thread."""
         return [machine.state for machine in self._machines.values()]

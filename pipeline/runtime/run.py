@@ -29,7 +29,7 @@ from saccade.engine.tasks.tiles import Window
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.saccades.stage import SaccadeStage
-from saccade.pipeline.analytics.stages import ClosableStage, Gate, Stage
+from saccade.pipeline.analytics.stages import ClosableStage, Gate, KeepingStage, Stage
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.events.stage import EventStage
@@ -256,7 +256,8 @@ class Run:
         drops.update(self._delivery.drops())
         waiting = {"engine": len(self._frames), **self._delivery.waiting()}
         looks = self._saccades.counts if self._saccades else {}
-        return self._stats.report(drops, self._source.corrupt_packets, waiting, looks)
+        kept = {name: n for stage in self._stages if isinstance(stage, KeepingStage) for name, n in stage.kept.items()}
+        return self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
 
     def sink_statuses(self) -> list[SinkStatus]:
         """The status of each sink that is this run's own, its recorder among them."""

@@ -72,6 +72,8 @@ class Report:
         histograms: by the parts of `Latency`.
         objects_by_class: the objects found, by class: the first 1000 classes.
         looks: windows that were looked at besides whole frames, by reason.
+        kept: how much its stages keep by design: `tracks`, `minutes` (of counts), `events` (that go on), `clip_bytes`
+            (of video for clips) and `clips` (that are not written yet).
     """
 
     frames: int
@@ -86,6 +88,7 @@ class Report:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     objects_by_class: Mapping[str, int] = field(default_factory=dict)
     looks: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fps(self) -> float:
@@ -159,6 +162,7 @@ class Stats:
         corrupt_packets: int,
         waiting: dict[str, int],
         looks: Mapping[str, int] | None = None,
+        kept: Mapping[str, int] | None = None,
     ) -> Report:
         """Everything, with what the run's queues and its source have counted themselves."""
         every = Counter(drops)
@@ -178,6 +182,7 @@ class Stats:
                 histograms={stage: Histogram(tuple(c), self._sums[stage]) for stage, c in self._counts.items()},
                 objects_by_class=dict(self._by_class),
                 looks=dict(looks or {}),
+                kept=dict(kept or {}),
             )
 
     def _now(self) -> Recent:

@@ -161,7 +161,10 @@ class MqttSink:
                 going = {one["rule"] for one in self._events_of_rules.values() if one["stream"] == stream}
                 for rule in {*self._rules.get(stream, ()), *event["rules"]}:
                     self._set_rule(stream, rule, ON if rule in going else OFF)
-                self._rules[stream] = list(event["rules"])
+                if event["rules"]:
+                    self._rules[stream] = list(event["rules"])
+                else:
+                    self._rules.pop(stream, None)
             elif event["type"] in CHANGES:
                 before = self._events_of_rules.get(event["id"], event)
                 self._backlog.event(self._topics.events, to_text(frigate_message(before, event)).encode())

@@ -89,6 +89,11 @@ class PacketRing:
                 self._clear()
 
     @property
+    def bytes(self) -> int:
+        """How much it holds: 256 MB at most."""
+        return self._bytes
+
+    @property
     def newest(self) -> float | None:
         """When the newest packet arrived; None if there is none."""
         with self._lock:

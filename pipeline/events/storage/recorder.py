@@ -162,6 +162,11 @@ class Recorder:
         self._ending: dict[str, _Recording] = {}  # whose time goes on after the event
 
     @property
+    def kept(self) -> dict[str, int]:
+        """Bytes of video for clips, and clips that are not written yet. Read from any thread."""
+        return {"clip_bytes": self.ring.bytes, "clips": len(self._recordings) + len(self._ending)}
+
+    @property
     def has_clips(self) -> bool:
         """Whether there is video to cut clips from."""
         return self._file is not None or self.ring.newest is not None

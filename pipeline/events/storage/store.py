@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 PRUNE_S = 60.0
 CLOSE_S = 5.0  # for what waits to be stored; a disk that hangs may never answer
 _MAX_WAITING = 10_000
+_MOST_STREAMS = 1000  # whose rules are known: streams that have ended among them, whose events may end yet
 _BATCH = 500  # changes in one transaction
 _OPEN = "SELECT id, record FROM events WHERE end_time IS NULL ORDER BY row"
 _OLD = "SELECT id FROM events WHERE expires_at IS NULL AND kept_from < ? AND end_time IS NOT NULL"
@@ -163,7 +164,10 @@ class EventStore(EventReader):
         """
         kind = record["type"]
         if kind == "rules":
+            self._rule_keep_s.pop(record["stream"], None)
             self._rule_keep_s[record["stream"]] = dict(record["keep_s"])
+            if len(self._rule_keep_s) > _MOST_STREAMS:
+                del self._rule_keep_s[next(iter(self._rule_keep_s))]
         if kind in ("begin", "update", "end"):
             with self._closing:
                 (self._going.discard if kind == "end" else self._going.add)(record.get("id", ""))

@@ -12,6 +12,7 @@ class Untimed:
     """No streams of a device, no measurements, and nothing to close."""
 
     streams: ClassVar[Mapping[str, Stream]] = {}
+    n_graphs: ClassVar[int] = 0
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
         return False
