@@ -30,7 +30,7 @@ from benchmarks.soak.slope import Slope, slope_of
 from saccade.pipeline.errors import RunFailed
 
 _READ_S = 5.0  # between two readings of memory: each minute's value is the mean of its readings
-_LONG_S = 120.0
+_LONG_S = 600.0  # of a start beside much other work
 _WARM_MIN = 10.0
 _GROWN = 8  # types of objects that are shown
 
