@@ -190,7 +190,7 @@ def sample(
         coord_features: float32 (1, n).
         size_features: float32 (2, m).
         size_values: (bins,) float32, the side that each bin of a size stands for.
-        sampled: (rows, 3) float32, written as `output_state.Skill.commit` takes it.
+        sampled: (rows, 3) float32, written as `output_state.OutputState.commit` takes it.
         features: (rows, 2 m), written with cosines and sines, of coordinates 2 n of them.
         pdl: begin before the previous kernel has ended, see `kernels.pdl`.
     """

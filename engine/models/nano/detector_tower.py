@@ -93,6 +93,7 @@ class DetectorTower(CropReader):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)
         self.quick_crops = False
+        self._apart = config.n_boxes == 2  # parts of bodies have boxes of their own
         self.asked: Mapping[tuple[int, ...], int] = {}
         width = config.proj_out_dim
         self.stem = PicoDet(config.n_classes, config.n_boxes)
@@ -176,7 +177,7 @@ class DetectorTower(CropReader):
 
         per_box = 4 * BINS
         sides = evidence.sides.gather(1, at.unsqueeze(-1).expand(-1, -1, evidence.sides.shape[-1]))
-        if config.n_boxes == 2:
+        if self._apart:
             own = (labels == config.part_class).unsqueeze(-1)
             sides = torch.where(own, sides[..., per_box:], sides[..., :per_box])
         centres, strides = places(height, width, classes.device)
