@@ -45,7 +45,8 @@ from saccade.web.tokens import read_token
 
 log = logging.getLogger(__name__)
 
-Role = Literal["anyone", "viewer", "operator", "admin"]
+ClientRole = Literal["viewer", "operator", "admin"]
+Role = Literal["anyone"] | ClientRole
 ROLES: tuple[Role, ...] = ("anyone", "viewer", "operator", "admin")
 _READING = ("GET", "HEAD", "OPTIONS")
 _CLIENT = "saccade.client"
@@ -73,7 +74,7 @@ class Client(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Text = Field(description="for the audit")
-    role: Role = Field(description="viewer, operator or admin")
+    role: ClientRole = Field(description="viewer, operator or admin")
     token: Text | None = Field(default=None, repr=False)
     token_file: FileText | None = None
     streams: Names = []
@@ -97,8 +98,8 @@ class _Proxy(BaseModel):
     addresses: list[Annotated[str, AfterValidator(_network)]] = Field(min_length=1)
     user: Text = Field(description="the header with the name of a person")
     role: Text | None = None
-    roles: dict[Text, Role] = {}
-    default: Role | None = None
+    roles: dict[Text, ClientRole] = {}
+    default: ClientRole | None = None
 
 
 class _File(BaseModel):

@@ -173,6 +173,7 @@ def test_each_change_is_a_line_of_the_audit(server: Server) -> None:
     ("text", "message"),
     [
         ("clients: [{name: a, role: boss, token: x}]", "clients"),
+        ("clients: [{name: a, role: anyone, token: x}]", "clients"),  # the role of routes that need no token
         ("clients: [{name: a, role: admin}]", "needs a token or a token_file"),
         ("clients: [{name: a, role: admin, token: x}, {name: b, role: viewer, token: x}]", "the same token"),
         ("clients: [{name: a, role: admin, token: x, strems: [y]}]", "strems"),
