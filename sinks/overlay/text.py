@@ -95,13 +95,13 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)  # Aileron, inside Pillow: the same on every machine
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)  # 3.5 MB on 360 lines, 21 on 1080; a new one takes 0.3 and 0.7 ms
 def label(wording: str, color: Rgb, font_px: int) -> Bitmap:
     """A class label: dark text on the colour of the class."""
     return _render(((wording, INK),), color, 1.0, font_px)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def note(wording: str, font_px: int) -> Bitmap:
     """A note: light text on a dark, half transparent background."""
     return _render(((wording, PAPER),), INK, _OPACITY, font_px)
