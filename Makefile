@@ -14,11 +14,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := out/demo.mp4
 
-.PHONY: help demo test test-gpu lint lock docs image-test clean
+.PHONY: help demo test test-fast test-changed test-gpu lint lock docs image-test clean
 
 help:
 	@echo 'make demo    find people in the clip that ships with the project → $(DEMO)'
 	@echo 'make test    run the tests'
+	@echo 'make test-fast     the tests that start no process, camera, broker, browser or model'
+	@echo 'make test-changed  the tests that changes since BASE=main can reach by imports'
 	@echo 'make test-gpu  the same for what runs on a GPU: self-check, golden set, CUDA tests'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    build the documentation: out/site'
@@ -42,6 +44,14 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST)
+
+test-fast: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile
+
+BASE ?= main
+test-changed: $(INSTALLED)
+	@tests=$$($(BIN)/python .ci/changed.py $(BASE)) || exit 1; \
+	if test -z "$$tests"; then echo 'no test can reach the changes'; else $(BIN)/python -m pytest $(PYTEST) $$tests; fi
 
 # All three run, whatever the first finds; it fails where there is no GPU, on which the tests would only be skipped.
 test-gpu: $(INSTALLED)

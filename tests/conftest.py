@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -25,6 +26,27 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+_STARTS_SOMETHING = re.compile(
+    r"\b(subprocess|multiprocessing|Engine\.load|load_engine|RtspServer|serving|run_saccade|start_saccade|chromium)\b|"
+    r"tests\.support\.(command|cameras|browser|training|webrtc|whep|http_server|ray_cluster|worker_here|control|"
+    r"scripted_workers|sinks)|tests\.support import cameras"
+)
+"""What a test module mentions that starts processes, cameras, brokers or browsers, encodes video, or loads a model."""
+_SLOW_FIXTURES = {"saccade", "shared_clips", "engine"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that `make test-fast` leaves out."""
+    modules: dict[Path, bool] = {}
+    for item in items:
+        slow = modules.get(item.path)
+        if slow is None:
+            slow = modules[item.path] = _STARTS_SOMETHING.search(item.path.read_text(encoding="utf-8")) is not None
+        marked = any(item.get_closest_marker(name) for name in ("e2e", "gpu", "image"))
+        if slow or marked or not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,74 @@
+"""Prints the test modules that a change can reach by imports: `changed.py [BASE]`, by default since `main`.
+
+A test module is reached when it, or a module that it imports over any number of steps, was changed or is new. A change
+of anything but Python reaches the test modules that name the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+def changed(base: str) -> set[Path]:
+    """Files that differ from the merge base with a commit, committed or not, and new ones."""
+
+    def git(*words: str) -> list[str]:
+        done = subprocess.run(["git", *words], cwd=REPO, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    (ancestor,) = git("merge-base", base, "HEAD")
+    names = [*git("diff", "--name-only", ancestor), *git("ls-files", "--others", "--exclude-standard")]
+    return {REPO / name for name in names}
+
+
+@cache
+def imports(path: Path) -> frozenset[Path]:
+    """The files of this repository that a file imports directly, with the packages above them."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "saccade" and not (REPO / "saccade" / f"{'/'.join(parts[1:])}.py").is_file():
+                parts = parts[1:]
+            for depth in range(1, len(parts) + 1):
+                place = REPO.joinpath(*parts[:depth])
+                found |= {one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()}
+    return frozenset(found)
+
+
+def reached(test: Path, names: set[Path]) -> bool:
+    """Whether one of the files is among those that a test module imports over any number of steps."""
+    seen: set[Path] = set()
+    waiting = [test, *(folder / "conftest.py" for folder in test.parents if (folder / "conftest.py").is_file())]
+    while waiting:
+        path = waiting.pop()
+        if path in names:
+            return True
+        if path not in seen:
+            seen.add(path)
+            waiting += imports(path)
+    text = test.read_text(encoding="utf-8")
+    return any(path.suffix != ".py" and path.name in text for path in names)
+
+
+def main() -> None:
+    """Print their paths, one a line."""
+    names = changed(sys.argv[1] if len(sys.argv) > 1 else "main")
+    for test in sorted((REPO / "tests").rglob("test_*.py")):
+        if reached(test, names):
+            print(test.relative_to(REPO))
+
+
+if __name__ == "__main__":
+    main()
