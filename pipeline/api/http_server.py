@@ -12,14 +12,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
@@ -149,8 +150,20 @@ async def _schema(request: Request) -> Response:
 
 @_about.get("/docs", role="anyone", include_in_schema=False)
 async def _docs() -> Response:
-    """A page with all of it; the page itself comes from a public server."""
-    return get_swagger_ui_html(openapi_url="openapi.json", title="Saccade")
+    """A page with all of it. Its script and style come from this server, so that it works without the internet."""
+    return get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Saccade",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="data:,",  # none
+    )
+
+
+@_about.get("/docs/{name}", role="anyone", include_in_schema=False)
+async def _docs_file(name: Literal["swagger-ui-bundle.js", "swagger-ui.css"]) -> Response:
+    """What the page loads."""
+    return FileResponse(Path(str(resources.files("fastapi_offline"))) / "static" / name)
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:

@@ -26,6 +26,7 @@ ROLE_OF = {
     ("GET", "/readyz"): "anyone",
     ("GET", "/openapi.json"): "anyone",
     ("GET", "/docs"): "anyone",
+    ("GET", "/docs/{name}"): "anyone",
     ("GET", "/"): "anyone",
     ("GET", "/clip.json"): "anyone",
     ("GET", "/clip.mp4"): "anyone",

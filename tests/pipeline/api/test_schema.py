@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -101,3 +102,8 @@ def test_the_schema_says_who_may_call_each_operation(client: Client) -> None:
 def test_the_page_of_the_schema_is_served(client: Client) -> None:
     page = client._http.get("/docs")
     assert (page.status_code, "openapi.json" in page.text) == (200, True)
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(loaded) == 3
+    for address in loaded:
+        assert address.startswith("data:") or client._http.get(f"/{address}").status_code == 200, address
+    assert client._http.get("/docs/other.js").status_code == 422
