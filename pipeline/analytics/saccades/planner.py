@@ -221,12 +221,14 @@ class Planner:
             unsure = not one.confirmed or one.found.score < _UNSURE
             if one.moves(seconds) or one.found_s < one.moved_s:  # what came to rest was not seen at rest
                 urgency = waited / (_MOVING_S * 2**one.misses)
-            elif unsure:
-                urgency = waited / (_UNSURE_S * 2**one.misses if not one.confirmed else 10 * _UNSURE_S)
-            elif self._thrifty:
-                continue  # it stands still: the sweep looks after it
-            else:
+            elif not one.confirmed:
+                urgency = waited / (_UNSURE_S * 2**one.misses)
+            elif not self._thrifty:
                 urgency = min(1.5, waited / _MOVING_S)  # behind all others
+            elif unsure:
+                urgency = waited / (10 * _UNSURE_S)
+            else:
+                continue  # it stands still: the sweep looks after it
             reason: Reason = "unsure" if unsure else "track"
             box = self._clipped(one.box_at(seconds))
             if area(box) > 0:

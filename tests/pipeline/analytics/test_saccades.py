@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -102,6 +102,7 @@ def test_overlapping_wishes_share_a_window_and_distant_ones_do_not() -> None:
     assert len([look for look in planner().choose(0.0, 4, *moving(PERSON, far)) if look.reason == "motion"]) == 2
 
 
+@settings(deadline=None)
 @given(st.lists(boxes_of(60.0, 90.0), min_size=1, max_size=5))
 def test_what_a_window_is_for_lies_within_its_edges(people: list[Rect]) -> None:
     """A box at the edge of a window would count as cut, and as not looked at."""
@@ -197,6 +198,13 @@ def test_a_busy_only_window_leaves_one_look_in_ten_to_the_sweep_after_its_first_
     assert 2 <= reasons.count("sweep") <= 20
 
 
+def test_a_still_object_that_is_unsure_is_looked_at_as_often_as_a_sure_one() -> None:
+    made = planner(thrifty=False)
+    for number in range(3):
+        made.note(number / 10, [], [Found("person", 0.54, PERSON)])
+    assert look_at(made.choose(0.3, 1, NOTHING, 0.0), PERSON).reason == "unsure"
+
+
 def test_an_object_that_left_is_given_up_after_two_looks() -> None:
     made = planner()
     for number in range(3):
@@ -248,6 +256,7 @@ boxes = st.tuples(st.floats(0, 1800), st.floats(0, 1000), st.floats(5, 200), st.
 frames = st.lists(st.tuples(st.lists(boxes, max_size=6), st.lists(boxes, max_size=6)), max_size=12)
 
 
+@settings(deadline=None)
 @given(frames, st.integers(0, 4), st.booleans(), st.floats(0.01, 2.0))
 def test_windows_stay_in_the_frame_and_in_the_budget(
     many: list[tuple[list[Rect], list[Rect]]], most: int, thrifty: bool, step: float
