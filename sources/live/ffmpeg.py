@@ -235,6 +235,8 @@ class FfmpegConnection:
         """Close the connection; its thread ends soon."""
         self._done.set()
         self._files.close()
+        with self._changed:
+            self._failure = None  # its traceback holds this object, and all that holds it: a decoder with its threads
 
     def _wait_until_open(self) -> None:
         deadline = time.monotonic() + _OPEN_S + _FIRST_S
@@ -257,7 +259,8 @@ class FfmpegConnection:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            self._failure = error
+            if not self._done.is_set():
+                self._failure = error
             self._changed.notify_all()
 
     def _work(self) -> None:

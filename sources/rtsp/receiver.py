@@ -149,6 +149,7 @@ class Receiver:
         if not self.received and time.monotonic() - self._started_at > _PROBE_S:
             self._choice.failed()
         self._session.client.close()
+        self._error = None  # its traceback holds this object, and all that holds it: a decoder with its threads
 
     def _receive(self) -> None:
         client = self._session.client
