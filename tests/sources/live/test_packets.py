@@ -7,9 +7,10 @@ import itertools
 from fractions import Fraction
 
 import av
+import numpy as np
 import pytest
 
-from saccade.sources.live.packets import CodedPacket, PacketTap
+from saccade.sources.live.packets import CodedPacket, PacketTap, SoundPacket, SoundTap
 from tests.support.clips import number_of, numbered_image
 
 
@@ -46,3 +47,29 @@ def test_packets_of_any_container_decode_alone(form: str) -> None:
     ]
     images += [frame.to_ndarray(format="rgb24") for frame in coder.decode(None)]
     assert [number_of(image) for image in images] == list(range(10, 20))
+
+
+@pytest.mark.parametrize("form", ["flv", "mp4", "mpegts"])
+def test_sound_of_any_container_decodes_alone(form: str) -> None:
+    data = io.BytesIO()
+    with av.open(data, "w", format=form) as out:
+        stream = out.add_stream("aac", rate=44100, layout="stereo")
+        for number in range(20):
+            frame = av.AudioFrame.from_ndarray(np.full((2, 1024), 0.1, np.float32), format="fltp", layout="stereo")
+            frame.sample_rate, frame.pts = 44100, number * 1024
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    data.seek(0)
+    packets: list[SoundPacket] = []
+    with av.open(data) as container:
+        tap = SoundTap(container.streams.audio[0])
+        for packet in container.demux(container.streams.audio[0]):
+            packets += tap.packets(packet)
+    assert len(packets) >= 20
+    assert {(one.codec, one.rate, one.channels, one.config[:2]) for one in packets} == {("aac", 44100, 2, b"\x12\x10")}
+    assert all(abs(one.samples - 1024) < 50 for one in packets[:-1])  # FLV counts milliseconds
+    steps = [later.pts - sooner.pts for sooner, later in itertools.pairwise(packets)]
+    assert steps == pytest.approx([1024 * 90_000 / 44100] * len(steps), abs=91)
+    coder = av.CodecContext.create("aac", "r")
+    coder.extradata = packets[0].config
+    assert sum(frame.samples for one in packets for frame in coder.decode(av.Packet(one.data))) >= 19 * 1024
