@@ -97,7 +97,7 @@ async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any
     return {"names": found, "colors": _colors(found)}
 
 
-@seeing.get("/streams/{name}/frame.jpg", role="viewer")
+@seeing.get("/streams/{name}/frame.jpg", role="viewer", response_class=Response)
 async def frame(
     name: str,
     request: Request,

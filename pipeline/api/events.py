@@ -160,13 +160,13 @@ async def delete(id: str, events: Events) -> None:
         raise events.missing(f"there is no event '{id[:80]}'")
 
 
-@routes.get("/events/{id}/clip.mp4", role="viewer")
+@routes.get("/events/{id}/clip.mp4", role="viewer", response_class=Response)
 async def clip(id: str, request: Request, events: Events) -> Response:
     """Its clip; in ranges, if asked for."""
     return await _media(id, "clip", request, events)
 
 
-@routes.get("/events/{id}/snapshot.jpg", role="viewer")
+@routes.get("/events/{id}/snapshot.jpg", role="viewer", response_class=Response)
 async def snapshot(id: str, request: Request, events: Events) -> Response:
     """Its best image; in ranges, if asked for."""
     return await _media(id, "snapshot", request, events)

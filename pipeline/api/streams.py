@@ -169,7 +169,7 @@ async def health(controller: Wanted) -> Response:
     return Json(found, 503 if unhealthy else 200)
 
 
-@routes.get("/metrics", role="viewer")
+@routes.get("/metrics", role="viewer", response_class=Response)
 async def metrics(shown: Annotated[Metrics, the(Metrics)]) -> Response:
     """The metrics, for Prometheus."""
     return Response(await asyncio.to_thread(shown.as_text), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -119,13 +119,13 @@ routes = Routes("video", WorkerRoute)
 Whep = Annotated[WhepServer, the(WhepServer)]
 
 
-@routes.post("/whep/{stream}", role="viewer", status_code=201, openapi_extra=SDP_BODY)
+@routes.post("/whep/{stream}", role="viewer", status_code=201, response_class=Response, openapi_extra=SDP_BODY)
 async def watch(stream: str, request: Request, whep: Whep) -> Response:
     """Watch a stream: takes an SDP offer; the answer's `Location` is the session."""
     return await whep.post(request)
 
 
-@routes.delete("/whep/{stream}/{session}", role="viewer")
+@routes.delete("/whep/{stream}/{session}", role="viewer", response_class=Response)
 async def leave(stream: str, session: str, request: Request, whep: Whep) -> Response:
     """End a session."""
     return await whep.end(request)

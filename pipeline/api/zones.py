@@ -83,7 +83,7 @@ async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
     return Counted.model_validate({"totals": asdict(totals), "minutes": added})
 
 
-@drawn.get("/streams/{name}/heatmap.png", role="viewer")
+@drawn.get("/streams/{name}/heatmap.png", role="viewer", response_class=Response)
 async def heatmap(name: str, here: Annotated[Here, the(Here)]) -> Response:
     """Where objects have been since it began, transparent elsewhere, to lay over the video."""
     try:
