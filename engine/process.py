@@ -35,29 +35,36 @@ _SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 _lock = threading.Lock()
 _open_engines = 0
 _all_closed = threading.Event()  # of the thread that gives memory back
+_trimming: threading.Thread | None = None
 _frozen_model = False
 
 
 def engine_opened() -> None:
     """Count an engine of this process; with the first one, freed memory begins to be given back."""
-    global _open_engines, _all_closed
+    global _open_engines, _all_closed, _trimming
     with _lock:
         _open_engines += 1
         if _open_engines == 1 and (trim := _glibc("malloc_trim")) is not None:
             _all_closed = threading.Event()
-            threading.Thread(target=_give_back, args=(trim, _all_closed), name="saccade-memory", daemon=True).start()
+            arguments = (trim, _all_closed)
+            _trimming = threading.Thread(target=_give_back, args=arguments, name="saccade-memory", daemon=True)
+            _trimming.start()
 
 
 def engine_closed() -> None:
     """Count one less; after the last one, models are collected again, see `shorten_collections`."""
-    global _open_engines, _frozen_model
+    global _open_engines, _frozen_model, _trimming
+    ended = None
     with _lock:
         _open_engines -= 1
         if not _open_engines:
             _all_closed.set()
+            ended, _trimming = _trimming, None
         if _frozen_model and not _open_engines:
             _frozen_model = False
             gc.unfreeze()
+    if ended is not None:
+        ended.join(1.0)
 
 
 def shorten_collections(*, model: bool = False) -> None:

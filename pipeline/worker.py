@@ -481,7 +481,7 @@ class WorkerActor:
 
     def _report(self) -> None:
         while not self._over.wait(REPORT_S):
-            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            faulthandler.dump_traceback_later(_HANGS_S, exit=True, file=2)  # also where sys.stderr is no file
             if (worker := self._worker) is not None:
                 with contextlib.suppress(Exception):  # while it is being closed
                     self._outbox.put("report", worker.report())

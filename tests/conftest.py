@@ -22,6 +22,9 @@ from tests.support.command import saccade as saccade
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray reads it when it is imported, which modules of this process do before a run sets it.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+
 # What a shell ignores for its background jobs, and nohup, would stay ignored in the processes that the tests start.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:

@@ -67,6 +67,7 @@ class PlayablePart(BaseModel):
 class Recording(BaseModel):
     """What there is between two times; with `?parts=1` also where it is, for a player."""
 
+    recorded: bool = True
     spans: list[Span]
     parts: list[PlayablePart] | None = None
 
@@ -87,7 +88,9 @@ InThisProcess = Annotated[Here, the(Here)]
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
     """The times that were recorded; what is missing between two spans was not, and the later one says why."""
-    archive, since, until = _archive(here, name), *_times(asked)
+    since, until = _times(asked)
+    if (archive := _archive_or_none(here, name)) is None:
+        return Recording(recorded=False, spans=[])
     found = await asyncio.to_thread(archive.spans, since, until)
     listed = [Span.model_validate(asdict(span)) for span in found]
     if not asked.parts:
@@ -138,12 +141,15 @@ async def download(name: str, asked: Asked, here: InThisProcess, exports: Annota
     return StreamingResponse(_chunks(descriptor), media_type="video/mp4", headers=headers)
 
 
-def _archive(here: Here, name: str) -> Archive:
+def _archive_or_none(here: Here, name: str) -> Archive | None:
     try:
-        archive = here.local.archive(name)
+        return here.local.archive(name)
     except StreamError as error:
         raise HttpError(404, str(error)) from None
-    if archive is None:
+
+
+def _archive(here: Here, name: str) -> Archive:
+    if (archive := _archive_or_none(here, name)) is None:
         raise HttpError(404, f"'{name[:80]}' is not recorded: give it a `record`")
     return archive
 

@@ -60,7 +60,8 @@ export class Recordings {
     const fresh = names.filter((name) => !this.#known.has(name));
     await Promise.all(fresh.map(async (name) => {
       this.#known.set(name, false);
-      await ask(`streams/${encodeURIComponent(name)}/recording/spans?from=1s`).then(() => this.#known.set(name, true), () => {});
+      const path = `streams/${encodeURIComponent(name)}/recording/spans?from=1s`;
+      await ask(path).then((answer) => answer.json()).then(({recorded}) => this.#known.set(name, recorded), () => {});
     }));
     for (const name of this.#known.keys()) if (!names.includes(name)) this.#known.delete(name);
     const recorded = [...this.#known].filter(([, has]) => has).map(([name]) => name);

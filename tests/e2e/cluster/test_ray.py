@@ -257,9 +257,16 @@ def test_a_changed_model_is_taken_while_streams_go_on(running: Running) -> None:
         time.sleep(0.3)
     running.until(all_have_frames)
     assert set(running.cluster.processes("ray::WorkerActor")) == actors
-    lines = [json.loads(line) for line in records.read_text().splitlines()[before:]]
+
+    def lines_of(name: str) -> list[Any]:
+        lines = [json.loads(line) for line in records.read_text().rpartition("\n")[0].splitlines()[before:]]
+        return [line for line in lines if line["stream"] == name]
+
+    while min(len(lines_of(name)) for name in NAMES) < 5:
+        assert time.monotonic() < begun + LONG_S, running.ask("/workers")
+        time.sleep(0.3)
     for name in NAMES:
-        mine = [line for line in lines if line["stream"] == name]
+        mine = lines_of(name)
         pairs = [(a, b) for a, b in itertools.pairwise(mine) if a["capture_clock"] == b["capture_clock"]]
         gaps = [b["captured_at"] - a["captured_at"] for a, b in pairs]
         assert min(gaps) > 0  # each frame once, in order

@@ -109,7 +109,7 @@ def test_parts_are_bytes_of_files(server: HttpServer, tmp_path: Path) -> None:
         ("door/recording?from=10&to=9", 422, "from should be before to"),
         ("door/recording/spans?from=tomorrow", 422, "times in seconds"),
         ("door/recording/files/..%2f..%2fetc%2fpasswd", 404, "no such file"),
-        ("yard/recording/spans", 404, "is not recorded"),
+        ("yard/recording", 404, "is not recorded"),
         ("gate/recording/spans", 404, "no stream is called"),
     ],
 )

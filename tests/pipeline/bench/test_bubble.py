@@ -97,7 +97,7 @@ def test_a_row_adds_up(engines: list[Engine], images: list[RgbImage]) -> None:
     assert row.steps > 1
     assert row.predicted == pytest.approx(row.t_block_ms / row.t_pipe_ms * (1 - row.zombies))
     assert row.forward_ms > 0
-    assert row.sampling_ms > 0
+    assert row.sampling_ms >= 0  # on a CPU the forward of the step samples coordinates
     assert min(row.idle_block_ms, row.idle_pipe_ms) >= 0
     assert row.bookkeeping_ms > 0
     # How fast threads of a tiny model alternate on a busy machine shows nothing; lost time or sequences would.
