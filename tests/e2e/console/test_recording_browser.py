@@ -47,7 +47,7 @@ def test_a_day_is_looked_through(tmp_path: Path) -> None:
                 page.until(f"{VIDEO}.currentTime > 0 && !{VIDEO}.seeking", LONG_S)
                 # Over the end of the first files, and over the gap.
                 page.until(f"{VIDEO}.currentTime > 9", LONG_S)
-                assert page.eval(f"{VIDEO}.videoWidth") == 640
+                page.until(f"{VIDEO}.videoWidth === 640", LONG_S)
                 assert page.eval(f"{VIDEO}.error") is None
                 shown = page.eval("document.getElementById('recording-time').textContent")
                 assert shown
