@@ -56,7 +56,9 @@ class Client:
 
 @pytest.fixture
 def client(streams: Streams) -> Iterator[Client]:
-    with closing(serve(controller_of(streams), port=0)) as server, closing(Client(server.url)) as one:
+    controller = controller_of(streams)
+    hub = controller.local.events.hub  # its thread begins with the first event
+    with closing(hub), closing(serve(controller, port=0)) as server, closing(Client(server.url)) as one:
         yield one
 
 
