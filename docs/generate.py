@@ -73,6 +73,7 @@ def readme_page(readme: Path, page: str) -> str:
 
 def configuration() -> str:
     """Every key of a configuration file, by section."""
+    from saccade.pipeline.cli.options import help_of
     from saccade.pipeline.cli.sections import sections
     from saccade.pipeline.config import RunConfig, flags_of
 
@@ -85,11 +86,9 @@ def configuration() -> str:
     for heading, keys in sections().items():
         lines += ["", f"## {heading.capitalize()}"]
         for key in keys:
-            field = RunConfig.model_fields[key]
-            extra: Any = field.json_schema_extra
+            extra: Any = RunConfig.model_fields[key].json_schema_extra
             flags = " or ".join(f"`{flag}`" for flag in flags_of(key)) if key != "streams" else ""
-            default = "" if field.default in (None, "", [], {}, False) else f" Default: `{field.default}`."
-            lines += ["", f"### `{key}`", "", f"{field.description}{default}"]
+            lines += ["", f"### `{key}`", "", help_of(key)]
             if extra.get("more"):
                 lines += ["", str(extra["more"])]
             if flags:
