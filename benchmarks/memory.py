@@ -1,6 +1,6 @@
-"""`python -m benchmarks memory`: what an engine holds of its device while prompts and image sizes of all kinds follow.
+"""What an engine holds of its device while prompts and image sizes of all kinds follow.
 
-Needs no decoder: it runs where only torch is installed, as `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`.
+Run as `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`. Needs no decoder: torch alone is enough.
 """
 
 from __future__ import annotations
