@@ -158,6 +158,32 @@ def bench_track(
     print(result.as_json() if as_json else result.as_text())
 
 
+@bench.command("mot")
+@with_settings("detect", "model", "device", "dtype", "conf", "track_conf")
+def bench_mot(
+    given: Settings,
+    folder: Annotated[Path, typer.Argument(help="A sequence of the MOT Challenge, or a folder of several.")],
+    detections: Annotated[
+        str, typer.Option(metavar="det|model", help="Boxes to track: det/det.txt, or the model's boxes.")
+    ] = "det",
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Process every Nth frame only.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the tracks, one NAME.txt per sequence.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Score the tracker on MOT Challenge sequences: MOTA, IDF1, HOTA and identity switches.
+
+    python -m benchmarks mot MOT17/train --detections det --out tracks
+    """
+    settings = load_settings({"detect": "person", **given, "source": str(folder)})
+    from benchmarks.mot.scores import evaluate
+
+    start = given.get("track_conf")
+    scores = evaluate(folder, settings, detections=detections, every=every, out=out, start=start)
+    print(scores.as_json() if as_json else scores.as_text())
+
+
 @bench.command("saccades")
 @with_settings("model", "device", "dtype")
 def bench_saccades(

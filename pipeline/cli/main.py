@@ -314,32 +314,6 @@ def configs(
         print(read_config(name), end="")
 
 
-@app.command("eval-mot")
-@with_settings("detect", "model", "device", "dtype", "conf", "track_conf")
-def evaluate_tracks(
-    given: Settings,
-    folder: Annotated[Path, typer.Argument(help="A sequence of the MOT Challenge, or a folder of several.")],
-    detections: Annotated[
-        str, typer.Option(metavar="det|model", help="Boxes to track: det/det.txt, or the model's boxes.")
-    ] = "det",
-    every: Annotated[int, typer.Option(min=1, metavar="N", help="Process every Nth frame only.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the tracks, one NAME.txt per sequence.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Score the tracker on MOT Challenge sequences: MOTA, IDF1, HOTA and identity switches.
-
-    saccade eval-mot MOT17/train --detections det --out tracks
-    """
-    settings = load_settings({"detect": "person", **given, "source": str(folder)})
-    from saccade.pipeline.cli.commands.eval_mot import evaluate
-
-    start = given.get("track_conf")
-    scores = evaluate(folder, settings, detections=detections, every=every, out=out, start=start)
-    print(scores.as_json() if as_json else scores.as_text())
-
-
 @app.command()
 @with_settings("device")
 def golden(

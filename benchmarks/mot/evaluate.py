@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from saccade.pipeline.analytics.mot.files import Rows, Sequence
-from saccade.pipeline.analytics.mot.metrics import Counts, count
+from benchmarks.mot.files import Rows, Sequence
+from benchmarks.mot.metrics import Counts, count
 from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
 
 

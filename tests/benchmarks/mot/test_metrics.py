@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from saccade.pipeline.analytics.mot.files import Rows
-from saccade.pipeline.analytics.mot.metrics import Counts, count
+from benchmarks.mot.files import Rows
+from benchmarks.mot.metrics import Counts, count
 
 
 def track(number: int, x: float, frames: range = range(1, 11), width: float = 100) -> Rows:

@@ -1,4 +1,4 @@
-"""`saccade eval-mot`: tracks of sequences of the MOT Challenge, scored and written."""
+"""`python -m benchmarks mot`: tracks of sequences of the MOT Challenge, scored and written."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.pipeline.analytics.mot.evaluate import score, track
-from saccade.pipeline.analytics.mot.files import MotError, Rows, Sequence, read_sequences, write_rows
-from saccade.pipeline.analytics.mot.metrics import Counts
+from benchmarks.mot.evaluate import score, track
+from benchmarks.mot.files import MotError, Rows, Sequence, read_sequences, write_rows
+from benchmarks.mot.metrics import Counts
 from saccade.pipeline.analytics.tracker import TrackerSettings
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import ConfigError

@@ -13,8 +13,8 @@ import lap
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.mot.files import Rows
 from saccade.pipeline.analytics.association import Floats, Ints, iou
-from saccade.pipeline.analytics.mot.files import Rows
 
 _LEAST = 0.5  # overlap of a box and its truth, for all but HOTA
 _ALPHAS = np.arange(0.05, 0.99, 0.05)  # those of HOTA

@@ -1,4 +1,4 @@
-"""`saccade eval-mot` on sequences that are written here, from files to the table."""
+"""`python -m benchmarks mot` on sequences that are written here, from files to the table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from saccade.pipeline.analytics.mot.evaluate import track
-from saccade.pipeline.analytics.mot.files import MotError, read_rows, read_sequences, write_rows
+from benchmarks.__main__ import bench
+from benchmarks.mot.evaluate import track
+from benchmarks.mot.files import MotError, read_rows, read_sequences, write_rows
 from saccade.pipeline.analytics.tracker import TrackerSettings
-from saccade.pipeline.cli.main import app
 from saccade.pipeline.errors import ConfigError
 from tests.pipeline.analytics.scenes import straight, watch
 
@@ -39,7 +39,7 @@ def test_a_folder_of_sequences_is_scored_and_written(tmp_path: Path) -> None:
     for name in ("A", "B"):
         write_sequence(tmp_path / "all" / name)
     out = tmp_path / "tracks"
-    done = CliRunner().invoke(app, ["eval-mot", str(tmp_path / "all"), "--json", "--out", str(out)])
+    done = CliRunner().invoke(bench, ["mot", str(tmp_path / "all"), "--json", "--out", str(out)])
     scores = json.loads(done.output)
     assert list(scores) == ["A", "B", "all"]
     assert scores["A"] == scores["B"]
@@ -47,7 +47,7 @@ def test_a_folder_of_sequences_is_scored_and_written(tmp_path: Path) -> None:
     assert scores["all"]["true_boxes"] == 2 * scores["A"]["true_boxes"]
     written = read_rows(out / "A.txt")
     assert set(written[:, 1]) == {1, 2}
-    table = CliRunner().invoke(app, ["eval-mot", str(tmp_path / "all" / "A"), "--every", "5"]).output
+    table = CliRunner().invoke(bench, ["mot", str(tmp_path / "all" / "A"), "--every", "5"]).output
     assert [line.split()[0] for line in table.splitlines()] == ["MOTA", "A"]
 
 
@@ -76,10 +76,10 @@ def test_a_broken_file_is_named(tmp_path: Path, file: str, text: str, complaint:
 
 
 def test_a_folder_without_sequences_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["eval-mot", str(tmp_path)])
+    done = CliRunner().invoke(bench, ["mot", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)
     assert "gt/gt.txt" in str(done.exception)
-    choice = CliRunner().invoke(app, ["eval-mot", str(write_sequence(tmp_path / "A")), "--detections", "mine"])
+    choice = CliRunner().invoke(bench, ["mot", str(write_sequence(tmp_path / "A")), "--detections", "mine"])
     assert "--detections" in str(choice.exception)
-    frames = CliRunner().invoke(app, ["eval-mot", str(tmp_path / "A"), "--detections", "model"])
+    frames = CliRunner().invoke(bench, ["mot", str(tmp_path / "A"), "--detections", "model"])
     assert "img1" in str(frames.exception)
