@@ -43,6 +43,7 @@ class EngineConfig:
         service_doubt: factor of the time that an answer is expected to take, after each frame that ended for it.
         passing_streams: streams without settings that are remembered though nothing of them waits or runs.
         lead_prefills: prefills of a size of which the shortest tells when the next images are admitted.
+        lead_late: factor of a prefill's duration that was read late, so that the next images are admitted earlier.
         follow_decodes: with fewer decode steps between two prefills, the next one is launched ahead.
         poll_s: how often a device that calls nobody is asked for its step, while the loop waits for something else too.
         preparers: threads that copy images for the upload to a GPU: one copies 4K frames at 6 ms each.
@@ -82,6 +83,7 @@ class EngineConfig:
     service_doubt: float = 0.95
     passing_streams: int = 4096
     lead_prefills: int = 16
+    lead_late: float = 0.8
     follow_decodes: float = 0.5
     poll_s: float = 1e-3
     preparers: int = 4

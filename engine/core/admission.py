@@ -344,8 +344,16 @@ class AdmissionLead:
         """Learn from how long the host took to launch a prefill."""
         self._launch.measured(seconds)
 
-    def prefilled(self, images: int, seconds: float) -> None:
-        """Learn from a prefill of so many images, of which the shortest counts: too early is better than too late."""
+    def prefilled(self, images: int, seconds: float, *, late: bool = False) -> None:
+        """Learn the duration of a prefill. The shortest one counts: too early is better than too late.
+
+        Args:
+            images: how many images the prefill took.
+            seconds: time from its start until the loop read it.
+            late: whether it had ended before the loop waited for it, so that `seconds` is too long.
+        """
+        if late:
+            seconds *= self._config.lead_late
         self._between += (self._decoded - self._between) / 8
         self._decoded = 0
         self._prefills.setdefault(images, deque(maxlen=self._config.lead_prefills)).append(seconds)

@@ -75,6 +75,7 @@ class StepLoop(Generic[ImageT]):
         self._preparer = Preparer(n_preparers, self._deliver)
         self._lead = AdmissionLead(config)
         self._landed_at = -math.inf  # the last step
+        self._late = False  # whether the oldest step had landed before the loop waited for it
         self._admitted_early = 0  # number of the prefill during which the next images were admitted
         self.monitor = Monitor()
         self.slots = StepSlots(config.depth)
@@ -264,6 +265,7 @@ class StepLoop(Generic[ImageT]):
                 self._scheduler.admit()
             self._prepare_admitted()
         if step is None or not self.slots.can_launch:
+            self._late = self._has_landed
             self._wait(until, wanted)
             self._run_inbox()
             if self._has_landed:
@@ -291,6 +293,10 @@ class StepLoop(Generic[ImageT]):
             prefill = len(ahead.step.windows), max(ahead.launched_at, self._landed_at)
             full = self._lead.follow and scheduler.unfilled <= 0
             if self._admitted_early != ahead.step.number:
+                if not full:  # callers answer a result with their next image, which this prefill may still take
+                    scheduler.report()
+                    self._run_inbox()
+                    full = self._lead.follow and scheduler.unfilled <= 0
                 until = -math.inf if full else self._lead.admit_at(*prefill)
                 wanted = scheduler.unfilled if self._lead.follow else math.inf
                 if until <= now:
@@ -402,7 +408,7 @@ class StepLoop(Generic[ImageT]):
             self.slots.commit(flight.slot)
             self._landed_at = now = self._clock()
             if step.kind is StepKind.PREFILL:
-                self._lead.prefilled(len(step.windows), now - begun)
+                self._lead.prefilled(len(step.windows), now - begun, late=self._late)
                 for window in step.windows:
                     window.prefilled_at = now
             else:

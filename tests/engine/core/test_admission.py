@@ -140,6 +140,14 @@ def test_images_are_admitted_as_early_as_they_need() -> None:
     assert lead.admit_at(8, 1.0) == 1.0
 
 
+def test_a_prefill_that_was_read_late_counts_as_shorter() -> None:
+    lead = AdmissionLead(CONFIG)
+    for _ in range(60):
+        lead.prepared(0.010)
+    lead.prefilled(8, 0.040, late=True)
+    assert lead.admit_at(8, 1.0) == pytest.approx(1.0 + CONFIG.lead_late * 0.040 - 0.010, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "bad",
     [{"weight": 0}, {"weight": math.nan}, {"weight": "1"}, {"max_fps": 0}, {"max_fps": math.inf}, {"in_flight": 0}],
