@@ -1,1 +1,1 @@
-"""How good tracks are, on sequences of the MOT Challenge: their files, and MOTA, IDF1, HOTA and identity switches."""
+"""Tracking quality on MOT Challenge sequences: file formats, and the metrics MOTA, IDF1, HOTA and identity switches."""

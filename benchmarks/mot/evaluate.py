@@ -1,4 +1,4 @@
-"""Tracks the boxes of a sequence, and scores the tracks. Knows sequences, the tracker and the metrics."""
+"""Tracks the boxes of a MOT Challenge sequence and scores the tracks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
 
 
 def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> Rows:
-    """The boxes of a sequence that belong to tracks, with their numbers.
+    """Track the boxes of a sequence and return the boxes that belong to tracks, with track IDs.
 
     Args:
-        rows: the boxes, without ids.
-        fps: frames a second.
-        settings: how to decide.
-        every: use only every so manieth frame, from the first on.
+        rows: the boxes, without IDs.
+        fps: frame rate of the sequence, in frames per second.
+        settings: thresholds of the tracker.
+        every: use every Nth frame only, starting with the first.
     """
     tracker = Tracker(settings)
     tracked = []
@@ -29,6 +29,6 @@ def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> 
 
 
 def score(sequence: Sequence, tracks: Rows, every: int = 1) -> Counts:
-    """Compare tracks with the truth of a sequence, on every so manieth frame."""
+    """Compare tracks with the ground truth of a sequence, on every Nth frame."""
     chosen = [rows[(rows[:, 0] - 1) % every == 0] for rows in (sequence.truth, tracks, sequence.distractors)]
     return count(*chosen)

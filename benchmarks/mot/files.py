@@ -1,6 +1,6 @@
-"""Sequences of the MOT Challenge on disk: `seqinfo.ini`, `gt/gt.txt`, `det/det.txt`, and tracks in the same format.
+"""Files of MOT Challenge sequences: `seqinfo.ini`, `gt/gt.txt`, `det/det.txt`, and tracks in the same format.
 
-A line of these is frame, id, left, top, width, height, score and more. Knows no trackers and no metrics.
+Each line of a box file holds frame, id, left, top, width, height, score and more.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.float64]
-"""(n, 8): frame, id, x1, y1, x2, y2, score and class; -1 where there is none."""
+"""(n, 8) array: frame, id, x1, y1, x2, y2, score and class; -1 marks a missing value."""
 
 _PEDESTRIAN, _DISTRACTORS = (1, -1), (2, 7, 8, 12)
 
 
 class MotError(Exception):
-    """A sequence cannot be read; one line for the user."""
+    """A sequence cannot be read or written; the message is one line for the user."""
 
 
 @dataclass(slots=True, frozen=True)
 class Sequence:
-    """A sequence.
+    """A MOT Challenge sequence.
 
     Attributes:
-        name: of it.
-        folder: where it is.
-        fps: frames a second.
-        frames: how many there are, numbered from 1.
-        truth: the boxes of pedestrians that count.
-        distractors: boxes of what looks like them; what is found there counts neither way.
+        name: name of the sequence.
+        folder: folder of the sequence.
+        fps: frame rate, in frames per second.
+        frames: number of frames; frame numbers start at 1.
+        truth: ground-truth boxes of the pedestrians that count.
+        distractors: boxes of distractors, such as reflections; detections on distractors are ignored.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Sequence:
     distractors: Rows
 
     def detections(self) -> Rows:
-        """The boxes in `det/det.txt`, without ids; scores that are none from 0 to 1 become 1.
+        """Read the boxes in `det/det.txt`, without IDs; if any score is outside 0 to 1, all scores become 1.
 
         Raises:
-            MotError: if it cannot be read.
+            MotError: if the file cannot be read.
         """
         rows = read_rows(self.folder / "det" / "det.txt")
         rows[:, 1] = -1
@@ -55,24 +55,24 @@ class Sequence:
         return rows
 
     def media(self) -> Path:
-        """Its frames: the folder of images, or the first video in its folder.
+        """Return the media of the sequence: its folder of images, or the first video in its folder.
 
         Raises:
-            MotError: if there are none.
+            MotError: if the folder has neither images nor a video.
         """
         if (self.folder / "img1").is_dir():
             return self.folder / "img1"
         videos = sorted(path for path in self.folder.iterdir() if path.suffix in (".mp4", ".mkv", ".avi", ".webm"))
         if not videos:
-            raise MotError(f"{self.folder}: has neither a folder img1 nor a video: give --detections det")
+            raise MotError(f"{self.folder}: no folder img1 and no video found; pass --detections det")
         return videos[0]
 
 
 def read_sequences(folder: Path) -> list[Sequence]:
-    """The sequence in a folder, or all those in the folders in it, in the order of their names.
+    """Read the sequence in a folder, or every sequence in its subfolders, sorted by folder name.
 
     Raises:
-        MotError: if there is none, or one cannot be read.
+        MotError: if the folder has no sequence, or a sequence cannot be read.
     """
     found = (
         [folder]
@@ -80,15 +80,15 @@ def read_sequences(folder: Path) -> list[Sequence]:
         else sorted(p.parent.parent for p in folder.glob("*/gt/gt.txt"))
     )
     if not found:
-        raise MotError(f"{folder}: has no gt/gt.txt, nor a folder with one in it")
+        raise MotError(f"{folder}: no gt/gt.txt found, neither in this folder nor in its subfolders")
     return [_read(one) for one in found]
 
 
 def read_rows(path: Path) -> Rows:
-    """The lines of a file of boxes.
+    """Read a file of boxes.
 
     Raises:
-        MotError: if it cannot be read, or a line is not one of numbers.
+        MotError: if the file cannot be read, or a line does not hold numbers.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -102,17 +102,17 @@ def read_rows(path: Path) -> Rows:
             values = [float(value) for value in line.split(",")]
             frame, track, left, top, width, height = values[:6]
         except ValueError:
-            raise MotError(f"{path}:{number}: should be frame,id,left,top,width,height,score,…") from None
+            raise MotError(f"{path}:{number}: this line should be frame,id,left,top,width,height,score,…") from None
         score, kind = (*values[6:8], *(1.0, -1.0)[max(0, len(values) - 6) :])
         rows.append((frame, track, left, top, left + width, top + height, score, kind))
     table = np.array(rows, np.float64).reshape(-1, 8)
     if not np.isfinite(table).all():
-        raise MotError(f"{path}: has numbers that are not finite")
+        raise MotError(f"{path}: the file has numbers that are not finite")
     return table
 
 
 def write_rows(path: Path, rows: Rows) -> None:
-    """Write tracks as the MOT Challenge takes them.
+    """Write tracks in the format of the MOT Challenge.
 
     Raises:
         MotError: if the file cannot be written.
@@ -139,7 +139,7 @@ def _read(folder: Path) -> Sequence:
     if not 0 < fps < 1e4:
         raise MotError(f"{folder / 'seqinfo.ini'}: frameRate should be above 0")
     boxes = read_rows(folder / "gt" / "gt.txt")
-    # Files of 2015 have coordinates in the world where later ones have the class: those are no classes.
+    # Files of MOT15 hold world coordinates in the column that later files use for the class.
     kinds = boxes[:, 7] if len(boxes) and (boxes[:, 7] % 1 == 0).all() else np.full(len(boxes), -1.0)
     counts = (boxes[:, 6] != 0) & np.isin(kinds, _PEDESTRIAN)
     frames = max(length, int(boxes[:, 0].max(initial=0)))

@@ -1,6 +1,6 @@
-"""MOTA and identity switches (CLEAR MOT), IDF1 and HOTA of tracks against the truth, by their published definitions.
+"""MOTA and identity switches (CLEAR MOT), IDF1 and HOTA of tracks against the ground truth.
 
-Counts of sequences add up, so that several are scored as one. Knows numbers only.
+The metrics follow their published definitions. Counts of several sequences can be added and scored as one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from numpy.typing import NDArray
 from benchmarks.mot.files import Rows
 from saccade.pipeline.analytics.association import Floats, Ints, iou
 
-_LEAST = 0.5  # overlap of a box and its truth, for all but HOTA
-_ALPHAS = np.arange(0.05, 0.99, 0.05)  # those of HOTA
+_LEAST = 0.5  # IoU of a box with its ground truth, for every metric except HOTA
+_ALPHAS = np.arange(0.05, 0.99, 0.05)  # IoU thresholds of HOTA
 _TINY = np.finfo(np.float64).eps
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the scores are made of.
+    """The counts from which the scores are computed.
 
     Attributes:
-        truth, found: boxes of the truth, and of the tracks.
-        matched: of both, that are one another's.
-        switches: how often a true object went on with another number.
-        same_identity: boxes that are matched where each object has one number, the best one, for the whole sequence.
-        at: (19,) matched boxes at HOTA's overlaps.
-        together: (19,) the sum over these of how well the two tracks belong together.
+        truth, found: number of ground-truth boxes and of track boxes.
+        matched: number of track boxes that match a ground-truth box.
+        switches: number of times that a ground-truth object changed its track ID.
+        same_identity: matched boxes under the best one-to-one assignment of track IDs to objects for the whole
+            sequence.
+        at: (19,) matched boxes at each IoU threshold of HOTA.
+        together: (19,) sum of the association scores of the matched boxes at each IoU threshold of HOTA.
     """
 
     truth: int = 0
@@ -47,24 +48,24 @@ class Counts:
 
     @property
     def mota(self) -> float:
-        """1 less the misses, false boxes and switches for each true box; below 0 if they are more."""
+        """1 minus the ratio of misses, false boxes and switches to ground-truth boxes; can be negative."""
         wrong = self.truth - self.matched + self.found - self.matched + self.switches
         return 1 - wrong / max(1, self.truth)
 
     @property
     def idf1(self) -> float:
-        """F1 of the boxes that have the right number."""
+        """F1 score of the boxes with the correct identity."""
         return 2 * self.same_identity / max(1, self.truth + self.found)
 
     @property
     def hota(self) -> float:
-        """The mean, over the overlaps, of the geometric mean of how well boxes are found and put together."""
+        """Mean of sqrt(detection accuracy × association accuracy) over the IoU thresholds."""
         detection = self.at / np.maximum(1, self.truth + self.found - self.at)
         association = self.together / np.maximum(1, self.at)
         return float(np.sqrt(detection * association).mean())
 
     def to_dict(self) -> dict[str, float | int]:
-        """The scores, 0 to 1, and the plain counts."""
+        """Return the scores, from 0 to 1, and the plain counts."""
         scores = {"mota": self.mota, "idf1": self.idf1, "hota": self.hota}
         misses, false = self.truth - self.matched, self.found - self.matched
         return {
@@ -78,18 +79,18 @@ class Counts:
 
 @dataclass(slots=True, frozen=True)
 class _Frame:
-    truth: Ints  # numbers of the objects, from 0
-    found: Ints  # numbers of the tracks, from 0
+    truth: Ints  # indexes of the objects, from 0
+    found: Ints  # indexes of the tracks, from 0
     overlap: Floats
 
 
 def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
-    """Compare tracks with the truth.
+    """Compare tracks with the ground truth.
 
     Args:
-        truth: boxes with ids, as `mot.files` reads them.
-        found: likewise.
-        distractors: boxes of what looks like an object; what is found there, and on no object, is left out.
+        truth: ground-truth boxes with IDs, as `mot.files` reads them.
+        found: track boxes with IDs, in the same format.
+        distractors: boxes of distractors; track boxes that match a distractor and no object are ignored.
     """
     if distractors is not None and len(distractors):
         found = _without(found, truth, distractors)
@@ -102,7 +103,7 @@ def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
 
 
 def best_pairs(gain: Floats) -> tuple[Ints, Ints]:
-    """Rows and columns of the one-to-one pairs whose gains add up to most; all rows or all columns are paired."""
+    """Pair all rows or all columns one-to-one with the highest total gain; return rows and columns."""
     if not gain.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     _, column_of, _ = lap.lapjv(gain.max() - gain, extend_cost=True)
@@ -132,8 +133,8 @@ def _without(found: Rows, truth: Rows, distractors: Rows) -> Rows:
 
 
 def _count_clear(frames: list[_Frame], counts: Counts) -> None:
-    number_of: dict[int, int] = {}  # the number that each object had when it was last found
-    before: dict[int, int] = {}  # on the frame before alone: a pair that still overlaps stays one
+    number_of: dict[int, int] = {}  # the last track ID of each object
+    before: dict[int, int] = {}  # pairs of the previous frame: a pair that still overlaps is kept
     for frame in frames:
         stays = np.array([[before.get(int(t)) == int(f) for f in frame.found] for t in frame.truth], bool)
         possible = frame.overlap >= _LEAST - _TINY
@@ -176,7 +177,7 @@ def _count_hota(frames: list[_Frame], counts: Counts) -> None:
 
 
 def _together(frames: list[_Frame], weight: Callable[[_Frame], Floats]) -> Floats:
-    """(objects, tracks) the sum over all frames of a weight (objects, tracks) of each."""
+    """Return the sum over all frames of `weight(frame)`, an (objects, tracks) matrix."""
     true = 1 + max((int(frame.truth.max(initial=-1)) for frame in frames), default=-1)
     found = 1 + max((int(frame.found.max(initial=-1)) for frame in frames), default=-1)
     total: NDArray[np.float64] = np.zeros((true, found))

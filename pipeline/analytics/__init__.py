@@ -1,8 +1,8 @@
-"""What happens between engine and sinks, over time: stages that change results, and gates that choose frames.
+"""Analytics stages, which change results between the engine and the sinks, and gates, which select frames.
 
-`stages` holds the two Protocols and the tables that name every stage and gate of a configuration. Trackers, zones and
-counts are stages; a motion detector is a gate. Each lives in a file of its own here and knows frames and results only:
-no engine, no sink, no threads.
+`stages` holds both Protocols and the tables of the stages and gates that a configuration can name. Trackers, zones and
+counts are stages; the motion detector is a gate. This package handles only frames and results: no engine, no sinks and
+no threads.
 """
 
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage

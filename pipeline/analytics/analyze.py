@@ -1,7 +1,4 @@
-"""The stage of every stream for what happens over time: tracks, zones and lines.
-
-It may be configured from any thread while the stream runs. Knows frames and results.
-"""
+"""The analytics stage of a stream: tracking, zones, lines and counts."""
 
 from __future__ import annotations
 
@@ -25,15 +22,17 @@ if TYPE_CHECKING:
 
 
 class AnalyzeStage:
-    """Tracks objects and counts them in zones and over lines; without settings for any of it, it changes nothing.
+    """Tracks objects and counts them in zones and over lines.
+
+    Without tracking, zones and lines in the settings, the stage returns results unchanged.
 
     Attributes:
-        heat: where objects have been.
+        heat: the heatmap of object positions.
 
     Args:
-        settings: what to do.
-        still_before: for how many seconds nothing moved before a frame, where a gate knows it: no track ages in them.
-        track: track objects in any case, as rules need it.
+        settings: the stream's analytics settings.
+        still_before: returns the seconds without motion before a frame; tracks do not age during that time.
+        track: track objects even if the settings do not require it, because rules need tracks.
     """
 
     def __init__(
@@ -55,11 +54,11 @@ class AnalyzeStage:
         self.configure(settings or AnalyticsSettings(), track=track)
 
     def configure(self, settings: AnalyticsSettings, *, track: bool = False) -> None:
-        """Do this from the next frame on; zones and lines that stay as they are keep their counts.
+        """Apply new settings from the next frame on; unchanged zones and lines keep their counts. Thread-safe.
 
         Args:
-            settings: what to do; `track_conf` holds for tracks from their first frame on, and stays as it was.
-            track: track objects in any case, as rules need it.
+            settings: the new settings; `track_conf` is ignored after tracking has started.
+            track: track objects even if the settings do not require it, because rules need tracks.
         """
         with self._lock:
             self._settings = settings
@@ -71,7 +70,7 @@ class AnalyzeStage:
             self._lines |= {name: old for name, old in old_lines.items() if settings.lines.get(name) == old.settings}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """The result with tracks, zones and lines."""
+        """Return the result with tracks, zones and lines added."""
         self.heat.add(frame, result)
         if not (self._tracking or self._zones or self._lines):
             return result
@@ -93,22 +92,22 @@ class AnalyzeStage:
         return result
 
     def totals(self) -> Totals:
-        """What has been counted so far."""
+        """Return the counts since the stream started."""
         with self._lock:
             return self._totals()
 
     @property
     def kept(self) -> dict[str, int]:
-        """Tracks, and minutes that were counted."""
+        """The number of tracks and of counted minutes in memory."""
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
-        """What was counted in each of the last minutes that end after a time, as frames have it in `captured_at`."""
+        """Return the counts of each minute that ends after `since`, a time on the clock of `captured_at`."""
         with self._lock:
             return self._log.since(since, self._totals())
 
     def take_minutes(self, last: bool) -> list[Minute]:
-        """What was counted in the minutes that have ended since the last call; if `last`, in the one that goes on."""
+        """Return the counts of the minutes that ended since the last call; with `last`, also of the current minute."""
         with self._lock:
             return self._log.take(self._totals() if last else None)
 
@@ -117,7 +116,7 @@ class AnalyzeStage:
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
     def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
-        """The result with zones and lines; and the zones that each track is in, hidden ones among them."""
+        """Return the result with zones and lines, and the zones of each track, including hidden tracks."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
@@ -154,7 +153,7 @@ class AnalyzeStage:
 
 
 def analyze_stage(stages: Iterable[object]) -> AnalyzeStage | None:
-    """The stage among those of a stream that analyzes it over time; None if there is none."""
+    """Return the `AnalyzeStage` in a stream's stages, or None if there is none."""
     return next((stage for stage in stages if isinstance(stage, AnalyzeStage)), None)
 
 
@@ -163,7 +162,7 @@ def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
 
 
 def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:
-    """As `replace`, which takes 4 µs."""
+    """Return the box with these zones; faster than `dataclasses.replace`."""
     place = box.x1, box.y1, box.x2, box.y2
     return Box(box.label, box.score, *place, box.track_id, box.speed, zones, box.predicted)
 

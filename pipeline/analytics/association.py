@@ -1,4 +1,4 @@
-"""Which detection belongs to which track: overlaps of boxes, and the best one-to-one assignment. Knows numbers only."""
+"""Match detections to tracks: overlap of boxes and the best one-to-one assignment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 
 
 def corners_of(boxes: Floats) -> Floats:
-    """Boxes (4, n), centre x and y, width and height, as (4, n), x1, y1, x2, y2."""
+    """Convert boxes (4, n) from centre x, centre y, width, height to x1, y1, x2, y2, also (4, n)."""
     corners = np.empty_like(boxes)
     half = boxes[2:] / 2
     np.subtract(boxes[:2], half, out=corners[:2])
@@ -20,11 +20,11 @@ def corners_of(boxes: Floats) -> Floats:
 
 
 def iou(first: Floats, second: Floats) -> Floats:
-    """Intersection over union of each of n boxes with each of m, (n, m), 0 to 1.
+    """Return the intersection over union (n, m), 0 to 1, of n boxes with m boxes.
 
     Args:
-        first: (n, 4), x1, y1, x2, y2.
-        second: (m, 4), likewise.
+        first: (n, 4) boxes as x1, y1, x2, y2.
+        second: (m, 4) boxes as x1, y1, x2, y2.
     """
     a, b = first.T[:, :, None], second.T[:, None]
     a1, a2, b1, b2 = a[:2], a[2:], b[:2], b[2:]
@@ -41,23 +41,23 @@ def iou(first: Floats, second: Floats) -> Floats:
 
 
 def assign(likeness: Floats, least: float) -> tuple[Ints, Ints]:
-    """Pair rows with columns, each at most once, so that the likeness of all pairs together is greatest.
+    """Pair rows with columns, each at most once, to maximize the total likeness.
 
-    Leaving a row and a column alone counts as much as pairing them at `least`.
+    An unpaired row and column together count as much as a pair with likeness `least`.
 
     Args:
         likeness: (n, m), 0 to 1.
-        least: below which no two are paired; above 0.
+        least: lowest likeness of a pair; above 0.
 
     Returns:
         Rows and columns of the pairs.
     """
     rows, columns = np.nonzero(likeness >= least)
-    # Mostly nothing competes for anything, and then there is nothing to solve.
+    # On most frames no row or column has two candidates, so there is no assignment problem to solve.
     if len(set(columns.tolist())) == len(columns) == len(set(rows.tolist())):
         return rows, columns
     n, m = likeness.shape
-    # A square of its own: `lapjv` takes 4 µs for ten by ten then, and 30 where it is to extend and cut off itself.
+    # `lapjv` takes 4 µs for a 10 × 10 matrix that is already square, and 30 µs with its `extend_cost` and `cost_limit`.
     cost = np.ones((max(n, m), max(n, m)))
     cost[:n, :m] = np.minimum(1, 1 + least - likeness)
     column_of = lap.lapjv(cost, return_cost=False)[0][:n]

@@ -1,6 +1,6 @@
-"""What has been counted in a stream: totals since it began, and how much of them came in each minute.
+"""The counts of a stream: totals since it started, and the counts of each minute.
 
-Knows numbers only; the times are those at which frames were captured.
+Minutes follow the capture times of frames.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 MINUTE_S = 60
 _MINUTES = 24 * 60
 MOST_LABELS = 1000
-"""Labels that are counted: those of prompts, which may change without end. Objects of later ones are not counted."""
+"""Maximum number of distinct labels that are counted; prompts can produce endless labels. Later labels are ignored."""
 
 ByLabel = Mapping[str, Mapping[str, int]]
-"""Label → what is counted → how often."""
+"""Counts by label, then by name of the count."""
 
 
 @dataclass(slots=True, frozen=True)
 class Totals:
-    """Counts since the stream began.
+    """Counts since the stream started.
 
     Attributes:
-        objects: tracks that were given a number, by label.
-        zones: `entered` and `left`, and `inside` now, by zone and label.
+        objects: number of tracks that received a track ID, by label.
+        zones: `entered`, `left` and the current `inside`, by zone and label.
         lines: `forward` and `backward`, by line and label.
     """
 
@@ -33,7 +33,7 @@ class Totals:
     lines: Mapping[str, ByLabel] = field(default_factory=dict)
 
     def since(self, earlier: Totals) -> Totals:
-        """What has been added since; of `inside`, what is inside now. A zone or line that is new counts from 0."""
+        """Return the counts added since `earlier`; `inside` stays the current value. New zones and lines start at 0."""
         objects = {label: count - earlier.objects.get(label, 0) for label, count in self.objects.items()}
         return Totals(
             {label: count for label, count in objects.items() if count},
@@ -44,11 +44,11 @@ class Totals:
 
 @dataclass(slots=True, frozen=True)
 class Minute:
-    """What was counted in one minute.
+    """The counts of one minute.
 
     Attributes:
-        start: its first second: Unix time for live streams, else seconds from the start of the file.
-        counts: what was added in it.
+        start: first second of the minute: Unix time for a live stream, otherwise seconds from the start of the file.
+        counts: the counts added during the minute.
     """
 
     start: int
@@ -56,42 +56,42 @@ class Minute:
 
 
 def add_label(counter: Counter[str], label: str) -> None:
-    """Count an object, unless there are too many labels without its own."""
+    """Count one object; an object with a new label is ignored once `MOST_LABELS` labels exist."""
     if label in counter or len(counter) < MOST_LABELS:
         counter[label] += 1
 
 
 class CountLog:
-    """The counts of the last 24 hours, minute by minute."""
+    """The counts of each minute of the last 24 hours."""
 
     def __init__(self) -> None:
         self._minutes: deque[Minute] = deque(maxlen=_MINUTES)
-        self._now: int | None = None  # the minute that goes on
-        self._before = Totals()  # what had been counted when it began
-        self._untaken = 0  # of the minutes
+        self._now: int | None = None  # the current minute
+        self._before = Totals()  # the totals at the start of the current minute
+        self._untaken = 0  # number of newest minutes that `take` has not returned yet
 
     def __len__(self) -> int:
-        """How many minutes there are: at most those of 24 hours."""
+        """Return the number of minutes stored, at most 1,440."""
         return len(self._minutes)
 
     def due(self, captured_at: float) -> bool:
-        """Whether a frame of this time is the first of its minute.
+        """Return whether a frame captured at this Unix time starts a new minute.
 
-        One of the minute before is not: a camera's own clock, once it is known, may be behind that of arrival.
+        A frame of the previous minute does not: the camera's clock, once known, can lag behind the arrival time.
         """
         return self._now is None or not self._now - 1 <= int(captured_at // MINUTE_S) <= self._now
 
     def turn(self, captured_at: float, totals: Totals) -> None:
-        """Begin the minute of a frame that has not been counted yet; `totals` are those before it."""
+        """Start the minute of a frame that is not counted yet; `totals` are the counts before the frame."""
         if self._now is not None:
             self._end(self._now, totals)
         self._now, self._before = int(captured_at // MINUTE_S), totals
 
     def take(self, last: Totals | None = None) -> list[Minute]:
-        """The minutes that have ended since the last call, in the order in which they did: a clock may be set back.
+        """Return the minutes that ended since the last call, in the order in which they ended; a clock can be set back.
 
         Args:
-            last: the totals of now, where no frame comes any more: they end the minute that goes on.
+            last: the current totals, given when no more frames follow; they end the current minute.
         """
         if last is not None and self._now is not None:
             self._end(self._now, last)
@@ -101,7 +101,7 @@ class CountLog:
         return taken
 
     def since(self, start: float, totals: Totals) -> list[Minute]:
-        """The minutes that end after a time, with the one that goes on; `totals` are those of now."""
+        """Return the minutes that end after `start`, including the current minute; `totals` are the current counts."""
         minutes = list(self._minutes)
         if self._now is not None:
             minutes.append(Minute(self._now * MINUTE_S, totals.since(self._before)))
@@ -116,7 +116,9 @@ class CountLog:
 def _added(now: Mapping[str, ByLabel], earlier: Mapping[str, ByLabel]) -> dict[str, ByLabel]:
     def less(name: str, label: str, what: str, count: int) -> int:
         before = earlier.get(name, {}).get(label, {}).get(what, 0)
-        return count if what == "inside" or count < before else count - before  # it has begun anew if it is less
+        return (
+            count if what == "inside" or count < before else count - before
+        )  # a lower count means that the counter restarted
 
     return {
         name: {

@@ -1,4 +1,4 @@
-"""Points, polygons and lines in a plane. Knows numbers only."""
+"""Geometry of points, polygons and lines in a plane."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ Point = tuple[float, float]
 
 
 def contains(polygon: Sequence[Point], at: Point) -> bool:
-    """Whether a point is in a polygon, by the even-odd rule; its corners may go round either way.
+    """Return whether a point is in a polygon, by the even-odd rule; the corners may run in either direction.
 
-    Of points on a side those on left and upper ones are in it, so that of two polygons side by side one has each.
+    A point on a left or upper side is inside, and a point on a right or lower side is outside. So two adjacent polygons
+    never share a point.
     """
     x, y = at
     inside = False
@@ -24,22 +25,25 @@ def contains(polygon: Sequence[Point], at: Point) -> bool:
 
 
 def area(polygon: Sequence[Point]) -> float:
-    """The area of a polygon whose sides do not cross."""
+    """Return the area of a polygon whose sides do not cross."""
     pairs = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
     return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairs)) / 2
 
 
 def distance(start: Point, end: Point, at: Point) -> float:
-    """How far a point is from the straight line through two others.
+    """Return the signed distance of the point `at` from the straight line through `start` and `end`.
 
-    Where y grows downwards, as in images, it is positive on the right of one who looks from `start` towards `end`.
+    In images, with y growing downwards, the distance is positive to the right of the direction from `start` to `end`.
     """
     dx, dy = end[0] - start[0], end[1] - start[1]
     return (dx * (at[1] - start[1]) - dy * (at[0] - start[0])) / math.hypot(dx, dy)
 
 
 def cross(a: Point, b: Point, c: Point, d: Point) -> bool:
-    """Whether the way from `a` to `b`, on different sides of the line through `c` and `d`, crosses between these."""
+    """Return whether the segment from `a` to `b` crosses the segment from `c` to `d`.
+
+    The points `a` and `b` must lie on different sides of the line through `c` and `d`.
+    """
     from_a, from_b = distance(c, d, a), distance(c, d, b)
     if from_a == from_b:
         return False

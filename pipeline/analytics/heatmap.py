@@ -1,4 +1,4 @@
-"""Adds up where objects have been: as an image at any time, and by a stage that writes one when the stream ends."""
+"""Heatmaps of object positions: `Heat` for the live image, and a stage that writes an image at the end of a stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_S = 1.0  # that one frame stands for, however many were lost before it
 
 
 class Heat:
-    """For how long an object stood where, since the stream began.
+    """Accumulates the seconds that objects spent at each position since the stream started.
 
-    One thread adds; others may read meanwhile, and see a frame more or less.
+    One thread adds frames. Other threads may read at the same time; their data can be one frame old.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Heat:
         self._last_s: float | None = None
 
     def add(self, frame: Frame, result: Result) -> None:
-        """Take the result of the next frame; boxes that only bridge a gap do not count."""
+        """Add the result of the next frame; predicted boxes do not count."""
         rows, columns = _ROWS, max(1, round(_ROWS * frame.width / frame.height))
         if self._seconds.shape != (rows, columns):
             self._seconds, self._last_s = np.zeros((rows, columns), np.float32), None
@@ -52,17 +52,17 @@ class Heat:
                     self._seconds[at] += min(passed, _MOST_S)
 
     def values(self) -> NDArray[np.float32]:
-        """(180, width) from 0 to 1, spread as wide as an object is; empty before the first frame."""
+        """Return the heat as (180, width) float32 from 0 to 1, blurred; the array is empty before the first frame."""
         if not self._seconds.size:
             return self._seconds
         spread = _SPREAD * _ROWS
         heat = cv2.GaussianBlur(self._seconds, (0, 0), spread) * (2 * np.pi * spread**2)
-        # The root, or where someone stood would hide where all walked.
+        # The square root: otherwise one standing person would outshine every path that people walked.
         values: NDArray[np.float32] = np.sqrt(heat / max(float(heat.max()), 1e-9))
         return values
 
     def overlay(self) -> NDArray[np.uint8]:
-        """(180, width, 4) uint8 RGBA: colours to lay over the video, transparent where nothing was."""
+        """Return the heatmap as (180, width, 4) uint8 RGBA to lay over the video, transparent without objects."""
         heat = self.values()
         if not heat.size:
             return np.zeros((1, 1, 4), np.uint8)
@@ -71,10 +71,10 @@ class Heat:
 
 
 class HeatmapStage:
-    """Writes a heatmap: for how long an object stood where, in colours over the last frame in grey.
+    """Writes a heatmap image: the time that objects spent at each position, in colour over the last frame in grey.
 
     Args:
-        path: the image to write, .png or .jpg; `{stream}` in it is the stream's name.
+        path: .png or .jpg file to write; `{stream}` in the path is replaced by the stream's name.
     """
 
     def __init__(self, path: str) -> None:
@@ -83,7 +83,7 @@ class HeatmapStage:
         self._last: Frame | None = None
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """The result as it is."""
+        """Add the result to the heatmap and return it unchanged."""
         self._heat.add(frame, result)
         self._last = frame
         return result
@@ -92,7 +92,7 @@ class HeatmapStage:
         """Write the image.
 
         Raises:
-            SinkError: if it cannot be written, such as on a full disk.
+            SinkError: if the image cannot be written, for example because the disk is full.
         """
         if self._last is None:
             return

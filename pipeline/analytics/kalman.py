@@ -1,12 +1,13 @@
-"""The Kalman filter of a tracker: centre and size of many boxes at once, with velocities, over real time.
+"""The Kalman filter of a tracker: position and size of many boxes at once, with velocities.
 
-The model is BoT-SORT's (centre, width, height and their velocities, noise in proportion to the size of the box), for
-any time between two frames. All its covariances are diagonal in the four coordinates, so that the 8 × 8 covariance of
-a box falls apart into four symmetric 2 × 2 matrices: three numbers a coordinate, and no matrix is ever inverted.
+The motion model is BoT-SORT's, extended to any time between two frames: the state of a box is its centre, width, height
+and their velocities. The noise is proportional to the size of the box. All covariances are diagonal in the four
+coordinates, so the 8 × 8 covariance of a box splits into four symmetric 2 × 2 matrices. Three numbers per coordinate
+are enough, and no matrix is inverted.
 
-A state is a float64 array of shape (5, 4, n): the value, its velocity, the variance of the value, the covariance of
-both, and the variance of the velocity, of the centre in x and y, the width and the height of n boxes. With few boxes
-the time goes to numpy's calls, about a microsecond each, so it is they that are few here. Knows numbers only.
+A state is a float64 array (5, 4, n) for n boxes. The first axis is value, velocity, variance of the value, covariance
+of both, and variance of the velocity. The second axis is centre x, centre y, width and height. For few boxes, the
+overhead of numpy calls dominates, so the code minimizes the number of calls.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 STEP_S = 1 / 30
-"""The unit of time of velocities and noise, in seconds: the frame of the videos on which BoT-SORT chose its noise."""
+"""Time unit of velocities and noise, in seconds: the frame interval of the videos for which BoT-SORT was tuned.
 
-# Standard deviations, in sizes of the box: of a measured position, and of what a velocity changes by in a step.
+Args:
+    boxes: (4, n) centre x, centre y, width and height, in any unit.
+"""
+
+# Standard deviations in box sizes: of a measured position, and of the change of a velocity per step.
 _POSITION = 1 / 20
 _VELOCITY = 1 / 160
 
@@ -28,10 +33,10 @@ _STILL = np.eye(5)
 
 
 def start(boxes: Floats) -> Floats:
-    """States of boxes seen for the first time, standing still.
+    """Return the states of new boxes, with zero velocity.
 
     Args:
-        boxes: (4, n), centre x and y, width and height, in any unit.
+        boxes: (4, n) centre x, centre y, width and height, in any unit.
     """
     state = np.zeros((5, *boxes.shape))
     size = np.concatenate((boxes[2:], boxes[2:]))  # the width for x and width, the height for y and height
@@ -42,10 +47,10 @@ def start(boxes: Floats) -> Floats:
 
 
 def predict(state: Floats, seconds: float) -> Floats:
-    """The states after a time of at least 0.
+    """Return the states after `seconds`, which must be at least 0.
 
-    The noise is white in the acceleration and in the position, so that two predictions one after the other are one of
-    the sum of their times: what is predicted over dropped frames is what would have been predicted frame by frame.
+    The noise is white in acceleration and position. So one prediction over a gap equals frame-by-frame predictions over
+    the same time.
     """
     steps = seconds / STEP_S
     noise = _VELOCITY**2 * steps
@@ -61,11 +66,11 @@ def predict(state: Floats, seconds: float) -> Floats:
 
 
 def correct(state: Floats, boxes: Floats) -> Floats:
-    """The states with measured boxes taken in.
+    """Return the states corrected by measured boxes.
 
     Args:
         state: (5, 4, n), predicted for the time of the boxes.
-        boxes: (4, n), as in `start`, in the order of the states.
+        boxes: (4, n) as in `start`, in the order of the states.
     """
     values, velocity_var = state[:4].reshape(2, 2, 2, 2, -1), state[4].reshape(2, 2, -1)
     (value, _), variances = values

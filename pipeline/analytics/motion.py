@@ -1,8 +1,8 @@
-"""Where something moves on the frames of a stream, and the gate that keeps frames without movement from the engine.
+"""Motion detection on the frames of a stream, and the gate that drops frames without motion before the engine.
 
-`MotionMap` compares the brightness of a frame, 100 or 180 rows high, with that of the last second. The gate admits a
-frame on which more changes than `motion_area`, the frames of the second after it, and one per heartbeat while nothing
-moves. It reports idle periods to the stage that tracks, so that tracks do not expire. Knows frames only.
+`MotionMap` compares the brightness of a frame, 100 or 180 rows high, with the average of the last second. The gate
+admits a frame if the changed area exceeds `motion_area`, all frames of the second after it, and one frame per heartbeat
+without motion. The gate reports idle periods to the tracking stage, so that tracks do not expire.
 """
 
 from __future__ import annotations
@@ -23,29 +23,32 @@ if TYPE_CHECKING:
     from saccade.sources import Frame
 
 _ROWS = 100
-FINE_ROWS = 180  # a person of 60 pixels in a 4K picture is 5 rows high
-_LEAST_READ = 300  # rows of a large frame that are read
-_CHANGED = 0.08  # of the contrast, that a pixel changes by where something moves
-_CONTRAST = (4, 96)  # percentiles of the brightness whose distance is the contrast
-_CONTRAST_FRAMES = 50  # over which it is averaged
+FINE_ROWS = 180  # a person 60 pixels high in a 4K image is 5 rows high
+_LEAST_READ = 300  # rows that are read of a large frame
+_CHANGED = 0.08  # change of a moving pixel, as a fraction of the contrast
+_CONTRAST = (4, 96)  # the contrast is the difference of these percentiles of the brightness
+_CONTRAST_FRAMES = 50  # number of frames over which the contrast is averaged
 _LEAST_CHANGE = 5.0  # levels of 255, above the noise of a dark image
-_HOLD_S = 1.0  # admitted after the last change, so that what comes to rest is seen at rest
-_LATE_S = 1.0  # within which a change is no news any more: with 10 s, where a person had stood moved for all of these
-_MOST_KEPT = 256  # still times that no stage has asked for
+_HOLD_S = 1.0  # frames are admitted this long after the last change, so that the model sees objects come to rest
+_LATE_S = 1.0  # time constant of the background; with 10 s, the place that a person left showed motion for 10 s
+_MOST_KEPT = 256  # idle periods that no stage has read yet
 
 Luma = NDArray[np.float32]
 LumaReader = Callable[["Frame", int], NDArray[np.uint8] | None]
-"""From a frame, every nth pixel's brightness, (rows, columns) uint8, without its image; None where that is needed. It
-may be that of the frame before: what comes from a GPU is not waited for."""
+"""Read the brightness of every nth pixel of a frame, (rows, columns) uint8, without converting the image.
+
+None means that the image must be converted. The brightness may be that of the previous frame, because the reader does
+not wait for a GPU.
+"""
 
 
 @dataclass(slots=True, frozen=True)
 class Motion:
-    """What moves on a frame.
+    """The motion on a frame.
 
     Attributes:
-        changed: (rows, n) bool, which parts of the frame differ from the last second, outside of masks.
-        area: which fraction of the frame that is; 1 for the first frame.
+        changed: (rows, n) bool, the parts of the frame outside masks that differ from the last second.
+        area: changed fraction of the frame; 1 for the first frame.
     """
 
     changed: NDArray[np.bool_]
@@ -53,16 +56,16 @@ class Motion:
 
 
 class MotionMap:
-    """Computes the motion of each frame of a stream once, for all who ask. Callable from one thread.
+    """Computes the motion of each frame of a stream once and shares it among all callers. Not thread-safe.
 
     Args:
-        rows: of the map; its columns follow from the frame's shape.
-        read: gives the brightness of frames that are not to be converted on the CPU; None to convert all.
+        rows: number of rows of the map; the number of columns follows from the frame's aspect ratio.
+        read: reads the brightness of frames without converting them on the CPU; None converts every frame.
     """
 
     def __init__(self, rows: int = _ROWS, read: LumaReader | None = None) -> None:
         self._rows, self._read = rows, read
-        self._late: Luma | None = None  # the average of the last second or so
+        self._late: Luma | None = None  # the background: average of about the last second
         self._masks: Sequence[Sequence[Point]] = ()
         self._watched: NDArray[np.bool_] | None = None
         self._contrast: deque[float] = deque(maxlen=_CONTRAST_FRAMES)
@@ -70,7 +73,7 @@ class MotionMap:
         self._newest: tuple[int, Motion] | None = None
 
     def see(self, frame: Frame, masks: Sequence[Sequence[Point]] = ()) -> Motion:
-        """The motion on a frame; the polygons of `masks`, in fractions of the frame, do not count."""
+        """Return the motion on a frame; motion in the polygons of `masks`, in fractions of the frame, is ignored."""
         if self._newest is not None and self._newest[0] == frame.index and self._masks == masks:
             return self._newest[1]
         seconds = frame.pts * frame.time_base.numerator / frame.time_base.denominator
@@ -83,14 +86,14 @@ class MotionMap:
             self._late, self._masks, self._watched = luma, masks, _watched(luma.shape, masks)
             return Motion(self._watched, 1.0)
         difference = luma - self._late
-        difference -= np.median(difference[::2, ::2])  # where all becomes lighter or darker, nothing has moved
+        difference -= np.median(difference[::2, ::2])  # a change of brightness of the whole frame is not motion
         least = max(_LEAST_CHANGE, _CHANGED * sum(self._contrast) / len(self._contrast))
         changed = (np.abs(difference) > least) & self._watched
         cv2.accumulateWeighted(luma, self._late, 1 - np.exp(-min(max(seconds - self._last, 0.0), 1.0) / _LATE_S))
         return Motion(changed, float(changed.mean()))
 
     def _luma(self, frame: Frame) -> Luma:
-        """Brightness (rows, n) float32, 0 to 255, blurred; notes its contrast."""
+        """Return the brightness as blurred (rows, n) float32 from 0 to 255, and record its contrast."""
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
         step = max(1, height // max(_LEAST_READ, 2 * self._rows))
@@ -98,7 +101,7 @@ class MotionMap:
         if read is not None:
             small = cv2.resize(read, size, interpolation=cv2.INTER_AREA)
         elif step > 1:
-            # Green alone of every nth pixel: 0.4 ms at 1080p instead of 1.8 for all of them in three channels.
+            # Only the green channel of every nth pixel: 0.4 ms at 1080p, against 1.8 ms for all pixels and channels.
             green = np.ascontiguousarray(frame.image[::step, ::step, 1])
             small = cv2.resize(green, size, interpolation=cv2.INTER_AREA)
         else:
@@ -111,7 +114,7 @@ class MotionMap:
 
 
 def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArray[np.bool_]:
-    """Where changes count: (rows, n) bool."""
+    """Return a (rows, n) bool map of the area outside the masks."""
     masked = np.zeros(shape, np.uint8)
     for polygon in masks:
         corners = np.array(polygon) * (shape[1], shape[0])
@@ -121,29 +124,29 @@ def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArra
 
 
 class MotionGate:
-    """Admits frames on which something moves.
+    """Admits frames with motion.
 
     Args:
-        settings: its area, masks and heartbeat.
-        motion: computes what moves; may be shared.
+        settings: area, masks and heartbeat of the gate.
+        motion: computes the motion; can be shared.
     """
 
     def __init__(self, settings: AnalyticsSettings | None = None, motion: MotionMap | None = None) -> None:
         self._settings = settings or AnalyticsSettings()
         self._motion = motion or MotionMap()
-        self._last = 0.0  # times of the last frame, of the last change and of the last frame that was admitted
+        self._last = 0.0  # times of the last frame, of the last change and of the last admitted frame
         self._moved = self._admitted = -np.inf
-        self._refused: float | None = None  # time of the newest frame since then that was refused
+        self._refused: float | None = None  # time of the newest frame since then that was not admitted
         self._still: dict[int, float] = {}
 
     def configure(self, settings: AnalyticsSettings) -> None:
-        """Take another area, other masks and another heartbeat from the next frame on. Callable from any thread."""
+        """Apply a new area, new masks and a new heartbeat from the next frame on. Thread-safe."""
         self._settings = settings
 
     def admit(self, frame: Frame) -> bool:
-        """Whether something moves on the frame, has just moved, or it is time to have a look."""
+        """Return whether the frame has motion, follows motion within a second, or is due for the heartbeat."""
         seconds = frame.pts * frame.time_base.numerator / frame.time_base.denominator
-        if seconds < self._last:  # a clock that began again
+        if seconds < self._last:  # the clock restarted
             self._moved = self._admitted = -np.inf
             self._refused = None
         if self._motion.see(frame, self._settings.motion_mask).area >= self._settings.motion_area:
@@ -161,12 +164,12 @@ class MotionGate:
         return True
 
     def still_before(self, index: int) -> float:
-        """For how many seconds nothing moved before an admitted frame; to be asked once. Callable from any thread.
+        """Return the seconds without motion before an admitted frame. Ask once per frame. Thread-safe.
 
-        It may stand for frames that were admitted before it and replaced by it.
+        The time includes idle periods of admitted frames that this frame has replaced.
         """
         return sum(self._still.pop(key, 0.0) for key in list(self._still) if key <= index)
 
 
 StillBefore = Callable[[int], float]
-"""For how many seconds nothing moved before the frame with this index."""
+"""Return the seconds without motion before the frame with this index."""

@@ -1,4 +1,4 @@
-"""The settings of what happens to results over time. Knows how settings are declared, and no frames or results."""
+"""The settings of analytics: zones, lines, tracking and motion detection."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ImageName = Annotated[Text, Field(pattern=r"(?i)\.(png|jpe?g)$"), WrapValidator(
 
 
 def _points(value: object) -> object:
-    """Read `.1,.2,.5,.2,.5,.9` as points; leave anything else to the validator."""
+    """Parse `.1,.2,.5,.2,.5,.9` into points; any other value is left to the validator."""
     if isinstance(value, str):
         try:
             value = [float(number) for number in value.split(",")]
         except ValueError:
-            raise ValueError("should be numbers with commas between them, such as .1,.2,.5,.2,.5,.9") from None
+            raise ValueError("should be numbers separated by commas, such as .1,.2,.5,.2,.5,.9") from None
     if isinstance(value, list | tuple) and value and all(isinstance(one, int | float) for one in value):
         if len(value) % 2:
-            raise ValueError(f"should be pairs of x and y, and is {len(value)} numbers")
+            raise ValueError(f"should be pairs of x and y, got {len(value)} numbers")
         return list(zip(value[::2], value[1::2], strict=True))
     return value
 
@@ -60,33 +60,44 @@ def _line(points: list[Point]) -> list[Point]:
 
 
 class RegionSettings(NullIsUnset):
-    """What a zone and a line have in common: which objects concern it, and where they are."""
+    """The settings that zones and lines share: which objects count, and which point of a box."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    classes: Names = Field([], description="labels that count; all if empty")
-    anchor: Literal["bottom", "center", "top"] = Field("bottom", description="the point of a box that counts")
-    min_size: float = Field(0.0, ge=0, le=1, description="least area of a box, as a fraction of the image's")
-    min_score: float = Field(0.0, ge=0, le=1, description="least score")
+    classes: Names = Field([], description="labels to count; empty counts every label")
+    anchor: Literal["bottom", "center", "top"] = Field(
+        "bottom", description="point of the box that must be inside the zone or cross the line"
+    )
+    min_size: float = Field(0.0, ge=0, le=1, description="smallest area of a box, as a fraction of the image area")
+    min_score: float = Field(0.0, ge=0, le=1, description="lowest score to count")
 
 
 class ZoneSettings(RegionSettings):
-    """A polygon."""
+    """A zone: a polygon."""
 
-    polygon: Polygon = Field(description="corners, as x1,y1,x2,y2,…")
-    inertia: Seconds = Field(0.2, description="for how long an object must be inside to be in it, and outside to leave")
-    loitering: Seconds | None = Field(None, description="for how long an object must be in it to loiter")
+    polygon: Polygon = Field(description="corners as x1,y1,x2,y2,… in fractions of the image")
+    inertia: Seconds = Field(
+        0.2, description="seconds inside before an object counts as entered, and outside before it counts as left"
+    )
+    loitering: Seconds | None = Field(None, description="seconds inside after which an object counts as loitering")
 
 
 class LineSettings(RegionSettings):
-    """A line from a first point to a second."""
+    """A line between two points; its direction runs from the first to the second."""
 
-    points: Annotated[Points, AfterValidator(_line)] = Field(description="both ends, as x1,y1,x2,y2")
-    margin: float = Field(0.01, ge=0, le=0.5, description="how far from the line an object is on one side for certain")
+    points: Annotated[Points, AfterValidator(_line)] = Field(
+        description="both ends as x1,y1,x2,y2 in fractions of the image"
+    )
+    margin: float = Field(
+        0.01,
+        ge=0,
+        le=0.5,
+        description="distance from the line at which an object has clearly crossed, in fractions of the image",
+    )
 
 
 def _regions(points_key: str) -> BeforeValidator:
-    """Reads `name=.1,.2,…` texts, and points alone in place of a mapping with their key."""
+    """Accept `name=.1,.2,…` texts, and plain points instead of a mapping."""
 
     def read(value: object) -> object:
         if isinstance(value, str):
@@ -100,7 +111,7 @@ def _regions(points_key: str) -> BeforeValidator:
                 if not (equals and name.strip()):
                     raise ValueError("should be NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
                 if name.strip() in named:
-                    raise ValueError(f"'{name.strip()}' is there twice")
+                    raise ValueError(f"'{name.strip()}' is defined twice")
                 named[name.strip()] = points
             value = named
         if isinstance(value, Mapping):
@@ -118,7 +129,7 @@ Lines = Annotated[dict[Text, LineSettings], _regions("points"), Field(max_length
 
 
 class Regions(NullIsUnset):
-    """The zones and lines of a stream, as they are configured and as the HTTP API takes them."""
+    """The zones and lines of a stream, in a configuration and in the HTTP API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -144,7 +155,7 @@ class Regions(NullIsUnset):
 
 
 class AnalyticsSettings(Regions):
-    """What to do with the results of a stream over time."""
+    """The analytics settings of a stream."""
 
     track: bool = setting(
         False,

@@ -1,8 +1,8 @@
-"""Stages and gates: the Protocols, and the tables of those that a configuration can name.
+"""Stages and gates: the Protocols, and the tables of the stages and gates that a configuration can name.
 
-    STAGES["count"] = CountStage          # `stages: [count]` in a configuration, `--stage count` on the command line
+    STAGES["count"] = CountStage      # `stages: [count]` in a configuration, `--stage count` on the command line
 
-Each stream has instances of its own, so a stage may keep state from frame to frame. Knows frames and results only.
+Each stream has its own instances, so a stage may keep state from frame to frame.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ if TYPE_CHECKING:  # the names of stages are read with a configuration, before n
 
 
 class Stage(Protocol):
-    """Changes or adds to the result of each frame before the sinks get it."""
+    """Changes or extends the result of each frame before the sinks receive it."""
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """The result that the next stage, or the sinks, get for `frame`.
+        """Return the result of `frame` for the next stage or the sinks.
 
-        Called for every frame of the stream that the engine answered, in the stream's order, in one thread; frames
-        that were lost in between are counted in `frame.dropped_before`. Whatever it raises fails this frame alone, as
-        an error of the engine does.
+        The method runs in one thread, in stream order, for each frame that the engine has answered.
+        `frame.dropped_before` counts the frames dropped in between. An exception fails only this frame, like an error
+        of the engine.
         """
 
 
 @runtime_checkable
 class ClosableStage(Stage, Protocol):
-    """A stage that holds something to be given back."""
+    """A stage that must release resources."""
 
     def close(self) -> None:
-        """Called once, after the last `process` of the stream, or if the stream never began."""
+        """Release the resources. Called once, after the last `process` of the stream, or if the stream never starts."""
 
 
 @runtime_checkable
 class KeepingStage(Stage, Protocol):
-    """A stage that keeps something from frame to frame, which has a bound."""
+    """A stage with bounded state that it reports."""
 
     @property
     def kept(self) -> dict[str, int]:
-        """How much of what it keeps now, such as `tracks`. Read from any thread."""
+        """Return the current sizes of the state by name, such as `tracks`. Thread-safe."""
 
 
 class Gate(Protocol):
-    """Chooses which frames the engine sees; the others have no record."""
+    """Decides which frames the engine processes; all other frames have no record."""
 
     def admit(self, frame: Frame) -> bool:
-        """Whether the engine shall see `frame`.
+        """Return whether the engine should process `frame`.
 
-        Called in one thread, in the stream's order, for each frame that is about to be given to the engine. A frame
-        that is not admitted is counted under the cause `gate`, and in `dropped_before` of the next one admitted.
+        The method runs in one thread, in stream order, for each frame about to be submitted. A frame that is not
+        admitted counts as dropped with the cause `gate`, and in `dropped_before` of the next admitted frame.
         """
 
 
@@ -62,7 +62,7 @@ def _track() -> Stage:
 
 
 STAGES: dict[str, Callable[[], Stage]] = {"track": _track}
-"""Name in a configuration → what makes the stage for one stream."""
+"""Maps a name in a configuration to a function that makes the stage for one stream."""
 
 
 def _motion() -> Gate:
@@ -72,15 +72,15 @@ def _motion() -> Gate:
 
 
 GATES: dict[str, Callable[[], Gate]] = {"motion": _motion}
-"""Name in a configuration → what makes the gate for one stream."""
+"""Maps a name in a configuration to a function that makes the gate for one stream."""
 
 
 def check_names(names: list[str], table: dict[str, Callable[[], Stage]] | dict[str, Callable[[], Gate]]) -> list[str]:
-    """Return `names`.
+    """Return `names` if every name is in the table.
 
     Raises:
-        ValueError: if one of them is not in the table, in half a line for the user.
+        ValueError: if a name is unknown.
     """
     if unknown := next((name for name in names if name not in table), None):
-        raise ValueError(f"there is no '{unknown}'; known: {', '.join(sorted(table)) or 'none'}")
+        raise ValueError(f"'{unknown}' is unknown; available: {', '.join(sorted(table)) or 'none'}")
     return names

@@ -1,8 +1,8 @@
-"""Numbers objects over time: BoT-SORT's association without camera compensation and appearance, in real seconds.
+"""Assigns track IDs: BoT-SORT's association in real time, without camera compensation and appearance.
 
-Boxes that score high are paired with the tracks by their overlap times their score; then, as in ByteTrack, boxes that
-score low with those tracks that are left and were seen last time; then what is left of the high ones with tracks
-that are new. All tracks move on together, as arrays. Knows numbers only: no frames, no results, no clocks.
+The tracker pairs high-score boxes with tracks first, by overlap times score. Then, as in ByteTrack, it pairs low-score
+boxes with the remaining tracks of the last frame. Last, it pairs the remaining high-score boxes with new tracks. All
+tracks are arrays and move together.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from saccade.pipeline.analytics.association import Floats, Ints, assign, corners_of, iou
 from saccade.pipeline.analytics.kalman import STEP_S, correct, predict, start
 
-_LEAST_FIRST = 0.2  # overlap × score, of a track and a box that scores high
-_LEAST_SECOND = 0.5  # overlap, of a track and a box that scores low
-_LEAST_NEW = 0.3  # overlap × score, of a track seen once and its second box
-# For which a track that is not seen goes on growing or shrinking; later it would match anything. With 0, those that are
-# half hidden for some frames were lost (TUD-Campus: IDF1 70.4, with this 74.7); 0.25 to 0.4 gave the same.
+_LEAST_FIRST = 0.2  # overlap × score of a track and a high-score box
+_LEAST_SECOND = 0.5  # overlap of a track and a low-score box
+_LEAST_NEW = 0.3  # overlap × score of a new track and its second box
+# A missed track keeps growing or shrinking for this time; a longer time would let it match anything. With 0, objects
+# half hidden for some frames were lost (TUD-Campus: IDF1 70.4, against 74.7); 0.25 to 0.4 gave the same.
 _GROWTH_S = 0.3
 _NONE: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True, frozen=True)
 class TrackerSettings:
-    """How a tracker decides. The defaults are BoT-SORT's.
+    """Thresholds of a tracker. The defaults are BoT-SORT's.
 
     Attributes:
-        high: least score of the boxes that are paired first; lower ones can only carry a track on.
-        new: least score of a box that may begin a track.
-        low: least score of a box that is used at all.
-        lost_s: for how many seconds a track that is not seen may be found again.
+        high: lowest score of the boxes that are paired first; lower scores can only continue a track.
+        new: lowest score of a box that may start a track.
+        low: lowest score of a box that is used at all.
+        lost_s: seconds after which a missed track ends.
     """
 
     high: float = 0.6
@@ -50,13 +50,13 @@ class TrackerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Unseen:
-    """Tracks that were not seen on the last frame, where they are expected.
+    """Tracks missed on the last frame, at their expected positions.
 
     Attributes:
-        ids: (n,) int64, their numbers.
-        kinds: (n,) int64, their classes.
-        boxes: (n, 4) float64, x1, y1, x2, y2.
-        for_s: (n,) float64, seconds since they were seen.
+        ids: (n,) int64 track IDs.
+        kinds: (n,) int64 classes.
+        boxes: (n, 4) float64 as x1, y1, x2, y2.
+        for_s: (n,) float64 seconds since the tracks were last seen.
     """
 
     ids: Ints
@@ -66,26 +66,26 @@ class Unseen:
 
 
 class Tracker:
-    """The tracks of one stream. A track has one class and only takes boxes of it.
+    """The tracks of one stream. A track has one class and takes only boxes of this class.
 
-    A track has its number from its second box on, or from its first if that is on the first frame. Numbers begin at 1
-    and are given once. The order of the boxes does not matter.
+    A track gets its track ID with its second box; on the first frame it gets the ID at once. IDs start at 1 and are
+    never reused. The order of the boxes does not matter.
 
     Args:
-        settings: how it decides.
+        settings: thresholds of the tracker.
     """
 
     def __init__(self, settings: TrackerSettings | None = None) -> None:
         self._settings = settings or TrackerSettings()
-        self._clock = 0.0  # seconds that have passed, which go on where timestamps jump back
+        self._clock = 0.0  # elapsed seconds, which also advance when timestamps jump back
         self._last: float | None = None  # time of the last frame
         self._next_id = 1
         self._state: Floats = np.zeros((5, 4, 0))
         self._ids: Ints = np.zeros(0, np.int64)  # 0 while a track is new
         self._kinds: Ints = np.zeros(0, np.int64)
         self._seen_at: Floats = np.zeros(0)
-        # What most frames need not ask the arrays, at some microseconds each: how many are new, how many were not seen
-        # on the last frame, and a time before which none was seen last.
+        # Cached to save array operations of some microseconds each: the number of new tracks, the number of tracks
+        # missed on the last frame, and a lower bound of the times at which tracks were last seen.
         self._new = self._hidden = 0
         self._seen_since = 0.0
 
@@ -93,16 +93,16 @@ class Tracker:
         return len(self._ids)
 
     def update(self, boxes: Floats, scores: Floats, kinds: Ints, seconds: float) -> tuple[Ints, Floats]:
-        """Take the boxes of one frame.
+        """Update the tracks with the boxes of one frame.
 
         Args:
-            boxes: (n, 4), x1, y1, x2, y2, in any unit, the same on all frames.
+            boxes: (n, 4) as x1, y1, x2, y2, in any unit that stays the same.
             scores: (n,), 0 to 1.
-            kinds: (n,), the class of each.
-            seconds: time of the frame. Where it jumps back, a thirtieth of a second is taken to have passed.
+            kinds: (n,) class of each box.
+            seconds: time of the frame. If it jumps back, the tracker assumes that 1/30 s has passed.
 
         Returns:
-            (n,) the number of each box's track, 0 for none; (n, 2) its velocity in units of the boxes a second.
+            (n,) track ID of each box, 0 for none; (n, 2) its velocity in units of the boxes per second.
         """
         passed = 0.0 if self._last is None else seconds - self._last
         first, self._last = self._last is None, seconds
@@ -136,27 +136,27 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Let a time pass in which nothing moved, so that no track ages."""
+        """Skip a period without motion, so that no track ages."""
         if self._last is not None:
             self._last += seconds
 
     def unseen(self) -> Unseen:
-        """The tracks with a number that were not seen on the last frame."""
+        """Return the tracks with a track ID that were missed on the last frame."""
         rows = np.nonzero((self._ids > 0) & (self._seen_at < self._clock))[0] if self._hidden else _NONE
         boxes = corners_of(self._state[0][:, rows]).T
         return Unseen(self._ids[rows], self._kinds[rows], boxes, self._clock - self._seen_at[rows])
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The numbers of all tracks that go on or may be found again."""
+        """The track IDs of all active and missed tracks."""
         return self._ids[self._ids > 0]
 
     def _pair(self, likeness: Floats, scores: Floats, seen_before: float, track_of: Ints) -> None:
-        """Write the row of the track of each box into `track_of`."""
+        """Write the row of each box's track into `track_of`."""
         settings = self._settings
         fused = likeness * scores
         low = min(scores.tolist()) < settings.high
-        if not (low or self._new):  # as on most frames
+        if not (low or self._new):  # the case of most frames
             rows, columns = assign(fused, _LEAST_FIRST)
             track_of[columns] = rows
             return
@@ -175,12 +175,14 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Correct the tracks by their boxes, number the new ones among them and drop the others; return how many."""
+        """Correct tracks by their boxes, number or drop new tracks; return the number of corrected tracks."""
         columns = np.nonzero(track_of >= 0)[0]
         rows = track_of[columns]
         if len(rows):
             taken = correct(self._state.take(rows, axis=2), measured.take(columns, axis=1))
-            if len(rows) == len(self._ids) and not self._new:  # their order is free, and writing them back takes 4 µs
+            if (
+                len(rows) == len(self._ids) and not self._new
+            ):  # the order of tracks does not matter, and writing back in place takes 4 µs
                 self._state, self._ids, self._kinds = taken, self._ids[rows], self._kinds[rows]
                 self._seen_at = np.empty(len(rows))
                 self._seen_at.fill(self._clock)
@@ -198,13 +200,13 @@ class Tracker:
         return len(rows)
 
     def _begin(self, measured: Floats, scores: Floats, kinds: Ints, track_of: Ints, first: bool) -> int:
-        """Begin tracks with the boxes that have none, and return how many."""
+        """Start tracks for unpaired boxes; return the number of new tracks."""
         if not len(track_of) or min(track_of.tolist()) >= 0:
             return 0
         begun = np.nonzero((track_of < 0) & (scores >= self._settings.new))[0]
         if not len(begun):
             return 0
-        begun = begun[np.lexsort((*measured[:, begun], kinds[begun]))]  # whatever their order
+        begun = begun[np.lexsort((*measured[:, begun], kinds[begun]))]  # independent of the order of the boxes
         count = len(self._ids)
         track_of[begun] = np.arange(count, count + len(begun))
         self._state = np.concatenate((self._state, start(measured[:, begun])), axis=2)
@@ -222,17 +224,17 @@ class Tracker:
         self._next_id += len(rows)
 
     def _forget(self) -> None:
-        """Drop the tracks that have not been seen for too long."""
+        """Drop the tracks that were missed for too long."""
         if self._clock - self._oldest(self._clock - self._settings.lost_s) > self._settings.lost_s:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Let tracks that were seen last before a time keep their size."""
+        """Stop the size change of tracks last seen before a time."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """When the track was seen that has not been seen for longest; exact only if that is before a time."""
+        """Return when the longest-missed track was last seen; exact only if that is earlier than `before`."""
         if self._seen_since <= before:
             self._seen_since = min(self._seen_at.tolist(), default=self._clock)
         return self._seen_since

@@ -1,7 +1,6 @@
-"""What goes on in a zone and over a line: who is in it, came and went, and for how long; who crossed it, which way.
+"""Counts of zones and lines: entries, exits and dwell times of zones, and crossings of lines.
 
-Times are those of the frames, in seconds, so that lost frames change nothing. Knows sightings and settings only: no
-frames, no results.
+Times are the times of frames in seconds, so dropped frames do not change them.
 """
 
 from __future__ import annotations
@@ -16,13 +15,16 @@ from saccade.pipeline.analytics.geometry import Point, contains, cross, distance
 from saccade.pipeline.analytics.settings import LineSettings, RegionSettings, ZoneSettings
 
 _LAST = math.nextafter(1.0, 0.0)
-"""The largest x and y of an anchor: `contains` leaves out right and lower sides, so that zones side by side share no
-point, but a box that the image's lower edge cuts off ends at 1, and stands in a zone that reaches down to there."""
+"""The largest x and y of an anchor point.
+
+`contains` excludes the right and lower sides of a zone, so that adjacent zones share no point. A box at the lower edge
+of the image ends at 1, and this limit keeps it inside a zone that ends there.
+"""
 
 
 @dataclass(slots=True, frozen=True)
 class Sighting:
-    """An object with a track on one frame: its number, label, score, and box as fractions of the image."""
+    """A tracked object on one frame: track ID, label, score, and box in fractions of the image."""
 
     track_id: int
     label: str
@@ -31,12 +33,10 @@ class Sighting:
 
 
 class Anchors:
-    """The objects of one frame, for zones and lines to take those that concern them.
-
-    What several of them ask alike is worked out once.
+    """The objects of one frame, filtered for zones and lines. Regions with equal filters share the result.
 
     Args:
-        sightings: the objects.
+        sightings: the tracked objects.
     """
 
     def __init__(self, sightings: Iterable[Sighting]) -> None:
@@ -44,7 +44,7 @@ class Anchors:
         self._known: dict[tuple[object, ...], list[tuple[Sighting, Point]]] = {}
 
     def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
-        """Each object that concerns a zone or line, with the point of it that counts as where it is."""
+        """Return each object that counts for a zone or line, with its anchor point."""
         key = region.anchor, region.min_score, region.min_size, *region.classes
         found = self._known.get(key)
         if found is None:
@@ -69,13 +69,13 @@ def _anchor_of(region: RegionSettings, seen: Sighting) -> Point:
 
 @dataclass(slots=True)
 class Visit:
-    """A track and a zone: where it was seen last, and since when it has been inside.
+    """The visit of a track to a zone.
 
     Attributes:
-        label: of the object.
-        since: the first time of those without a break inside.
-        last: the last time that it was inside.
-        counted: whether it has been inside for as long as the zone's inertia.
+        label: label of the object.
+        since: time at which the current uninterrupted stay started.
+        last: last time that the object was inside.
+        counted: whether the object has been inside for at least the zone's inertia.
     """
 
     label: str
@@ -85,23 +85,22 @@ class Visit:
 
     @property
     def dwell_s(self) -> float:
-        """For how long it has been, or was, inside, in seconds."""
+        """The duration of the visit, in seconds."""
         return self.last - self.since
 
 
 class ZoneCounter:
-    """The objects in one zone.
+    """Counts the objects in one zone.
 
-    An object is in it once it has been inside for `inertia` seconds, and is not any more once it has been outside for
-    as long, or its track has ended; the times are those of its first and last frame inside. One that is hidden for a
-    while inside is still there.
+    An object has entered after `inertia` seconds inside. It has left after `inertia` seconds outside, or when its track
+    ends. Both times refer to its first and last frame inside. An object that is hidden inside the zone stays in it.
 
     Args:
-        settings: of the zone.
+        settings: the settings of the zone.
 
     Attributes:
-        entered, left: how many objects have come and gone, by label.
-        dwells: seconds that each of the last 1000 that left was there.
+        entered, left: number of objects that entered and left, by label.
+        dwells: dwell times of the last 1000 objects that left, in seconds.
     """
 
     def __init__(self, settings: ZoneSettings) -> None:
@@ -110,16 +109,16 @@ class ZoneCounter:
         self.left: Counter[str] = Counter()
         self.dwells: list[float] = []
         self._visits: dict[int, Visit] = {}
-        self._counts: dict[str, dict[str, int]] | None = {}  # None when something has changed since
+        self._counts: dict[str, dict[str, int]] | None = {}  # None after a change
         xs, ys = zip(*settings.polygon, strict=True)
         self._around = min(xs), min(ys), max(xs), max(ys)
 
     def update(self, anchors: Anchors, alive: Collection[int], seconds: float) -> set[int]:
-        """Take the objects of one frame; return the numbers of those that are in the zone.
+        """Update the zone with the objects of one frame; return the track IDs inside.
 
         Args:
-            anchors: the objects that were found.
-            alive: the numbers of all tracks that go on or may be found again.
+            anchors: the detected objects.
+            alive: the track IDs of all active and missed tracks.
             seconds: time of the frame.
         """
         zone = self.settings
@@ -142,12 +141,12 @@ class ZoneCounter:
 
     @property
     def inside(self) -> dict[int, Visit]:
-        """Those that are in the zone, by the number of the track."""
+        """The visits of the objects inside, by track ID."""
         return {number: visit for number, visit in self._visits.items() if visit.counted}
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """`inside`, `entered` and `left` by label."""
-        if self._counts is None:  # a new mapping: others hold the old one
+        """Return `inside`, `entered` and `left` by label."""
+        if self._counts is None:  # a new mapping, because callers hold the old one
             now = Counter(visit.label for visit in self.inside.values())
             self._counts = {
                 label: {"inside": now[label], "entered": self.entered[label], "left": self.left[label]}
@@ -165,7 +164,7 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """A track and a line: on which side it was last seen clearly, and where; which crossings of it have counted."""
+    """The side of a line on which a track was last clearly seen, its position, and its counted crossings."""
 
     right: bool
     at: Point
@@ -174,16 +173,16 @@ class _Side:
 
 
 class LineCounter:
-    """The crossings of one line: forward from its left to its right, as seen from its start towards its end.
+    """Counts the crossings of one line. Forward is from left to right, seen from the start of the line towards its end.
 
-    A track counts once in each direction, when it is clearly on the other side, `margin` away from the line, and its
-    way there led between the ends of the line.
+    A track counts once per direction. It has crossed when it is at least `margin` away on the other side, and its path
+    crossed the line between both ends.
 
     Args:
-        settings: of the line.
+        settings: the settings of the line.
 
     Attributes:
-        forward, backward: how many objects have crossed, by label.
+        forward, backward: number of objects that crossed, by label.
     """
 
     def __init__(self, settings: LineSettings) -> None:
@@ -191,10 +190,10 @@ class LineCounter:
         self.forward: Counter[str] = Counter()
         self.backward: Counter[str] = Counter()
         self._sides: dict[int, _Side] = {}
-        self._counts: dict[str, dict[str, int]] | None = {}  # as of a zone
+        self._counts: dict[str, dict[str, int]] | None = {}  # None after a change
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """`forward` and `backward` by label."""
+        """Return `forward` and `backward` by label."""
         if self._counts is None:
             self._counts = {
                 label: {"forward": self.forward[label], "backward": self.backward[label]}
@@ -203,7 +202,12 @@ class LineCounter:
         return self._counts
 
     def update(self, anchors: Anchors, alive: Collection[int]) -> dict[int, str]:
-        """Take the objects of one frame; `alive` as in `ZoneCounter.update`. Return who was counted, and which way."""
+        """Update the line with the objects of one frame; return the direction of each counted track ID.
+
+        Args:
+            anchors: the detected objects.
+            alive: the track IDs of all active and missed tracks.
+        """
         line, crossed = self.settings, dict[int, str]()
         start, end = line.points
         margin = line.margin

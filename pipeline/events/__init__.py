@@ -1,6 +1,6 @@
-"""Events: what rules make of results over time, and what becomes of it.
+"""Events: rules applied to results over time.
 
-A rule is a condition in words (`conditions`), watched in a stream by a state machine (`machine`). What it begins,
-changes and ends is an event with one record for every wire (`record`), handed to all that take events by the `hub`.
-Knows frames, results and analytics; no configuration files, no servers, no command line.
+A rule is a condition in words (`conditions`). A state machine watches it in each stream (`machine`). An event has a
+begin, updates and an end, with one record for every output (`record`). The `hub` publishes events to all subscribers.
+This package handles frames, results and analytics: no configuration files, servers or command line.
 """

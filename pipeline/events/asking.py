@@ -1,7 +1,6 @@
-"""Asks a model the questions of rules, about crops of frames, without making a frame wait.
+"""Asks a model the questions of rules about crops of frames, without blocking frames.
 
-A few questions are under way at a time, each with a deadline; what is too late counts as no answer. Knows
-engines by one method (`AskEngine`), questions and images; not what answers mean.
+A limited number of questions is in flight, each with a deadline; a late answer counts as no answer.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ASKED = 4
-"""Questions of one stream that are under way at a time."""
+"""Maximum number of questions of one stream in flight."""
 
 _STREAM = "questions of rules"
-_MARGIN = 0.1  # of a box's sides, that a crop shows around it
-_LEAST = 32  # pixels, the shorter side of a crop
-_MAX_TOKENS = 24  # of an attribute in free text
+_MARGIN = 0.1  # margin of a crop, as a fraction of the box's sides
+_LEAST = 32  # smallest side of a crop, in pixels
+_MAX_TOKENS = 24  # for an attribute in free text
 
 
 class AskEngine(Protocol):
-    """What answers questions."""
+    """The interface of a question-answering engine."""
 
     def ask(
         self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float
     ) -> Future[tuple[str, Mapping[str, float]]]:
-        """Queue a question and return at once.
+        """Submit a question and return at once.
 
         Args:
-            image: (height, width, 3) uint8 RGB, which does not change.
+            image: (height, width, 3) uint8 RGB; must not change afterwards.
             text: the question.
-            choices: one of which is the answer; empty for free text.
-            deadline_s: after so many seconds the work is dropped, and the future fails.
+            choices: the allowed answers; empty for free text.
+            deadline_s: time limit in seconds; after it, the work is dropped and the future fails.
 
         Returns:
-            The answer, and the probability of each choice.
+            A future of the answer and the probability of each choice.
         """
         ...
 
 
 class ModelAskEngine:
-    """A model that answers `Query` tasks.
+    """Answers questions with an engine that supports `Query` tasks.
 
-    The questions of all streams share the engine with frames as one stream of it, in which nothing is replaced.
+    The questions of all streams form one stream of the engine, in which no question replaces another.
 
     Args:
-        engine: which stays the caller's.
-        weight: the share of all questions; that of a camera's frames is 1 unless it is set.
+        engine: the engine; the caller owns and closes it.
+        weight: scheduling weight of all questions together; the default weight of a camera is 1.
     """
 
     def __init__(self, engine: Engine, weight: float = 4.0) -> None:
@@ -73,13 +72,13 @@ class ModelAskEngine:
     def ask(
         self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float
     ) -> Future[tuple[str, Mapping[str, float]]]:
-        """As `AskEngine.ask`."""
+        """Submit a question as a `Query` task; see `AskEngine.ask`."""
         task = Query(text, max_tokens=_MAX_TOKENS, choices=choices)
         asked = self._engine.submit(image, [task], deadline_s=deadline_s, stream=_STREAM)
         answered: Future[tuple[str, Mapping[str, float]]] = Future()
 
         def done(future: Future[Result]) -> None:
-            if not answered.set_running_or_notify_cancel():  # the stream has ended meanwhile
+            if not answered.set_running_or_notify_cancel():  # the stream has ended in the meantime
                 return
             try:
                 part: Text = future.result().texts[0]
@@ -99,12 +98,12 @@ class _Asked:
 
 
 class Asker:
-    """The questions of one stream that are under way. For one thread.
+    """The questions of one stream in flight. Not thread-safe.
 
     Args:
-        engine: answers.
-        deadline_s: how long an answer may take.
-        wait: wait for answers, as where the frames of a file can; else take them with a later frame.
+        engine: answers the questions.
+        deadline_s: time limit for an answer, in seconds.
+        wait: block until answers arrive, as is possible for files; otherwise answers arrive with a later frame.
     """
 
     def __init__(self, engine: AskEngine, *, deadline_s: float = 2.0, wait: bool = False) -> None:
@@ -115,7 +114,7 @@ class Asker:
         self._failing = ""
 
     def ask(self, question: Question, scene: Scene, image: NDArray[np.uint8]) -> bool:
-        """Ask about the frame of a scene; False if too many questions are under way."""
+        """Ask about the frame of a scene; return False if too many questions are in flight."""
         if len(self._asked) >= MAX_ASKED and not self._wait:
             return False
         track = None if question.track == FRAME else scene.tracks[question.track]
@@ -129,13 +128,13 @@ class Asker:
         return True
 
     def answers(self) -> list[Answer]:
-        """What has been answered, or will not be, since the last call."""
+        """Return the answers since the last call, including failed questions."""
         done = [one for one in self._asked if self._wait or one.future.done()]
         self._asked = [one for one in self._asked if one not in done]
         return [self._answer(one) for one in done]
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all questions in flight."""
         for one in self._asked:
             one.future.cancel()
         self._asked = []
@@ -144,9 +143,11 @@ class Asker:
         try:
             text, probabilities = asked.future.result(None if not self._wait else 60 * self._deadline_s)
         except (Exception, CancelledError) as error:
-            reason = "too late" if isinstance(error, DeadlineError) else str(error) or type(error).__name__
+            reason = (
+                "the deadline has passed" if isinstance(error, DeadlineError) else str(error) or type(error).__name__
+            )
             if reason != self._failing:
-                log.warning("rule %s: a question was not answered: %s", asked.question.rule, reason)
+                log.warning("rule %s: the model did not answer a question: %s", asked.question.rule, reason)
             self._failing = reason
             return Answer(asked.question, None)
         self._failing = ""
@@ -154,7 +155,7 @@ class Asker:
 
 
 def crop(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """What an image shows in a box (fractions) and a little around it, as an image of its own."""
+    """Return the crop of an image around a box, in fractions of the image, with a margin."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = box[0] * width, box[1] * height, box[2] * width, box[3] * height
     dx = max(_MARGIN * (x2 - x1), (_LEAST - (x2 - x1)) / 2)

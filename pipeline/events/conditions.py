@@ -1,10 +1,10 @@
-"""The language of rules: what `when` of a rule may be, read into a `Condition`.
+"""The rule language: parses the `when` of a rule into a `Condition`.
 
     person in door for 10s                     car or "traffic light" in yard
     person crosses gate outward                count of person in lobby > 5 for 30s
     person absent from desk for 5m             any between 22:00 and 06:00
 
-Knows text only. The grammar is `GRAMMAR`, read by lark; an error names the column and what was expected there.
+The grammar is `GRAMMAR`, parsed by lark. An error names the column and the expected words.
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ WORD.-1: /[^\W\d][\w-]*/
 QUOTED: /"[^"]+"/
 %ignore /\s+/
 """
-"""In lark's notation. `inward` is `forward`, `outward` is `backward`; a name of several words goes in quotes."""
+"""Grammar of conditions, in lark's notation.
+
+`inward` means `forward`; `outward` means `backward`; names with spaces need quotes.
+"""
 
 _SHOWN = {
     "WORD": "a name",
-    "QUOTED": None,  # is a name, too
+    "QUOTED": None,  # also a name
     "DURATION": "a time such as 10s, 5m or 1h",
     "CLOCK": "a time of day such as 22:00",
     "NUMBER": "a whole number",
@@ -83,18 +86,18 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass(slots=True, frozen=True)
 class Condition:
-    """What must hold for a rule.
+    """The condition of a rule.
 
     Attributes:
-        kind: `present` and `inside` hold for each track by itself, `crosses` for a track on the frame on which it has
-            crossed; `count` and `absent` for the frame as a whole.
-        labels: of the objects that count; empty for all.
-        place: the zone, or the line of `crosses`; None for the whole image.
-        direction: of a crossing; None for both.
-        compare, number: of a count.
-        for_s: for how many seconds it must have held.
-        between: from and until which time of day it may hold; across midnight where the first is later.
-        place_at: the offset of the place in the text.
+        kind: `present` and `inside` hold per track; `crosses` holds for a track on the frame of its crossing; `count`
+            and `absent` hold for the whole frame.
+        labels: labels of the objects that count; empty for all.
+        place: name of the zone, or of the line for `crosses`; None for the whole image.
+        direction: direction of a crossing; None for both.
+        compare, number: the comparison of a `count`.
+        for_s: seconds for which the condition must have held.
+        between: start and end of the time of day in which the condition may hold; a start after the end spans midnight.
+        place_at: offset of the place in the text.
     """
 
     kind: Kind
@@ -108,11 +111,11 @@ class Condition:
     place_at: int = 0
 
     def fits(self, count: int) -> bool:
-        """Whether a count is what `compare` and `number` ask for."""
+        """Return whether a count satisfies `compare` and `number`."""
         return _COMPARE[self.compare](count, self.number)
 
     def open_at(self, now: time) -> bool:
-        """Whether it may hold at a time of day."""
+        """Return whether the condition may hold at a time of day."""
         if self.between is None:
             return True
         begin, end = self.between
@@ -121,10 +124,10 @@ class Condition:
 
 @lru_cache(256)
 def parse(text: str) -> Condition:
-    """Read a condition.
+    """Parse a condition.
 
     Raises:
-        PlacedError: if it is none; its message names what was expected instead, `offset` where.
+        PlacedError: if the text is not a condition; the message names the expected words, and `offset` their position.
     """
     try:
         tree = _parser().parse(text)
@@ -132,12 +135,14 @@ def parse(text: str) -> Condition:
         raise PlacedError(_explain(error, text), _offset(error, text)) from None
     condition: Condition = _Reader().transform(tree)
     if condition.kind == "crosses" and condition.for_s:
-        raise PlacedError("a crossing takes no time: leave out 'for'", text.lower().rindex("for"))
+        raise PlacedError("a crossing is instantaneous: remove 'for'", text.lower().rindex("for"))
     if condition.between is not None and condition.between[0] == condition.between[1]:
-        raise PlacedError("a time from and until the same moment never comes", text.lower().rindex("between"))
+        raise PlacedError("'between' needs two different times", text.lower().rindex("between"))
     if condition.kind == "count" and condition.number == 0 and condition.compare in ("<", ">="):
         never = "never" if condition.compare == "<" else "always"
-        raise PlacedError(f"a count is {never} {condition.compare} 0", text.index(condition.compare))
+        raise PlacedError(
+            f"a count is {never} {condition.compare} 0: use another comparison", text.index(condition.compare)
+        )
     return condition
 
 
@@ -147,27 +152,23 @@ def _parser() -> Lark:
 
 
 class _Reader(Transformer[Token, Condition]):
-    """Makes a condition of a parsed tree."""
+    """Builds a condition from a parsed tree; each method handles one rule of the grammar."""
 
     def name(self, words: list[Token]) -> Token:
-        """A word, or what is in quotes, where it stands."""
         return Token("NAME", words[0].strip('"'), start_pos=words[0].start_pos)
 
     def labels(self, names: list[Token]) -> tuple[str, ...]:
-        """The names, none for `any`."""
+        """Return the label names; `any` gives an empty tuple."""
         return tuple(str(name) for name in names if name.type == "NAME")
 
     def present(self, found: list[tuple[str, ...]]) -> Condition:
-        """`person`."""
         return Condition("present", found[0])
 
     def inside(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """`person in door`."""
         labels, _, place = found
         return Condition("inside", labels, str(place), place_at=place.start_pos)
 
     def crosses(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """`person crosses gate outward`."""
         labels, _, place, way = found
         direction: Direction | None = None
         if way is not None:
@@ -175,24 +176,21 @@ class _Reader(Transformer[Token, Condition]):
         return Condition("crosses", labels, str(place), direction, place_at=place.start_pos)
 
     def count(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """`count of person in lobby > 5`."""
         _, _, labels, _, place, compare, number = found
         where = None if place is None else str(place)
         at = 0 if place is None else place.start_pos
         return Condition("count", labels or (), where, None, str(compare), int(number), place_at=at)
 
     def absent(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """`person absent from desk`."""
         labels, _, _, place = found
         at = 0 if place is None else place.start_pos
         return Condition("absent", labels, None if place is None else str(place), place_at=at)
 
     def all_absent(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """`absent from desk`."""
         return self.absent([(), *found])
 
     def start(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """The condition, with its times."""
+        """Return the condition with `for` and `between` applied."""
         condition, _, duration, _, begin, _, end = found
         for_s = 0.0 if duration is None else _seconds(duration)
         between = None if begin is None else (time.fromisoformat(_padded(begin)), time.fromisoformat(_padded(end)))
@@ -238,7 +236,7 @@ def _explain(error: UnexpectedInput, text: str) -> str:
 
 
 def _hint(text: str, at: int) -> str:
-    """What may have been meant at an offset; empty if nothing is known."""
+    """Return a hint for a common mistake at an offset; empty without a hint."""
     if text[at : at + 1] == '"':
         return ": the quote is not closed" if text.count('"') % 2 else ""
     if re.match(r"and\b", text[at:], re.IGNORECASE):

@@ -1,7 +1,7 @@
-"""Hands events to all that take them, in their order, in a thread of its own: a slow one delays no frame.
+"""Publishes events to all subscribers in order, in a thread of its own, so that a slow subscriber never delays frames.
 
-Changes beyond a limit are lost and counted, in such a way that who is told of a beginning is told of the end. Knows
-records of events, and nothing of who takes them.
+The queue is bounded; changes beyond the limit are dropped and counted. A subscriber that saw the begin of an event
+always sees its end.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
 FLUSH_S = 5.0
-_LOG_EVERY_S = 60.0  # while changes are lost
+_LOG_EVERY_S = 60.0  # while changes are dropped
 
 Listener = Callable[[Mapping[str, Any]], None]
-"""Is given the record of each change. What it raises is logged, and keeps nothing from the others."""
+"""Receives the record of each change. An exception is logged and does not affect other listeners."""
 
 
 class ChangeQueue:
-    """The changes that wait, oldest first. Pure data, for one thread at a time.
+    """The queue of unpublished changes, oldest first. Not thread-safe.
 
-    Beyond its limit a change is refused, but for two: rules, which say for how long events are kept, and the end of an
-    event whose beginning was taken, so there are never more of those than there were beginnings. Where a beginning was
-    refused, the next update that is taken becomes one; without any, the event is refused whole.
+    A full queue refuses changes, with two exceptions. It accepts lists of rules, which set retention times. It also
+    accepts the end of an event whose begin was accepted, so there are never more extra ends than begins. If the begin
+    of an event was refused, the next accepted update becomes its begin.
 
     Args:
-        limit: how many wait before others are refused.
+        limit: number of queued changes at which the queue is full.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: deque[Change | RuleList | History | threading.Event] = deque()
-        self._begun: set[str] = set()  # events that were taken, and whose end was not yet
-        self._refused: set[str] = set()  # events whose beginning was refused, and which go on
+        self._begun: set[str] = set()  # events whose begin was accepted and whose end is still to come
+        self._refused: set[str] = set()  # open events whose begin was refused
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, item: Change | RuleList | History | threading.Event) -> bool:
-        """Add a change, or a mark that is always taken; False if it is refused."""
+        """Add a change, or a marker, which is always accepted; return False if the queue refuses the change."""
         full = len(self._waiting) >= self._limit
         if isinstance(item, Change):
             return self._put_change(item, full)
@@ -64,7 +64,7 @@ class ChangeQueue:
         return True
 
     def take(self) -> Change | RuleList | History | threading.Event:
-        """Remove the oldest; raises IndexError if there is none."""
+        """Remove and return the oldest change; raises IndexError if the queue is empty."""
         return self._waiting.popleft()
 
     def _put_change(self, change: Change, full: bool) -> bool:
@@ -89,27 +89,27 @@ class ChangeQueue:
 
 
 class EventHub:
-    """Where events come together. Every method is callable from any thread.
+    """Distributes the events of all streams. Thread-safe.
 
-    Up to 10,000 changes wait; what is lost beyond that is counted and logged, see `ChangeQueue`.
+    Up to 10,000 changes are queued; further changes are dropped, counted and logged. See `ChangeQueue`.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # over what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._waiting = ChangeQueue(MAX_WAITING)
         self._listeners: list[tuple[Listener, str | None, bool]] = []
         self._thread: threading.Thread | None = None
         self._closed = False
         self._failing: set[int] = set()
-        self._lost = 0  # since the last line about it
+        self._lost = 0  # since the last log line
         self._logged_at = float("-inf")
         self.dropped = 0
-        """Changes lost because too many were waiting."""
+        """Number of changes dropped because the queue was full."""
 
     def add(self, listener: Listener, stream: str | None = None, *, history: bool = False) -> Callable[[], None]:
-        """Have a listener called for every change, or for those of one stream; return what ends that.
+        """Call a listener for every change, or for one stream's changes; return a function that removes the listener.
 
-        With `history` it is called for the paths of tracks and the counts of minutes as well.
+        With `history`, the listener also receives track paths, minute counts and finished media files.
         """
         entry = listener, stream, history
         with self._changed:
@@ -122,7 +122,7 @@ class EventHub:
         return remove
 
     def publish(self, change: Change | RuleList | History) -> None:
-        """Hand a change on; returns at once."""
+        """Queue a change for publication and return at once."""
         with self._changed:
             if self._closed:
                 return
@@ -137,7 +137,7 @@ class EventHub:
                 self._report_lost()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until everything published so far has been handed on; False if that takes too long."""
+        """Wait until all changes so far are published; return False on timeout."""
         done = threading.Event()
         with self._changed:
             if self._thread is None or self._closed:
@@ -147,7 +147,7 @@ class EventHub:
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Hand on what waits, for some seconds at most, and end. A second call does nothing."""
+        """Publish the queued changes for up to some seconds, then stop. A second call does nothing."""
         self.flush()
         with self._changed:
             closed, self._closed, thread = self._closed, True, self._thread
@@ -161,7 +161,7 @@ class EventHub:
     def _report_lost(self) -> None:
         now = time.monotonic()
         if self._lost and now - self._logged_at >= _LOG_EVERY_S:
-            log.warning("events: changes lost because too many wait for an output: %d", self._lost)
+            log.warning("events: changes dropped because an output is too slow: %d", self._lost)
             self._lost, self._logged_at = 0, now
 
     def _work(self) -> None:
@@ -187,7 +187,7 @@ class EventHub:
             try:
                 listener(record)
             except Exception as error:
-                if id(listener) not in self._failing:  # once until it works again
+                if id(listener) not in self._failing:  # log once until the listener works again
                     log.warning(
                         "events of %s: %s", record["stream"], " ".join(str(error).split()) or type(error).__name__
                     )

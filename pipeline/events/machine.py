@@ -1,7 +1,6 @@
-"""One rule in one stream, as a state machine: scenes in, beginnings, changes and ends of its events out.
+"""One rule in one stream, as a pure state machine: scenes in; begins, updates and ends of events out.
 
-Pure: times come with the scenes. A rule has one event at a time, which lists every track that fulfils the condition
-while it goes on. Knows scenes and conditions; no frames, models or threads.
+Times come from the scenes. A rule has at most one open event, which lists every track that has fulfilled the condition.
 """
 
 from __future__ import annotations
@@ -19,28 +18,31 @@ from saccade.pipeline.events.scene import Scene, Track
 from saccade.pipeline.events.settings import RuleSettings
 
 GAP_S = 30.0
-"""Seconds without a frame after which what was there before counts no more: nobody has watched."""
+"""Seconds without a frame after which earlier observations no longer count."""
 
 RESUME_S = 15.0
-"""Seconds from when an event was seen last to the first frame of its stream elsewhere, within which it may go on."""
+"""Maximum seconds between an event's last frame and the first frame on another worker for the event to continue."""
 
 SETTLE_S = 5.0
-"""Seconds from that frame on, within which its condition must hold again: objects are found, tracked, asked about."""
+"""Seconds after this first frame in which the condition must hold again; detection and questions take time.
+"""
 
 _MOST_TRACKS = 1000
-"""That an event lists. One of a busy street has no end: after 20,000 tracks each update was a record of 140 kB, twice a
-second."""
+"""Maximum number of tracks that an event lists.
 
-_CLOCK_STEP_S = 5.0  # between two clocks: one of them was set
-_RISE = 0.05  # of the best score, that makes an update
-_SURER = 0.1  # of p(yes), likewise
+A rule on a busy street can have an event without end. Its updates would otherwise grow to 140 kB each, twice a second.
+"""
+
+_CLOCK_STEP_S = 5.0  # a larger difference between two clocks means that one was set
+_RISE = 0.05  # rise of the best score that causes an update
+_SURER = 0.1  # change of p(yes) that causes an update
 
 Names = Mapping[str, Collection[str]]
-"""A label as a rule has it → as the model says it, for those that differ."""
+"""Maps a label of a rule to the model's labels, for labels that differ."""
 
 
 class Moment(NamedTuple):
-    """A time on three clocks: seconds of the stream, those of `Frame.steady_at`, and those that people are shown."""
+    """A time on three clocks: stream time in seconds, `Frame.steady_at`, and the capture time shown to users."""
 
     seconds: float
     steady_at: float
@@ -48,12 +50,12 @@ class Moment(NamedTuple):
 
 
 class Watch:
-    """Whether a condition holds, from scene to scene, and for which tracks.
+    """Watches one condition from scene to scene.
 
     Args:
-        condition: what is watched.
-        names: what its labels are called.
-        gap_s: seconds without a frame, after which what was there before counts no more.
+        condition: the condition to watch.
+        names: the model's labels for the labels of the condition.
+        gap_s: seconds without a frame after which earlier observations no longer count.
     """
 
     def __init__(self, condition: Condition, names: Names | None = None, gap_s: float = GAP_S) -> None:
@@ -62,15 +64,16 @@ class Watch:
         known = names or {}
         self._labels = {name for label in condition.labels for name in known.get(label, (label,))}
         self._last_s: float | None = None
-        self._since: dict[int, Moment] = {}  # track → since when it is so
-        self._held: Moment | None = None  # likewise, of the frame as a whole
+        self._since: dict[int, Moment] = {}  # track → time since when the condition has held
+        self._held: Moment | None = None  # the same for a condition on the whole frame
         self.carried_until = float("-inf")
-        """Until these seconds of the stream what holds counts as having held for long enough: it did so elsewhere."""
+        """Stream time up to which `for` counts as fulfilled, because the condition held on another worker."""
 
     def update(self, scene: Scene) -> dict[int, Moment] | None:
-        """Take a scene; return the tracks for which it holds, each with the moment since when; None if for none.
+        """Process a scene; return the start time of each track for which the condition holds, or None for no track.
 
-        Of a condition on the frame as a whole that holds, those that it counts, under -1 its own time.
+        For a condition on the whole frame, the result holds the counted tracks, and key -1 has the start time of the
+        condition.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
@@ -83,7 +86,7 @@ class Watch:
         if kind in ("count", "absent"):
             holds = not found if kind == "absent" else self.condition.fits(len(found))
             if not holds:
-                self._held = None if kind == "count" else now  # absent since it was seen last
+                self._held = None if kind == "count" else now  # absent since the last sighting
                 return None
             if self._held is None or (first and kind == "absent"):
                 self._held = now
@@ -96,12 +99,12 @@ class Watch:
         return held or None
 
     def _has_place(self, scene: Scene) -> bool:
-        """Whether the zone or line is there, which may be removed at any time: nothing is absent from what is not."""
+        """Return whether the zone or line exists; it can be removed at any time, and then nothing is absent from it."""
         place = self.condition.place
         return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
 
     def _concerned(self, scene: Scene) -> Iterable[Track]:
-        """The tracks that the condition is about, as they are now."""
+        """Return the tracks that the condition refers to."""
         tracks: Iterable[Track] = scene.tracks.values()
         place, kind = self.condition.place, self.condition.kind
         if self._labels:
@@ -120,7 +123,7 @@ class Watch:
         return 0.0 if scene.seconds <= self.carried_until else self.condition.for_s
 
     def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
-        """Whether it has held for a track for the time of the rule; the zone itself knows best for how long."""
+        """Return whether the condition has held long enough for a track; for zones, the dwell time decides."""
         if self.condition.kind == "inside":
             return scene.zones[self.condition.place or ""][number] >= self._for_s(scene) - 1e-6
         if self.condition.kind == "present":
@@ -130,15 +133,15 @@ class Watch:
 
 @dataclass(slots=True, frozen=True)
 class RuleState:
-    """How a rule is doing at the moment.
+    """The current state of a rule.
 
     Attributes:
-        name: of the rule.
-        holds: whether its condition is fulfilled, whatever a model answers.
-        p_yes: the probability of yes to its question, of the track for which it is most like what is expected; None
-            while there is no answer about any that fulfils the condition.
-        event: the id of the event that goes on; None if none does.
-        since: when that began, as frames have it in `captured_at`.
+        name: name of the rule.
+        holds: whether the condition is fulfilled, regardless of the model's answers.
+        p_yes: the probability of yes for the track closest to the expected answer; None without an answer about any
+            track that fulfils the condition.
+        event: ID of the open event, or None.
+        since: start of the open event, on the clock of `captured_at`.
     """
 
     name: str
@@ -152,15 +155,15 @@ class RuleMachine:
     """The events of one rule in one stream.
 
     Args:
-        rule: what it watches.
+        rule: the rule to watch.
         stream: name of the stream.
-        names: what the labels of the rule are called.
-        gap_s: as in `Watch`.
-        chance: returns random numbers from 0 to 1, for the ids.
-        resumed: the last event of when the stream ran last, elsewhere. If it went on, it does so under its id if the
-            first frame here was captured within `RESUME_S` of the last one that showed it, and the condition holds
-            within `SETTLE_S` of that, whatever its `for`; else it ends when it was seen last. If it had ended, its
-            cooldown goes on.
+        names: the model's labels for the labels of the rule.
+        gap_s: see `Watch`.
+        chance: returns random numbers from 0 to 1, used for IDs.
+        resumed: the rule's last event on the worker that ran the stream before. An open event continues under its ID on
+            two conditions: the first frame here follows within `RESUME_S` of its last frame, and the condition holds
+            again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its last frame. The cooldown of an
+            ended event continues.
     """
 
     def __init__(
@@ -179,36 +182,38 @@ class RuleMachine:
         self._gap_s = gap_s
         self._watch = Watch(rule.condition, names, gap_s)
         self._questions = Questions(rule)
-        self._held: dict[int, Moment] = {}  # the tracks that fulfil the condition, whatever the answers
-        self._crossed: dict[int, tuple[Track, Moment]] = {}  # while answers may come: as it was then, and when
-        self._answered: set[int] = set()  # those of them about which all is known
+        self._held: dict[int, Moment] = {}  # the tracks that fulfil the condition, regardless of answers
+        self._crossed: dict[
+            int, tuple[Track, Moment]
+        ] = {}  # crossings that wait for answers: track and time of the crossing
+        self._answered: set[int] = set()  # crossed tracks whose answers are complete
         ended = resumed is not None and resumed.end_time is not None
         self._ended_before = resumed if ended else None
         resumed = None if ended else resumed
         self._event = resumed
         self._published = resumed
-        self._resuming = resumed is not None  # its condition has not held here yet
+        self._resuming = resumed is not None  # whether a resumed event still waits for its condition
         if resumed is not None:
             self._watch.carried_until = float("inf")
-        self._free_at = float("-inf")  # seconds of the stream, before which none begins
+        self._free_at = float("-inf")  # stream time before which no event begins
         self._first_s: float | None = None
         self._last_s = 0.0
 
     @property
     def event(self) -> Event | None:
-        """The event that goes on; None if none does."""
+        """The open event, or None."""
         return self._event
 
     @property
     def state(self) -> RuleState:
-        """How the rule is doing. May be read from any thread."""
+        """The current state of the rule. Thread-safe."""
         held, event = self._held, self._event
         p_yes = self._questions.p_yes(list(held)) if held else None
         running = (None, None) if event is None else (event.id, event.start_time)
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:
-        """Take the next scene, and return what has changed."""
+        """Process the next scene and return the changes of events."""
         changes: list[Change] = []
         if self._first_s is None:
             self._first_s = scene.seconds
@@ -244,27 +249,27 @@ class RuleMachine:
         return changes
 
     def questions(self, scene: Scene) -> list[Question]:
-        """What is to be asked about the scene of the last step; each counts as asked, unless it is refused."""
+        """Return the questions to ask about the last scene; each counts as asked unless `refuse` is called."""
         return self._questions.due(scene, self._held) if self.rule.asks else []
 
     def refuse(self, question: Question) -> None:
-        """Take note that a question was not asked."""
+        """Record that a question was not asked."""
         self._questions.refuse(question)
 
     def take(self, answer: Answer) -> None:
-        """Take an answer, which counts from the next step on."""
+        """Process an answer; it takes effect at the next step."""
         self._questions.take(answer)
 
     def attributes(self, track: int) -> dict[str, str]:
-        """What is known of a track, by the names of the rule's attributes."""
+        """Return the known attributes of a track, by attribute name."""
         return self._questions.attributes(track)
 
     def end(self) -> list[Change]:
-        """End the event that goes on, since nothing more comes, or nobody has watched."""
+        """End the open event, because no more frames follow or frames were missing for too long."""
         return self._stop(self._last_s)
 
     def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """A crossing is over when it is asked about: it holds until the answers, and on the frame that has them."""
+        """Return the held tracks plus the crossings that wait for answers or have them on this frame."""
         if self.rule.condition.kind != "crosses" or not self.rule.asks:
             return held
         self._crossed = {
@@ -323,14 +328,14 @@ class RuleMachine:
             found["answers"] = {**event.answers, **self._questions.answers(numbers)}
             known = {name: text for track in numbers for name, text in self._questions.attributes(track).items()}
             found["attributes"] = known or event.attributes
-        # What is hidden at the very moment of the beginning is as sure as when it was seen last, but nowhere.
+        # A track hidden at the begin of the event keeps its last score, and the event has no box.
         if shown := seen or (tracks if event.box is None else []):
             best = max(shown, key=lambda track: track.score)
             top = max(event.top_score, best.score)
             found |= {"label": best.label, "score": best.score, "top_score": top}
         if seen:
             found |= {"box": best.box, "speed": best.speed}
-        if seen or not tracks:  # hidden ones may be found again, or have gone: the event ends where one was seen last
+        if seen or not tracks:  # a hidden track may return or be gone; the event ends when a track was last seen
             found |= {"frame_time": scene.captured_at, "frame_at": scene.steady_at}
         return replace(
             event,
@@ -359,9 +364,9 @@ class RuleMachine:
 
 
 def _end_time(event: Event) -> float:
-    """When an event was seen last, as people are shown it; as long after its beginning as it has lasted.
+    """Return the end time of an event, shown to users: the start time plus the measured duration.
 
-    The clock may have been set meanwhile; and those of machines that it went on at may differ.
+    The system clock may have been set in the meantime, and the clocks of two workers may differ.
     """
     lasted = event.frame_at - event.start_at
     if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:
@@ -370,5 +375,5 @@ def _end_time(event: Event) -> float:
 
 
 def _soon_after(event: Event, scene: Scene) -> bool:
-    """Whether a stream was away for so short a time that an event of it may go on; a file begins anew."""
+    """Return whether a stream was away briefly enough for its event to continue; a file always restarts."""
     return scene.capture_clock != "file" and abs(scene.captured_at - event.frame_time) <= RESUME_S

@@ -1,6 +1,6 @@
-"""What a rule asks a model about its tracks, and what the answers mean: verification, hysteresis, attributes.
+"""The questions of a rule about its tracks, and the meaning of answers: verification, hysteresis and attributes.
 
-Pure: scenes and answers in, questions out; answers are remembered for each track. Knows no models, images or threads.
+A pure state machine: scenes and answers in, questions out. It remembers the answers of each track.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from saccade.pipeline.events.scene import Scene, Track
 from saccade.pipeline.events.settings import RuleSettings
 
 FRAME = -1
-"""In place of a track's number: the frame as a whole."""
+"""Stands for the whole frame in place of a track ID."""
 
 YES, NO = "yes", "no"
 GROWN = 1.5
-"""How many times as large a track must be to be asked about again where that may change the answer."""
+"""Growth of a track's area after which a question is asked again if its answer could change."""
 
 _SHARPER = 1.3
-_VERIFIED = 0.5  # p(yes) of a verification
-_RETRY_S = 2.0  # after a question that was not answered
+_VERIFIED = 0.5  # lowest p(yes) that passes a verification
+_RETRY_S = 2.0  # wait after a failed question
 
 _Since = TypeVar("_Since")
 
@@ -30,15 +30,15 @@ Kind = Literal["verify", "ask", "attribute"]
 
 @dataclass(slots=True, frozen=True)
 class Question:
-    """A question about a track, or the frame.
+    """A question about a track or the whole frame.
 
     Attributes:
-        rule: whose it is.
-        kind: what its answer is for.
-        name: of the attribute; else "".
-        track: its number; `FRAME` for the whole frame.
-        text: what is asked.
-        choices: one of which is the answer; empty for free text.
+        rule: name of the rule.
+        kind: purpose of the question.
+        name: name of the attribute; otherwise empty.
+        track: track ID, or `FRAME` for the whole frame.
+        text: text of the question.
+        choices: the allowed answers; empty for free text.
     """
 
     rule: str
@@ -51,12 +51,12 @@ class Question:
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """What a model has answered, `text` None if nothing: it was away, or too late.
+    """The answer of a model to a question.
 
     Attributes:
-        question: what was asked.
-        text: the answer.
-        probabilities: of each choice, if there were any.
+        question: the question.
+        text: the answer; None if the question failed or its deadline passed.
+        probabilities: probability of each choice, if there were choices.
     """
 
     question: Question
@@ -66,7 +66,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _State:
-    """One question about one track: when it was asked last, how the track looked then, and what came back."""
+    """State of one question about one track: time of the last question, the track's size then, and the answer."""
 
     pending: bool = False
     asked_s: float = float("-inf")
@@ -82,7 +82,7 @@ class Questions:
     """The questions of one rule in one stream.
 
     Args:
-        rule: what it asks.
+        rule: the rule.
     """
 
     def __init__(self, rule: RuleSettings) -> None:
@@ -90,14 +90,14 @@ class Questions:
         self._states: dict[tuple[Kind, str, int], _State] = {}
 
     def due(self, scene: Scene, candidates: Collection[int]) -> list[Question]:
-        """What is to be asked now about the tracks that fulfil the condition; each counts as asked from here on."""
+        """Return the questions due for the tracks that fulfil the condition; each counts as asked."""
         rule, questions = self._rule, list[Question]()
         self._forget(scene, candidates)
         tracks = [number for number in candidates if number != FRAME] or ([FRAME] if candidates else [])
         for number in tracks:
             track = scene.tracks.get(number)
             if number != FRAME and (track is None or not scene.seen(track)):
-                continue  # there is nothing of it to be asked about on this frame
+                continue  # the track is not visible on this frame
             if rule.verify and self._wants(scene, "verify", "", number, track):
                 questions.append(Question(rule.name, "verify", "", number, rule.verify, (YES, NO)))
             if not self._verified(number):
@@ -114,7 +114,7 @@ class Questions:
         return questions
 
     def take(self, answer: Answer) -> None:
-        """Take an answer; one about a track that has gone is dropped."""
+        """Process an answer; an answer about an ended track is ignored."""
         question = answer.question
         state = self._states.get((question.kind, question.name, question.track))
         if state is None:
@@ -136,13 +136,13 @@ class Questions:
             state.on = False
 
     def refuse(self, question: Question) -> None:
-        """Take note that a question was not asked, since too many are under way: it is due again at once."""
+        """Record that a question was refused because too many are in flight; it is due again at once."""
         state = self._states.get((question.kind, question.name, question.track))
         if state is not None:
             state.pending, state.asked_s = False, float("-inf")
 
     def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
-        """Those of the tracks that fulfil the condition for which every answer is as expected."""
+        """Return the held tracks for which every answer is as expected."""
         rule = self._rule
         if not (rule.ask or rule.verify):
             return dict(held)
@@ -155,7 +155,7 @@ class Questions:
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
     def may_agree(self, track: int, there: bool) -> bool:
-        """Whether the answers about a track are as expected, or may be: it is asked about, or `there` to be."""
+        """Return whether a track's answers are, or may become, as expected; `there`: the track is visible."""
         verified, asked = self._state("verify", "", track), self._state("ask", "", self._subject(track))
         if not self._verified(track):
             return there or verified.pending
@@ -164,12 +164,12 @@ class Questions:
         return there and (asked.text is None or asked.failed)
 
     def lacks(self, track: int, there: bool) -> bool:
-        """Whether attributes of a track are still to come: they are asked, or will be, since it is `there` to be."""
+        """Return whether missing attributes of a track can still arrive; `there`: the track is visible."""
         states = [self._state("attribute", name, track) for name in self._rule.attributes]
         return any(state.pending or (there and state.text is None and not state.failed) for state in states)
 
     def p_yes(self, tracks: Collection[int]) -> float | None:
-        """p(yes) to the rule's question, of the track for which it is most like what is expected."""
+        """Return p(yes) of the rule's question for the track closest to the expected answer."""
         numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
         known = [p for number in numbers if (p := self._state("ask", "", number).p_yes) is not None]
         if not known:
@@ -177,7 +177,7 @@ class Questions:
         return max(known) if self._rule.expect == YES else min(known)
 
     def answers(self, tracks: Collection[int]) -> dict[str, str]:
-        """Question → newest answer about any of the tracks, or the frame."""
+        """Return the newest answer to each question about any of the tracks or the frame."""
         found = {}
         for kind, text in (("verify", self._rule.verify), ("ask", self._rule.ask)):
             for number in (FRAME, *tracks):
@@ -187,7 +187,7 @@ class Questions:
         return found
 
     def attributes(self, track: int) -> dict[str, str]:
-        """What is known of a track, by the names of the attributes."""
+        """Return the known attributes of a track, by attribute name."""
         states = {name: self._states.get(("attribute", name, track)) for name in self._rule.attributes}
         return {name: state.text for name, state in states.items() if state is not None and state.text is not None}
 
@@ -220,11 +220,11 @@ class Questions:
         return self._states.get((kind, name, number)) or _State()
 
     def _subject(self, track: int) -> int:
-        """What `ask` is asked about for a track: it, or the frame."""
+        """Return the subject of `ask` for a track: the track itself or the whole frame."""
         return FRAME if self._rule.scope == "frame" else track
 
     def _forget(self, scene: Scene, candidates: Collection[int]) -> None:
-        """Drop what is known of tracks that have gone, and answers to `ask` that were not wanted while they held."""
+        """Drop answers about ended tracks, and stale answers to `ask` without the condition fulfilled."""
         wanted = {*candidates, FRAME} if candidates else set()
         for key, state in list(self._states.items()):
             kind, _, number = key

@@ -1,4 +1,4 @@
-"""The event, and its record: one JSON for files, WebSocket, MQTT, webhooks and the store. Knows no rules."""
+"""The event and its record: one JSON format for files, WebSocket, MQTT, webhooks and the store."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ _LETTERS = string.ascii_lowercase + string.digits
 _SAME = (
     *("id", "rule", "stream", "label", "since", "start_time", "end_time", "frame_time", "capture_clock", "score"),
     *("top_score", "width", "height", "speed", "count", "p_yes", "answers", "attributes", "snapshot", "clip"),
-)  # which a record has as an event does
-_STILL = 0.02  # widths and heights of the image a second, below which an object stands
+)  # fields that a record copies from the event
+_STILL = 0.02  # in image sizes per second; a slower object is stationary
 
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """What a rule has found, from its beginning to its end.
+    """An event of a rule.
 
     Attributes:
-        id: as Frigate's: the time of its beginning and six letters.
+        id: ID in Frigate's format: start time and six random letters or digits.
         rule: name of the rule.
         stream: name of the stream.
-        label: of the best object; that of the rule where there is none.
-        tracks: numbers of the objects that have fulfilled the condition so far, the newest 1000 of them.
-        zones: those in which they are now.
-        entered_zones: those in which they have been.
-        since: when the condition began to hold, on the capture clock, in seconds.
-        start_time: when it had held for long enough, and the event began.
-        end_time: when it held last; None while it goes on.
-        frame_time: of the newest frame that shows it.
-        capture_clock: `rtcp` or `arrival` (Unix time), or `file` (seconds from its start).
-        score: of the best object now.
-        top_score: the best so far.
-        box: of the best object, x1, y1, x2, y2 as fractions of the image; None where there is none.
-        width, height: of the image, in pixels.
-        speed: of the best object, in widths and heights of the image a second.
-        count: how many objects fulfil the condition now.
-        p_yes: the model's probability of `yes` to the rule's question; None where none was asked or answered.
-        answers: question → answer, as the model gave it.
-        attributes: what was asked once a track, by its name: of the newest track that has it.
-        snapshot, clip: the paths of both over HTTP; None where there is none.
-        since_at, start_at, frame_at: of `since`, `start_time` and `frame_time` on the clock of `Frame.steady_at`, which
-            nobody sets; they are in no record. Minus infinity where the event began elsewhere.
+        label: label of the best object, or the rule's label without an object.
+        tracks: IDs of the tracks that have fulfilled the condition, the newest 1000.
+        zones: zones in which these tracks are now.
+        entered_zones: zones in which these tracks have been.
+        since: time at which the condition started to hold, in seconds on the capture clock.
+        start_time: time at which the event began, after `for` seconds.
+        end_time: time at which the condition last held; None while the event is open.
+        frame_time: time of the newest frame that shows the event.
+        capture_clock: `rtcp` or `arrival` (Unix time), or `file` (seconds from the start of the file).
+        score: current score of the best object.
+        top_score: highest score so far.
+        box: box of the best object as x1, y1, x2, y2 in fractions of the image, or None.
+        width, height: size of the image, in pixels.
+        speed: speed of the best object, in image sizes per second.
+        count: number of objects that fulfil the condition now.
+        p_yes: the model's probability of `yes` to the rule's question; None without an answer.
+        answers: the model's answer to each question.
+        attributes: attributes by name, from the newest track with an answer.
+        snapshot, clip: HTTP paths of the media, or None.
+        since_at, start_at, frame_at: `since`, `start_time` and `frame_time` on the monotonic clock of
+            `Frame.steady_at`; not part of the record. Minus infinity if the event began on another worker.
     """
 
     id: str
@@ -81,7 +81,7 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A step of an event."""
+    """A begin, update or end of an event."""
 
     kind: Kind
     event: Event
@@ -89,7 +89,7 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class RuleList:
-    """Which rules a stream has from now on, and for how many seconds their events are stored where not as all are."""
+    """The current rules of a stream, and the retention in seconds of rules that set their own."""
 
     stream: str
     rules: tuple[str, ...]
@@ -98,7 +98,7 @@ class RuleList:
 
 @dataclass(slots=True, frozen=True)
 class TrackPath:
-    """Where a track has been, from its first frame to its last; `path` has times and places as fractions."""
+    """The path of an ended track; `path` holds time, x and y, with positions in fractions of the image."""
 
     stream: str
     number: int
@@ -111,7 +111,7 @@ class TrackPath:
 
 @dataclass(slots=True, frozen=True)
 class MinuteCounts:
-    """What was counted in a minute of a stream; `counts` is plain values for JSON."""
+    """The counts of one minute of a stream; `counts` holds plain JSON values."""
 
     stream: str
     start: int
@@ -120,7 +120,7 @@ class MinuteCounts:
 
 @dataclass(slots=True, frozen=True)
 class MediaDone:
-    """A file of an event, its `clip` or `snapshot`, is whole, or could not be written: then `path` is None."""
+    """A media file of an event, `clip` or `snapshot`, is complete, or failed (`path` is None)."""
 
     stream: str
     event: str
@@ -133,25 +133,25 @@ _HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media"}
 
 
 def make_history_record(part: History) -> dict[str, Any]:
-    """The record of a part of a stream's history, ready for `json.dumps`."""
+    """Return the JSON-serializable record of a history item."""
     return {"type": _HISTORY[type(part)], **asdict(part)}
 
 
 def new_id(start_time: float, chance: Callable[[], float] = random.random) -> str:
-    """An id for an event that begins at a time."""
+    """Return a new event ID for a start time."""
     letters = "".join(_LETTERS[int(chance() * len(_LETTERS)) % len(_LETTERS)] for _ in range(6))
     return f"{start_time:.6f}-{letters}"
 
 
 def read_event(record: Mapping[str, Any]) -> Event:
-    """The event of a record that `make_event_record` has made; raises KeyError or TypeError if it is another."""
+    """Read an event from a record of `make_event_record`; raises KeyError or TypeError for any other record."""
     values = {name: record[name] for name in _SAME}
     values |= {name: tuple(record[name]) for name in ("tracks", "zones", "entered_zones")}
     return Event(**values, box=None if record["box_norm"] is None else tuple(record["box_norm"]))
 
 
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:
-    """The record of a change, ready for `json.dumps`. Boxes in pixels and as fractions, as in the record of a frame."""
+    """Return the JSON-serializable record of a change, with boxes in pixels and in fractions of the image."""
     if isinstance(change, RuleList):
         listed = {"rules": list(change.rules), "keep_s": dict(change.keep_s)}
         return {"schema": SCHEMA, "type": "rules", "stream": change.stream, **listed}

@@ -1,4 +1,4 @@
-"""What rules see of a stream: its tracks, zones and lines on one frame, taken from the frame and its result."""
+"""Scenes: the tracks, zones and lines of one frame, as rules see them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from saccade.sources import Frame
 
 KEEP_S = TrackerSettings().lost_s
-"""For how long a track that is not seen is still there, in seconds: as long as its number may come back."""
+"""Seconds for which a missed track stays in the scene; the tracker can resume its track ID in this time."""
 
 _PATH_STEP_S = 0.5
 _PATH_PLACES = 256
-_CROP = 96  # pixels, the longer side of what sharpness is measured on
-_POINT = 0.05  # half the side of a point's box, as a fraction of the image
+_CROP = 96  # longer side of the crop on which sharpness is measured, in pixels
+_POINT = 0.05  # half the side of the box around a point, as a fraction of the image
 
 
 @dataclass(slots=True, frozen=True)
 class Track:
-    """An object with a number, as it was seen last.
+    """A tracked object, as it was last seen.
 
     Attributes:
-        number: of the track.
-        label: of the object.
-        score: 0 to 1.
-        box: x1, y1, x2, y2 as fractions of the image.
-        zones: those that it is in.
-        speed: in widths and heights of the image a second.
-        first_s: when it was seen first, in seconds of the stream.
-        seen_s: when it was seen last.
+        number: track ID.
+        label: label of the object.
+        score: score, 0 to 1.
+        box: x1, y1, x2, y2 in fractions of the image.
+        zones: zones that contain the object.
+        speed: speed in image sizes per second.
+        first_s: stream time of the first sighting, in seconds.
+        seen_s: stream time of the last sighting, in seconds.
     """
 
     number: int
@@ -55,23 +55,23 @@ class Track:
 
     @property
     def area(self) -> float:
-        """As a fraction of the image."""
+        """The area of the box, as a fraction of the image."""
         return (self.box[2] - self.box[0]) * (self.box[3] - self.box[1])
 
 
 @dataclass(slots=True, frozen=True)
 class Scene:
-    """One frame as rules see it.
+    """One frame, as rules see it.
 
     Attributes:
-        seconds: time in the stream.
-        captured_at, capture_clock, width, height: of the frame.
-        clock: the local time of day.
-        steady_at: of the frame: when it was captured, on a clock that nobody sets.
-        tracks: by number, those that are there; hidden ones for as long as they may come back.
-        zones: by name, who is in it, and for how many seconds.
-        crossed: by name of a line, who has crossed it just now, `forward` or `backward`.
-        sharpness: how sharp the image of a track is, measured when it is called.
+        seconds: stream time, in seconds.
+        captured_at, capture_clock, width, height: see `Frame`.
+        clock: local time of day.
+        steady_at: capture time on a monotonic clock, in seconds.
+        tracks: visible tracks by track ID, and missed tracks that may still return.
+        zones: by zone name, the dwell time in seconds of each track inside.
+        crossed: by line name, the direction of each track that crossed on this frame, `forward` or `backward`.
+        sharpness: measures the sharpness of a track's image when called.
     """
 
     seconds: float
@@ -87,15 +87,15 @@ class Scene:
     sharpness: Callable[[Track], float] = field(default=lambda track: 0.0, compare=False)
 
     def seen(self, track: Track) -> bool:
-        """Whether a track was seen on this very frame."""
+        """Return whether a track was seen on this frame."""
         return track.seen_s == self.seconds
 
 
 class SceneReader:
-    """Reads the scenes of one stream, in its order.
+    """Builds the scenes of one stream, in stream order.
 
     Args:
-        file_began: Unix time at which a file begins, for the time of day; frames of live streams have it themselves.
+        file_began: Unix time at which a file starts, for the time of day; live frames carry their own time.
     """
 
     def __init__(self, file_began: float) -> None:
@@ -106,9 +106,9 @@ class SceneReader:
         self._last_s = 0.0
 
     def read(self, frame: Frame, result: Result) -> Scene:
-        """The scene of the next frame."""
+        """Return the scene of the next frame."""
         seconds = time_of(frame)
-        if seconds < self._last_s:  # a clock that began again, as where a file is played over and over
+        if seconds < self._last_s:  # the clock restarted, for example because a file loops
             for track in list(self._tracks.values()):
                 self._drop(track, frame.stream)
         self._last_s = seconds
@@ -125,7 +125,7 @@ class SceneReader:
                 path = self._paths.setdefault(one.track_id, _Path(frame.captured_at))
                 path.add(seconds, frame.captured_at, bottom_of(one), one.score)
         there = {number for dwell_s in zones.values() for number in dwell_s}
-        # One that is bridged goes on, however long ago it was seen: a gate keeps back frames on which nothing moves.
+        # A predicted track stays, however long ago it was seen: a gate drops frames without motion.
         there |= {one.track_id for one in found if one.predicted and one.track_id is not None}
         for number, track in list(self._tracks.items()):
             if number not in there and seconds - track.seen_s > KEEP_S:
@@ -150,12 +150,12 @@ class SceneReader:
         )
 
     def take_ended(self) -> list[TrackPath]:
-        """The paths of the tracks that have ended since the last call."""
+        """Return the paths of the tracks that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def end(self, stream: str) -> None:
-        """End all tracks, since no frame comes any more."""
+        """End all tracks, because no more frames follow."""
         for track in list(self._tracks.values()):
             self._drop(track, stream)
 
@@ -167,7 +167,7 @@ class SceneReader:
 
 
 def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> float:
-    """How sharp a part of an image is, 0 to 1: the variance of its Laplacian beside that of its brightness."""
+    """Return the sharpness of an image region, 0 to 1: variance of the Laplacian relative to the brightness."""
     height, width = image.shape[:2]
     x1, y1 = int(box[0] * width), int(box[1] * height)
     crop = image[y1 : max(y1 + 2, round(box[3] * height)), x1 : max(x1 + 2, round(box[2] * width))]
@@ -185,7 +185,7 @@ def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float
 
 
 class _Path:
-    """Where a track has been: a place every half a second, and after 256 of them one in twice the time."""
+    """The path of a track: a position every half second; after 256 positions, the interval doubles."""
 
     def __init__(self, first_time: float) -> None:
         self.first_time = self.last_time = first_time

@@ -1,4 +1,4 @@
-"""The settings of rules. Knows how settings are declared and what conditions are; no frames, models or stores."""
+"""The settings of rules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ MAX_RULES = 64
 
 
 class Threshold(NullIsUnset):
-    """Between which probabilities of the expected answer nothing changes."""
+    """Hysteresis of the expected answer: probabilities between both thresholds change nothing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    on: float = Field(default=0.8, ge=0, le=1, description="from which the answer is as expected")
-    off: float = Field(default=0.4, ge=0, le=1, description="down to which it is not any more")
+    on: float = Field(
+        default=0.8, ge=0, le=1, description="probability from which the answer counts as the expected one"
+    )
+    off: float = Field(
+        default=0.4, ge=0, le=1, description="probability below which the answer no longer counts as the expected one"
+    )
 
     @field_validator("off")
     @classmethod
@@ -33,18 +37,18 @@ class Threshold(NullIsUnset):
 
 
 class AttributeSettings(NullIsUnset):
-    """What is asked once about each track."""
+    """A question asked once about each track."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    question: Text = Field(description="what is asked, such as What colour is the jacket?")
-    choices: Names = Field([], description="one of which is the answer; free text if empty")
+    question: Text = Field(description="the question, such as What colour is the jacket?")
+    choices: Names = Field([], description="allowed answers; empty for free text")
 
     @field_validator("choices")
     @classmethod
     def _a_choice(cls, value: list[str]) -> list[str]:
         if len(value) == 1:
-            raise ValueError("should be two or more, or none for free text")
+            raise ValueError("should be two or more choices, or none for free text")
         return value
 
 
@@ -53,7 +57,7 @@ def _question(value: object) -> object:
 
 
 def _named_keys(value: object) -> object:
-    """YAML reads `on` and `off` as true and false."""
+    """Restore the keys `on` and `off`, which YAML parses as true and false."""
     if isinstance(value, Mapping):
         return {
             {True: "on", False: "off"}.get(key, key) if isinstance(key, bool) else key: v for key, v in value.items()
@@ -65,23 +69,29 @@ Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
 class RuleSettings(NullIsUnset):
-    """One rule: when an event begins and lasts."""
+    """The settings of one rule: when an event begins and how long it lasts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Text = Field(description="what its events are called: letters, digits, '.', '_' and '-'")
+    name: Text = Field(description="name of the rule and its events: letters, digits, '.', '_' and '-'")
     when: Text = Field(description="the condition, such as person in door for 10s")
-    cooldown: Seconds = Field(0.0, description="for how long after an event none begins")
-    ask: Text | None = Field(None, description="a question to be answered with yes or no, such as Is there a helmet?")
-    scope: Literal["track", "frame"] = Field("track", description="what is asked about: the track's crop, or the frame")
-    expect: Literal["yes", "no"] = Field("yes", description="the answer with which an event begins")
+    cooldown: Seconds = Field(0.0, description="seconds after an event in which no new event begins")
+    ask: Text | None = Field(None, description="yes-or-no question, such as Is there a helmet?")
+    scope: Literal["track", "frame"] = Field(
+        "track", description="subject of the question: the track's crop, or the whole frame"
+    )
+    expect: Literal["yes", "no"] = Field("yes", description="answer that begins an event")
     threshold: Annotated[Threshold, BeforeValidator(_named_keys)] = Field(
         Threshold(), description="probabilities of the expected answer, as {on: 0.8, off: 0.4}"
     )
-    again: Seconds = Field(5.0, description="after how long ask is asked again")
-    verify: Text | None = Field(None, description="a question that must be answered with yes before anything begins")
-    attributes: dict[Text, Attribute] = Field({}, max_length=8, description="asked once a track, by their names")
-    keep: Seconds | None = Field(None, description="for how long its events are stored, if not as all are")
+    again: Seconds = Field(5.0, description="seconds until ask is asked again")
+    verify: Text | None = Field(
+        None, description="yes-or-no question that confirms a track; without a yes, no event begins"
+    )
+    attributes: dict[Text, Attribute] = Field(
+        {}, max_length=8, description="questions asked once per track, by attribute name"
+    )
+    keep: Seconds | None = Field(None, description="retention of the rule's events; default: store_keep")
 
     @field_validator("name")
     @classmethod
@@ -100,14 +110,14 @@ class RuleSettings(NullIsUnset):
     @classmethod
     def _of_a_question(cls, value: Any, info: Any) -> Any:
         if info.data.get("ask", "") is None and value != cls.model_fields[info.field_name].default:
-            raise ValueError("is for a rule that has ask")
+            raise ValueError("needs a rule with ask")
         return value
 
     @field_validator("attributes")
     @classmethod
     def _of_objects(cls, value: Any, info: Any) -> Any:
         if value and "when" in info.data and parse(info.data["when"]).kind == "absent":
-            raise ValueError("are asked about objects, and of what is absent there are none")
+            raise ValueError("cannot be used with absent, because there is no object to ask about")
         return value
 
     @field_validator("expect", mode="before")
@@ -117,17 +127,17 @@ class RuleSettings(NullIsUnset):
 
     @property
     def asks(self) -> bool:
-        """Whether it asks a model anything."""
+        """Whether the rule asks a model any question."""
         return bool(self.ask or self.verify or self.attributes)
 
     @property
     def condition(self) -> Condition:
-        """What `when` says."""
+        """The parsed `when`."""
         return parse(self.when)
 
 
 def _named(value: object) -> object:
-    """Reads `name=condition` texts, as the command line has them."""
+    """Parse `name=condition` texts, as given on the command line."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):
@@ -152,7 +162,7 @@ Rules = Annotated[list[RuleSettings], BeforeValidator(_named), Field(max_length=
 
 
 class EventSettings(NullIsUnset):
-    """Which events there are in a stream, as configured and as the HTTP API takes them."""
+    """The event settings of a stream, in a configuration and in the HTTP API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -195,15 +205,15 @@ class EventSettings(NullIsUnset):
 
     @property
     def rule_labels(self) -> list[str]:
-        """Every label that a rule names."""
+        """The labels of all rules, without duplicates."""
         return list(dict.fromkeys(label for rule in self.rules for label in rule.condition.labels))
 
 
 def check_places(rules: list[RuleSettings], regions: Regions) -> None:
-    """Check that the zones and lines that rules name are there.
+    """Check that the zones and lines named by rules exist.
 
     Raises:
-        PlacedError: if one is not.
+        PlacedError: if a zone or line is missing.
     """
     for number, rule in enumerate(rules):
         condition = rule.condition
@@ -222,22 +232,24 @@ def _model(value: object) -> object:
 
 
 class AskSettings(NullIsUnset):
-    """A model for questions."""
+    """A separate model for questions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: FileText = Field(description="embedded model, checkpoint folder or hub id")
-    device: Text = Field("auto", description="where it runs: auto, cpu, cuda or cuda:N")
-    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(None, description="what it computes in")
-    kv_dtype: Literal["fp8"] | None = Field(None, description="what it keeps keys and values in")
-    refiner: FileText | None = Field(None, description="refiner of its outlines: a file or hub id")
+    device: Text = Field("auto", description="device of the model: auto, cpu, cuda or cuda:N")
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(
+        None, description="data type of the weights and activations"
+    )
+    kv_dtype: Literal["fp8"] | None = Field(None, description="data type of the KV cache")
+    refiner: FileText | None = Field(None, description="refiner of segmentation outlines: a file or hub id")
 
 
 AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
 
 
 class KeepSettings(NullIsUnset):
-    """What there is once for the events of all streams: another model for questions, and where events are kept."""
+    """Event settings shared by all streams: the model for questions and the event store."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,6 +1,6 @@
-"""The stage of a stream that watches its rules: results pass through it as they are, and events go to a listener.
+"""The event stage of a stream: evaluates its rules and publishes events; results pass through unchanged.
 
-It may be configured from any thread while the stream runs. Knows frames, results and machines; not where events go.
+The stage can be configured from any thread while the stream runs.
 """
 
 from __future__ import annotations
@@ -23,37 +23,36 @@ if TYPE_CHECKING:
     from saccade.sources import Frame
 
 Publish = Callable[[Change | RuleList | History], None]
-"""Takes a change of an event, at once: whatever may block is done elsewhere."""
+"""Publishes a change of an event without blocking."""
 
 
 @dataclass(slots=True, frozen=True)
 class Attributes:
-    """What a model has answered about a track, by the names of attributes; a part of a result."""
+    """The model's answers about a track, by attribute name; part of a result."""
 
     key: ClassVar[str] = "attributes"
     track_id: int
     values: Mapping[str, str]
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """The number of the track, and the attributes."""
+        """Return the track ID and the attributes."""
         return {"track_id": self.track_id, **self.values}
 
 
 class EventStage:
-    """Watches the rules of one stream; comes after the stage that tracks and counts.
+    """Evaluates the rules of one stream; runs after the analytics stage.
 
     Args:
-        rules: what to watch.
-        publish: is given every change of an event, in the thread of the stream.
-        names: how the model calls a label of a rule.
-        asker: asks a model what rules ask; without one, a rule that asks anything makes no event.
-        file_began: Unix time at which a file begins, for `between`; by default now.
-        flush: called when the stream has ended, after its last change.
-        gap_s: as in `RuleMachine`; more than a gate keeps back frames on which nothing moves.
-        recorder: keeps clips and snapshots of the events; None for none.
-        minutes: gives what was counted in the minutes that have ended since the last call, and with True in the one
-            that goes on; with it, the history of the stream is published as well: its minutes, if it is live, and the
-            paths of its tracks.
+        rules: the rules to evaluate.
+        publish: called with every change of an event, in the thread of the stream.
+        names: returns the model's labels for a label of a rule.
+        asker: asks the model the questions of rules; without it, rules with questions make no events.
+        file_began: Unix time at which a file starts, for `between`; default: now.
+        flush: called after the last change of the stream.
+        gap_s: see `RuleMachine`; must exceed the longest time for which a gate drops frames.
+        recorder: stores clips and snapshots of the events; None disables them.
+        minutes: returns the counts of the minutes that ended since the last call, and with True also of the current
+            minute. With it, the stage also publishes minute counts of live streams and track paths.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class EventStage:
         self._flush = flush
         self._recorder = recorder
         self._gap_s = gap_s
-        self._media: dict[str, tuple[str | None, str | None]] = {}  # paths over HTTP, by event
+        self._media: dict[str, tuple[str | None, str | None]] = {}  # HTTP paths, by event
         self._minutes = minutes
         self._live = False
         self._stream = ""
@@ -81,41 +80,44 @@ class EventStage:
         self._asker = asker
         self._reader = SceneReader(time.time() if file_began is None else file_began)
         self._rules = tuple(rules)  # replaced as a whole, from any thread
-        self._shown: tuple[RuleSettings, ...] = ()  # those that are known to who takes events
+        self._shown: tuple[RuleSettings, ...] = ()  # the rules that subscribers know
         self._machines: dict[str, RuleMachine] = {}
         self._resumed: dict[str, Event] = {}
         self.moves = False
-        """Whether the stream will run elsewhere: then `close` leaves the events that go on to the stage there."""
+        """Whether the stream moves to another worker; `close` then leaves open events to that worker."""
         self.left: list[Event] = []
-        """Those that `close` has left, for `resume`."""
+        """The open events that `close` has left for `resume`."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Before the first frame: go on with these, the last one of each rule when the stream ran last, elsewhere."""
+        """Continue the last event of each rule from another worker. Call before the first frame."""
         self._resumed = {event.rule: event for event in events}
 
     def configure(self, settings: EventSettings) -> None:
-        """Watch other rules from the next frame on; the event of a rule that stays as it is goes on, others end."""
+        """Apply new rules from the next frame on; events of unchanged rules continue, and all others end.
+
+        Thread-safe.
+        """
         self._rules = tuple(settings.rules)
 
     @property
     def kept(self) -> dict[str, int]:
-        """Events that go on, and what is kept for their clips."""
+        """The number of open events and the memory of their clips."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 
     @property
     def states(self) -> list[RuleState]:
-        """How each rule is doing, as of the newest frame. May be read from any thread."""
+        """The state of each rule at the newest frame. Thread-safe."""
         return [machine.state for machine in self._machines.values()]
 
     @property
     def seen(self) -> dict[str, float]:
-        """When each event that goes on was seen last, by its id. May be read from any thread."""
+        """The time at which each open event was last seen, by event ID. Thread-safe."""
         going = [*self._resumed.values(), *(machine.event for machine in self._machines.values())]
         return {event.id: event.frame_time for event in going if event is not None and event.end_time is None}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """The result as it is, once its scene has been shown to every rule."""
+        """Evaluate every rule on the scene of the frame; return the result, with attributes if known."""
         rules = self._rules
         if not rules and not self._machines and not self._resumed and self._minutes is None:
             return result
@@ -131,7 +133,7 @@ class EventStage:
                     asking.take(answer)
         for machine in machines.values():
             self._tell(machine.step(scene))
-        for machine in machines.values():  # only now: how sharp an image is takes milliseconds, and events go first
+        for machine in machines.values():  # after all events: measuring sharpness takes milliseconds
             if self._asker is not None:
                 self._ask(self._asker, machine, scene, frame)
             if self._recorder is not None and machine.event is not None:
@@ -151,7 +153,7 @@ class EventStage:
         return result
 
     def close(self) -> None:
-        """End the events that go on, unless they do so elsewhere."""
+        """End the open events, unless the stream moves to another worker."""
         if self.moves:
             self.left = self._going()
         else:
@@ -170,7 +172,7 @@ class EventStage:
             self._flush()
 
     def _going(self) -> list[Event]:
-        """The last event of each rule, as its record has it."""
+        """Return the last event of each rule, as in its record."""
         found = [*self._resumed.values(), *(one.event for one in self._machines.values() if one.event is not None)]
         return [read_event(make_event_record(Change("update", self._with_media(event)))) for event in found]
 
@@ -179,7 +181,7 @@ class EventStage:
         return replace(event, snapshot=snapshot, clip=clip)
 
     def _replace_rules(self, rules: tuple[RuleSettings, ...], stream: str) -> None:
-        """Watch these from now on; events of others end."""
+        """Apply new rules; events of removed or changed rules end."""
         self._shown = rules
         keep_s = {rule.name: rule.keep for rule in rules if rule.keep is not None}
         self._publish(RuleList(stream, tuple(rule.name for rule in rules), keep_s))
@@ -192,7 +194,7 @@ class EventStage:
         self._end_resumed()
 
     def _end_resumed(self) -> None:
-        """End what went on elsewhere by rules that the stream has no more."""
+        """End the resumed events of rules that no longer exist."""
         for event in self._resumed.values():
             if event.end_time is not None:
                 continue
@@ -216,7 +218,7 @@ class EventStage:
         return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)
 
     def _tell_history(self, last: bool = False) -> None:
-        """Publish the tracks and the minutes that have ended."""
+        """Publish the ended tracks and minutes."""
         for path in self._reader.take_ended():
             self._publish(path)
         if self._minutes is not None and self._live:
@@ -238,5 +240,5 @@ class EventStage:
 
 
 def event_stage(stages: Iterable[object]) -> EventStage | None:
-    """The stage among those of a stream that watches rules; None if there is none."""
+    """Return the `EventStage` in a stream's stages, or None if there is none."""
     return next((stage for stage in stages if isinstance(stage, EventStage)), None)

@@ -117,11 +117,11 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         ("rules: [{name: a}]\n", ":1:9: when is missing"),
         ("rules: [{name: a, when: person, wen: 1}]\n", ":1:33: unknown key 'wen'"),
         ("rules: [{name: a, when: person, cooldown: long}]\n", ":1:33: rules[0].cooldown: should be a valid number"),
-        ("rules: [{name: a, when: dog, expect: no}]\n", ":1:30: rules[0].expect: is for a rule that has ask"),
-        ("rules: [{name: a, when: dog, scope: frame}]\n", ":1:30: rules[0].scope: is for a rule that has ask"),
+        ("rules: [{name: a, when: dog, expect: no}]\n", ":1:30: rules[0].expect: needs a rule with ask"),
+        ("rules: [{name: a, when: dog, scope: frame}]\n", ":1:30: rules[0].scope: needs a rule with ask"),
         (
             "rules: [{name: a, when: absent, attributes: {hat: Is there a hat}}]\n",
-            ":1:33: rules[0].attributes: are asked about objects",
+            ":1:33: rules[0].attributes: cannot be used with absent",
         ),
         (
             "rules: [{name: a, when: dog, attributes: {big: {question: Is it big, choices: 'yes'}}}]\n",
@@ -158,7 +158,7 @@ def test_a_run_stores_events_and_serves_them(tmp_path: Path, monkeypatch: pytest
         assert [path["track_id"] for path in event["paths"]] == event["tracks"]
         assert len(event["paths"][0]["path"]) > 2
         again = opened_run(load(None, {**keys, "store": "kept"}))
-        with pytest.raises(ConfigError, match="--store: kept: another process stores events there"), again:
+        with pytest.raises(ConfigError, match="--store: kept: another process is using this event store"), again:
             pass
 
 

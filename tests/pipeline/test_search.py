@@ -85,7 +85,7 @@ def test_the_command_lists_the_likeliest_first(folder: Path, tmp_path: Path, sac
     lines = saccade("search", "person", "--store", folder, cwd=tmp_path).stdout.splitlines()
     assert [line.endswith(".jpg") for line in lines] == [True] * 3
     for arguments, message in (
-        (["--store", "none"], "none: no events are stored there"),
+        (["--store", "none"], "none: this folder has no event store"),
         (["--store", folder, "--since", "long ago"], "--since: "),
     ):
         done = saccade("search", "person", *arguments, cwd=tmp_path)

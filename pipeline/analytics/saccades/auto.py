@@ -1,4 +1,4 @@
-"""How many windows a frame a live stream can afford: by the engine's idle share and the frames that come through."""
+"""Chooses the number of windows per frame of a live stream, from the engine's idle share and the dropped frames."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 import random
 
 MOST = 4
-_PERIOD_S = 2.0  # of one decision
-_ENOUGH = 0.95  # of the frames that are offered must come through
-_IDLE_TO_ADD = 0.3  # of the engine's time must be idle for one more window,
-_IDLE_TO_KEEP = 0.05  # and for those there are
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 160.0  # before one more window is tried again
+_PERIOD_S = 2.0  # time between two decisions
+_ENOUGH = 0.95  # fraction of the submitted frames that must be processed
+_IDLE_TO_ADD = 0.3  # idle fraction of the engine's time that allows one more window
+_IDLE_TO_KEEP = 0.05  # idle fraction that allows the current windows
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 160.0  # before the next attempt to add a window
 
 
 class AutoCount:
-    """Raises the number of windows while the engine idles, and lowers it where it does not or frames are lost.
+    """Raises the number of windows while the engine idles; lowers it when the engine is busy or frames are dropped.
 
     Args:
-        max_fps: most frames a second that are wanted; None for all.
-        seed: of the random part of waits: many streams of one engine do not raise their number at once.
+        max_fps: highest frame rate that the stream needs; None for no limit.
+        seed: seed of the random part of wait times, so that many streams of one engine do not add windows at once.
 
     Attributes:
-        count: how many windows a frame may have now.
+        count: current number of windows per frame.
     """
 
     def __init__(self, max_fps: float | None = None, seed: int = 0) -> None:
@@ -34,11 +34,11 @@ class AutoCount:
         self._wait_s, self._tried_s = _FIRST_WAIT_S, -math.inf
 
     def note_offered(self, seconds: float, idle: tuple[float, float] | None = None) -> None:
-        """A frame is given to the engine.
+        """Record that a frame is being submitted to the engine.
 
         Args:
             seconds: time of the frame.
-            idle: the clock now and for how many seconds the engine has idled so far; None where that is unknown.
+            idle: the clock now, and the engine's total idle time so far, both in seconds; None if unknown.
         """
         if self._began is None or seconds < self._began:
             self._began, self._offered, self._done, self._idle = seconds, 0, 0, idle
@@ -50,11 +50,11 @@ class AutoCount:
         self._offered += 1
 
     def note_done(self) -> None:
-        """The result of a frame is there."""
+        """Record that a frame's result has arrived."""
         self._done += 1
 
     def _idle_share(self, idle: tuple[float, float] | None) -> float:
-        """Which part of the time since the last decision the engine idled; 1 where that is unknown."""
+        """Return the engine's idle fraction since the last decision; 1 if unknown."""
         if idle is None or self._idle is None or idle[0] <= self._idle[0]:
             return 1.0
         return (idle[1] - self._idle[1]) / (idle[0] - self._idle[0])

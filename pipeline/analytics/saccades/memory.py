@@ -1,8 +1,8 @@
-"""Small objects that were found: where each is expected now, how surely, and when it was last found or looked for.
+"""Memory of small objects: the expected position of each, its confidence, and its last detection and look.
 
-The model does not see a small object on every frame, but only where a window is. Between two looks the object is
-expected: one that moves for a moment where its speed takes it, one that stands still as long as nothing moves there.
-Plain numbers; boxes are in pixels.
+The model sees a small object only on frames with a window on it. Between two looks, the memory predicts the object. A
+moving object is extrapolated by its speed for a moment; a still object is expected while nothing moves at its position.
+Boxes are in pixels.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import numpy as np
 from saccade.pipeline.analytics.association import Floats, assign, iou
 
 Rect = tuple[float, float, float, float]
-"""x1, y1, x2, y2."""
+"""A rectangle as x1, y1, x2, y2."""
 
-MOVING_S = 0.7  # after motion at its place an object counts as moving
-HELD_MOVING_S = 0.8  # for which a moving object is expected without being found
-KEPT_S = 1.5  # for which a moving object is looked for
-_CONFIRMED = 2  # finds after which an object is believed while nobody looks
-_MISSES = 2  # looks in a row without a find that end an object which stands still,
-_MISSES_MOVING = 4  # and one that moves: between two looks it may be hidden
-_BRIDGED, _BRIDGED_S = 2, 0.5  # looks that miss a well-known object do not hide it, for this time
-EDGE = 0.06  # of a window, in which an object may be cut: a look shows what lies within
-_GAIN = 0.5  # of a measured speed that is taken over by each find
+MOVING_S = 0.7  # an object counts as moving for this time after motion at its position
+HELD_MOVING_S = 0.8  # how long a moving object is predicted without a detection
+KEPT_S = 1.5  # how long the planner looks for a moving object
+_CONFIRMED = 2  # detections after which an object is predicted between looks
+_MISSES = 2  # consecutive looks without a detection after which a still object is forgotten
+_MISSES_MOVING = 4  # the same for a moving object, which may be hidden for a while
+_BRIDGED, _BRIDGED_S = 2, 0.5  # a well-known object stays visible after a missed look, for this time
+EDGE = 0.06  # fraction of a window at its edges where an object may be cut off
+_GAIN = 0.5  # weight of the newly measured speed at each detection
 _LEAST_LIKENESS = 0.15
-_GROWTH = 0.6  # by which boxes are enlarged, in their own size, before their overlap is measured
+_GROWTH = 0.6  # boxes are enlarged by this fraction of their size before their overlap is measured
 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """A box that the model has found.
+    """A box that the model has detected.
 
     Attributes:
-        label: its class.
-        score: of the model, 0 to 1.
-        box: in pixels.
+        label: class of the object.
+        score: score of the model, 0 to 1.
+        box: box in pixels.
     """
 
     label: str
@@ -48,17 +48,17 @@ class Found:
 
 @dataclass(slots=True)
 class Known:
-    """A small object.
+    """A small object in memory.
 
     Attributes:
-        found: as it was found last.
-        speed: of its centre, in pixels a second.
-        first_s, found_s: when it was first and last found.
-        looked_s: when a window was last put on it.
-        moved_s: when something last moved at its place.
-        started_s: when it last began to move.
-        finds: how often it was found.
-        misses: looks since then that did not find it.
+        found: the last detection.
+        speed: velocity of the centre in x and y, in pixels per second.
+        first_s, found_s: times of the first and the last detection.
+        looked_s: time of the last window on the object.
+        moved_s: time of the last motion at its position.
+        started_s: time at which it last started to move.
+        finds: number of detections.
+        misses: number of looks since the last detection.
     """
 
     found: Found
@@ -72,7 +72,7 @@ class Known:
     misses: int = 0
 
     def box_at(self, seconds: float) -> Rect:
-        """Where it is expected."""
+        """Return the expected box at a time."""
         x1, y1, x2, y2 = self.found.box
         if not self.moves(seconds):
             return self.found.box
@@ -81,22 +81,22 @@ class Known:
         return x1 + dx, y1 + dy, x2 + dx, y2 + dy
 
     def moves(self, seconds: float) -> bool:
-        """Whether it moves, or did shortly before."""
+        """Return whether the object moves, or moved less than `MOVING_S` ago."""
         return seconds - self.moved_s < MOVING_S
 
     def unseen(self, seconds: float) -> float:
-        """For how many seconds nothing was known of it: since it was found, or stood still where it was found."""
+        """Return the seconds since the object was last detected, or last stood still at its detected position."""
         return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
 
     def note_motion(self, seconds: float) -> None:
-        """Something moves at its place."""
+        """Record motion at the object's position."""
         if not self.moves(seconds):
             self.started_s = seconds
         self.moved_s = seconds
 
     @property
     def confirmed(self) -> bool:
-        """Whether it was found more than once."""
+        """Whether the object was detected more than once."""
         return self.finds >= _CONFIRMED
 
 
@@ -104,7 +104,7 @@ class Memory:
     """The small objects of one stream.
 
     Args:
-        still_s: for how many seconds an object that stands still is expected without being found.
+        still_s: how long a still object is predicted without a detection, in seconds.
     """
 
     def __init__(self, still_s: float) -> None:
@@ -112,24 +112,24 @@ class Memory:
         self.known: list[Known] = []
 
     def note_motion(self, blobs: Sequence[Rect], seconds: float) -> None:
-        """Something moves in these rectangles."""
+        """Record motion in these rectangles."""
         for one in self.known:
             if any(overlap(one.found.box, blob) > 0 for blob in blobs):
                 one.note_motion(seconds)
 
     def note_look(self, window: Rect, seconds: float) -> None:
-        """A window is put here; its result comes later."""
+        """Record that a window is submitted; its result follows later."""
         for one in self.known:
             if inside(one.box_at(seconds), _core(window)):
                 one.looked_s = seconds
 
     def update(self, found: Sequence[Found], looked: Sequence[Rect], seconds: float) -> list[Found]:
-        """Take what was found on a frame; return the objects that are expected where nobody has looked.
+        """Update the memory with the result of a frame; return the objects expected outside the windows.
 
         Args:
-            found: the small objects that were found.
+            found: the detected small objects.
             looked: the windows of the frame.
-            seconds: its time.
+            seconds: time of the frame.
         """
         expected = [one.box_at(seconds) for one in self.known]
         cores = [_core(window) for window in looked]
@@ -153,7 +153,7 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Which known object each find is: row to column."""
+        """Match detections to known objects; return row to column."""
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))
@@ -171,7 +171,7 @@ class Memory:
 
     def _ended(self, one: Known, seconds: float) -> bool:
         age = seconds - one.found_s
-        if age < 0:  # a clock that began again
+        if age < 0:  # the clock restarted
             return True
         if one.moves(seconds):
             return one.unseen(seconds) > KEPT_S or one.misses >= _MISSES_MOVING
@@ -179,22 +179,25 @@ class Memory:
 
 
 def inside(box: Rect, window: Rect) -> bool:
-    """Whether a window shows the whole of a box."""
+    """Return whether a window shows the whole box."""
     return box[0] >= window[0] and box[1] >= window[1] and box[2] <= window[2] and box[3] <= window[3]
 
 
 def overlap(a: Rect, b: Rect) -> float:
-    """The area that two rectangles share."""
+    """Return the area that two rectangles share."""
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def area(box: Rect) -> float:
-    """Width times height."""
+    """Return the area of a rectangle."""
     return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
 
 
 def _core(window: Rect) -> Rect:
-    """A window without its edges. What sticks out of the frame there counts as cut, too: it is looked at again."""
+    """Return a window without its edges.
+
+    An object that reaches into an edge counts as cut off, even at the frame's border, and is looked at again.
+    """
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y
 
@@ -214,7 +217,7 @@ def _take(one: Known, found: Found, seconds: float) -> None:
 
 
 def _apart(one: Found, other: Found) -> bool:
-    """Whether two boxes of a label are two objects."""
+    """Return whether two boxes are two objects: different labels, or little overlap."""
     shared = overlap(one.box, other.box)
     return one.label != other.label or shared < 0.4 * min(area(one.box), area(other.box))
 
@@ -224,7 +227,7 @@ def _centre(box: Rect) -> tuple[float, float]:
 
 
 def _grown(boxes: Sequence[Rect]) -> Floats:
-    """Boxes (n, 4), enlarged about their centres: small ones move by more than their width between two finds."""
+    """Return enlarged boxes (n, 4): small objects move by more than their width between two looks."""
     corners = np.array(boxes, np.float64)
     size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
     corners[:, :2] -= size

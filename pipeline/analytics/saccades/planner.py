@@ -1,9 +1,11 @@
-"""Chooses the windows of each frame: where something moves, where small objects are, and where nobody looked for long.
+"""Chooses the windows of each frame: at motion, at small objects, and at areas that were not looked at for long.
 
-Every wish for a look has an urgency, 1 or more, that grows with the time since the last look. The most urgent wish
-gets the first window; other wishes that fit share it. A wish for motion at a place where looks found nothing is
-made less and less often. Where more than a third of the frame moves, nothing is chosen: the camera moves, it rains
-heavily, or the exposure has jumped. Plain numbers; the caller computes the motion and runs the model.
+Every wish for a look has an urgency of at least 1 that grows with the time since the last look. The most urgent wish
+gets the first window, and other wishes that fit share the window. Motion at a position where looks detected nothing
+becomes less urgent with each look. If more than a third of the frame moves, no window is chosen: the camera moves, it
+rains heavily, or the exposure changed.
+
+The planner handles only numbers; the caller computes the motion and runs the model.
 """
 
 from __future__ import annotations
@@ -22,33 +24,33 @@ from saccade.pipeline.analytics.saccades.sweep import Sweep
 
 Reason = Literal["motion", "track", "unsure", "sweep"]
 
-MOST_MOVING = 1 / 3  # of the frame
-_FLAT = 1.5  # width by height of a window of a landscape frame: the model sees it in as many rows as the frame
-# Height of an object in the model's pixels at which it is found well: of persons of 80 pixels nano found .97 in windows
-# of 1:1, .96 of 1:1.25, .92 of 1:1.5, .62 of 1:1.75 and .35 of 1:2.
+MOST_MOVING = 1 / 3  # fraction of the frame
+_FLAT = 1.5  # aspect ratio of a window of a landscape frame; the model sees the window in as many rows as the frame
+# Height of an object in model pixels at which the model detects it reliably. Recall of nano for persons 80 pixels
+# high: .97 in windows of 1:1, .96 of 1:1.25, .92 of 1:1.5, .62 of 1:1.75 and .35 of 1:2.
 _GOOD_ROWS = 80.0
-_SWEEP_SCALES = (1.25, 1.125)  # pixels of the frame in one of the model's, for the passes of the sweep
-_SMALL_ROWS = 28.0  # height in the model's pixels below which an object is missed by the glance
-_MOST_SCALE = 2.0  # a window is at most twice as wide as the model's input, unless its object is large
-_SHARED_SCALE = 1.25  # up to which a window is enlarged for others to share it
-_SIZES = 8  # of windows, between two whole scales
-_LEAST_GAIN = 1.3  # a window must show an object this much larger than the glance does
-_THRIFTY_GAIN = 2.0  # 640x360 stays without windows: nano sees it at 1:1.5, and they cost time and find nothing more
-_MARGIN = 0.3  # of an object's size, that a window leaves around it,
-_RIM = 0.08  # and of the window's size: it lies within its edges
-_SWEPT_SCALE = 1.3  # up to which a window counts as a look of the sweep
-_UNSURE = 0.6  # below this score a find is looked at again
-_SURE_S = 0.25  # a find this recent explains motion
-_MOVING_S = 0.05  # after how many seconds without a find a moving object is looked at again,
-_UNSURE_S = 0.1  # an unsure find,
-_MOTION_S = 0.1  # and a place that moves, for which the time doubles with each look that finds nothing,
-_MOST_FRUITLESS = 5.0  # up to 2 to the power of this,
-_MOST_FRUITLESS_THERE = 1.0  # or this where objects were found before
-_FORGET_S = 20.0  # in which half of the looks that found nothing are forgotten
+_SWEEP_SCALES = (1.25, 1.125)  # frame pixels per model pixel, for the passes of the sweep
+_SMALL_ROWS = 28.0  # height in model pixels below which the glance misses an object
+_MOST_SCALE = 2.0  # a window is at most twice as wide as the model's input, unless its object is larger
+_SHARED_SCALE = 1.25  # a window is enlarged up to this scale so that other wishes fit
+_SIZES = 8  # number of window sizes between two integer scales
+_LEAST_GAIN = 1.3  # a window must magnify an object this much compared with the glance
+_THRIFTY_GAIN = 2.0  # no windows at 640x360: nano sees it at 1:1.5, and windows cost time without more detections
+_MARGIN = 0.3  # margin of a window around an object, as a fraction of the object's size
+_RIM = 0.08  # and as a fraction of the window's size
+_SWEPT_SCALE = 1.3  # a window up to this scale counts as a look of the sweep
+_UNSURE = 0.6  # a detection below this score is looked at again
+_SURE_S = 0.25  # a detection this recent explains motion
+_MOVING_S = 0.05  # a moving object is looked at again after this time without a detection
+_UNSURE_S = 0.1  # the same for a detection with a low score
+_MOTION_S = 0.1  # the same for motion; the time doubles with each look without a detection
+_MOST_FRUITLESS = 5.0  # highest exponent of that doubling
+_MOST_FRUITLESS_THERE = 1.0  # highest exponent at positions where objects were detected before
+_FORGET_S = 20.0  # half-life of the count of looks without a detection
 _MOST_URGENT = 10.0
 _MOST_BLOBS = 32
-_LEAST_BLOB = 3  # cells of the motion map
-_CELL_ROWS = 36  # of the grid of places where motion was looked at
+_LEAST_BLOB = 3  # smallest blob, in cells of the motion map
+_CELL_ROWS = 36  # rows of the grid that records looks at motion
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,8 +58,8 @@ class Look:
     """A window of a frame.
 
     Attributes:
-        x, y, width, height: in pixels.
-        reason: of the most urgent wish for it.
+        x, y, width, height: position and size in pixels.
+        reason: reason of the most urgent wish for the window.
     """
 
     x: int
@@ -68,13 +70,13 @@ class Look:
 
     @property
     def rect(self) -> Rect:
-        """Its corners."""
+        """The window as x1, y1, x2, y2."""
         return float(self.x), float(self.y), float(self.x + self.width), float(self.y + self.height)
 
 
 @dataclass(slots=True, frozen=True)
 class _Wish:
-    """A wish for a look; `misses`: looks in a row that did not find the object."""
+    """A wish for a look; `misses` counts consecutive looks that did not detect the object."""
 
     box: Rect
     reason: Reason
@@ -83,13 +85,13 @@ class _Wish:
 
 
 class Planner:
-    """Chooses windows for one stream. Not thread-safe.
+    """Chooses the windows of one stream. Not thread-safe.
 
     Args:
-        width, height: of the frames in pixels.
-        columns, rows: of the model's input, for a frame of this shape.
-        sweep_s: within how many seconds each part of the frame is looked at.
-        thrifty: whether windows are left unused while all small objects that are known stand still.
+        width, height: size of the frames in pixels.
+        columns, rows: size of the model's input for a frame of this shape.
+        sweep_s: time in which each part of the frame is looked at once, in seconds.
+        thrifty: leave windows unused while all known small objects stand still.
 
     Raises:
         ValueError: if a size or the time is not above 0.
@@ -105,11 +107,11 @@ class Planner:
         self._width, self._height = width, height
         self._columns = float(columns)
         self._rows = float(rows) if columns <= rows else min(float(rows), columns / _FLAT)
-        self._glance = max(width / columns, height / rows)  # pixels of the frame in one of the model's
+        self._glance = max(width / columns, height / rows)  # frame pixels per model pixel
         self._memory = Memory(still_s=3 * sweep_s)
         self._thrifty = thrifty
-        self._number = 0  # of the frame
-        self._new_last = False  # whether the last window went to something new: the next one may go to the sweep
+        self._number = 0  # fraction of the frame
+        self._new_last = False  # whether the last window showed a new object; the next window may belong to the sweep
         self._sweep: Sweep | None = None
         if self._glance >= _LEAST_GAIN * _SWEEP_SCALES[0]:
             self._sweep = Sweep(width, height, [self._size(scale) for scale in _SWEEP_SCALES], sweep_s)
@@ -117,28 +119,28 @@ class Planner:
         self._tried: NDArray[np.float64] = np.full(grid, -np.inf)
         self._fruitless: NDArray[np.float64] = np.zeros(grid)
         self._forgot_s = 0.0
-        self._recent: list[tuple[Rect, float]] = []  # boxes of the last frames, large ones among them
+        self._recent: list[tuple[Rect, float]] = []  # boxes of the last frames, including large boxes
 
     @property
     def useful(self) -> bool:
-        """Whether a window can show more than the glance: the frame is larger than the model's input."""
+        """Whether a window can show more detail than the glance: the frame is larger than the model's input."""
         return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property
     def expected(self) -> Sequence[Known]:
-        """The small objects that are known."""
+        """The known small objects."""
         return self._memory.known
 
     def choose(
         self, seconds: float, most: int, changed: NDArray[np.bool_] | None = None, moving: float = 0.0
     ) -> list[Look]:
-        """The windows of a frame, at most `most`, the most urgent first.
+        """Return at most `most` windows of a frame, the most urgent first.
 
         Args:
             seconds: time of the frame.
-            most: how many windows.
-            changed: (rows, n) bool, where something moves; None for nowhere.
-            moving: which fraction of the frame that is.
+            most: maximum number of windows.
+            changed: (rows, n) bool map of the motion; None for no motion.
+            moving: fraction of the frame that moves.
         """
         if not self.useful:
             return []
@@ -167,12 +169,12 @@ class Planner:
         return looks
 
     def note(self, seconds: float, looks: Sequence[Look], found: Sequence[Found]) -> list[Found]:
-        """Take the result of a frame; return the small objects that are expected where nobody has looked on it.
+        """Update the planner with the result of a frame; return the small objects expected outside the windows.
 
         Args:
             seconds: time of the frame.
-            looks: its windows.
-            found: every box that the model has found on it, once.
+            looks: windows of the frame.
+            found: the detected boxes of the frame, without duplicates.
         """
         windows = [look.rect for look in looks]
         if self._sweep:
@@ -196,7 +198,7 @@ class Planner:
     # ---- wishes
 
     def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_Wish]:
-        """Motion that no box explains."""
+        """Return the wishes for motion that no box explains."""
         recent = [box for box, at in self._recent if 0 <= seconds - at < _SURE_S]
         boxes = [_enlarged(box, 0.4 if self._is_small(box) else 0.05) for box in recent]
         boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
@@ -214,21 +216,21 @@ class Planner:
         return wishes
 
     def _wishes_of_objects(self, seconds: float) -> list[_Wish]:
-        """Small objects that the glance does not find by itself: those that move, and finds that are unsure."""
+        """Return the wishes for small objects that the glance misses: moving objects and low-score detections."""
         wishes = []
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
             unsure = not one.confirmed or one.found.score < _UNSURE
-            if one.moves(seconds) or one.found_s < one.moved_s:  # what came to rest was not seen at rest
+            if one.moves(seconds) or one.found_s < one.moved_s:  # the object was not detected since it came to rest
                 urgency = waited / (_MOVING_S * 2**one.misses)
             elif not one.confirmed:
                 urgency = waited / (_UNSURE_S * 2**one.misses)
             elif not self._thrifty:
-                urgency = min(1.5, waited / _MOVING_S)  # behind all others
+                urgency = min(1.5, waited / _MOVING_S)  # lowest priority
             elif unsure:
                 urgency = waited / (10 * _UNSURE_S)
             else:
-                continue  # it stands still: the sweep looks after it
+                continue  # still objects are left to the sweep
             reason: Reason = "unsure" if unsure else "track"
             box = self._clipped(one.box_at(seconds))
             if area(box) > 0:
@@ -236,10 +238,10 @@ class Planner:
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
-        """Whether the next window is the sweep's: the last of a frame where it is due.
+        """Return whether the next window belongs to the sweep: the last window of a frame if the sweep is due.
 
-        In its first pass the sweep has all windows of every third frame. The only window of a frame goes to something
-        new first.
+        In its first pass, the sweep gets all windows of every third frame. With one window per frame, a new object has
+        priority.
         """
         if self._sweep is None or not self._sweep.due(taken=True):
             return False
@@ -256,10 +258,10 @@ class Planner:
     # ---- windows
 
     def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
-        """A window for the first wish and for those of the others that fit; and the wishes that are left.
+        """Return a window for the first wish and every other wish that fits, and the remaining wishes.
 
-        It lies where, beside them, it shows what has waited longest for the sweep. After a look that did not find the
-        object it lies elsewhere: the model sees it in other surroundings.
+        The window is placed so that it also shows the area that has waited longest for the sweep. After a missed look,
+        the window moves, so that the model sees the object in other surroundings.
         """
         first = wishes[0]
         whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
@@ -283,18 +285,18 @@ class Planner:
         return self._look(window, first.reason), left
 
     def _scale(self, box: Rect) -> float:
-        """Pixels of the frame in one of the model's, for an object."""
+        """Return the scale for an object, in frame pixels per model pixel."""
         width, height = box[2] - box[0], box[3] - box[1]
         best = min(_MOST_SCALE, max(1.0, height / _GOOD_ROWS))
         return max(best, 2 * width / self._columns, 2 * height / self._rows)
 
     def _size(self, scale: float) -> tuple[float, float]:
-        """Width and height of a window in pixels of the frame; of few sizes, as a GPU compiles kernels for each."""
+        """Return a window size in frame pixels; few sizes exist, because a GPU compiles kernels for each."""
         scale = math.ceil(scale * _SIZES - 1e-6) / _SIZES
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
-        """A window within the frame, at even pixels: chroma has half of them."""
+        """Return a window within the frame, aligned to even pixels for subsampled chroma."""
         width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
         x = int(min(max(0.0, window[0]), self._width - width)) & ~1
         y = int(min(max(0.0, window[1]), self._height - height)) & ~1
@@ -303,7 +305,7 @@ class Planner:
     # ---- motion
 
     def _blobs(self, changed: NDArray[np.bool_]) -> list[Rect]:
-        """The rectangles in which something small moves, in pixels, largest first."""
+        """Return the rectangles of small motion, in pixels, largest first."""
         rows, columns = changed.shape
         joined = cv2.dilate(changed.view(np.uint8), _KERNEL)
         count, _, stats, _ = cv2.connectedComponentsWithStats(joined, connectivity=8, ltype=cv2.CV_16U)
@@ -339,11 +341,11 @@ class Planner:
             self._sweep.note_asked(window, seconds)
 
     def _swept(self, window: Rect) -> bool:
-        """Whether a window shows what is in it as large as those of the sweep do."""
+        """Return whether a window has at least the magnification of the sweep's windows."""
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Learn where looks find nothing, and forget it by and by."""
+        """Record where looks detect nothing; the record fades with time."""
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds
@@ -362,7 +364,7 @@ _KERNEL = np.ones((3, 3), np.uint8)
 
 
 def _enlarged(box: Rect, by: float) -> Rect:
-    """A box with `by` of its size more on each side."""
+    """Return a box enlarged by the fraction `by` of its size on each side."""
     x, y = by * (box[2] - box[0]), by * (box[3] - box[1])
     return box[0] - x, box[1] - y, box[2] + x, box[3] + y
 

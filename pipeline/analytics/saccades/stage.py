@@ -1,6 +1,6 @@
-"""The saccades of one stream: windows for a frame that the engine gets next, and one list of boxes of its result.
+"""The saccade stage of one stream: chooses windows before inference, and merges their results into one list of boxes.
 
-`choose` runs in the thread that submits frames, `process` in the one that collects results.
+`choose` runs in the thread that submits frames; `process` runs in the thread that collects results.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from saccade.pipeline.analytics.track import time_of
 if TYPE_CHECKING:
     from saccade.sources import Frame
 
-_MOST_OPEN = 64  # frames whose windows are remembered until their result comes
+_MOST_OPEN = 64  # maximum number of frames whose windows wait for their results
 
 InputSize = Callable[[int, int], tuple[int, int]]
-"""From width and height of a frame to columns and rows in which the model sees it."""
+"""Map the width and height of a frame to the columns and rows of the model's input."""
 
 
 @dataclass(slots=True, frozen=True)
 class SaccadeSettings:
-    """What a stream wants.
+    """The saccade settings of a stream.
 
     Attributes:
-        count: most windows a frame; None for as many as the engine has idle time for.
-        sweep_s: within how many seconds each part of the frame is looked at.
-        max_fps: most frames a second; None for all.
-        masks: polygons in fractions of the frame in which motion does not count.
+        count: maximum number of windows per frame; None uses the engine's idle time.
+        sweep_s: time in which each part of the frame is looked at once, in seconds.
+        max_fps: highest frame rate that the stream needs; None for no limit.
+        masks: polygons in fractions of the frame in which motion is ignored.
     """
 
     count: int | None = 0
@@ -48,7 +48,7 @@ class SaccadeSettings:
 
 @dataclass(slots=True, frozen=True)
 class Looked:
-    """A window of a frame, in fractions of it, and why it was looked at."""
+    """A window of a frame, in fractions of the frame, and the reason for the look."""
 
     key: ClassVar[str] = "looks"
     reason: str
@@ -58,21 +58,21 @@ class Looked:
     y2: float
 
     def to_record(self, width: int, height: int) -> Mapping[str, Any]:
-        """Its reason, and its corners in pixels and in fractions of the frame."""
+        """Return the reason, and the corners in pixels and in fractions of the frame."""
         norm = self.x1, self.y1, self.x2, self.y2
         box = [round(value * side) for value, side in zip(norm, (width, height) * 2, strict=True)]
         return {"reason": self.reason, "box": box, "box_norm": [round(value, 4) for value in norm]}
 
 
 class SaccadeStage:
-    """Chooses windows, and holds small objects between two looks at them. Does nothing while no windows are wanted.
+    """Chooses windows and keeps small objects between two looks. With a window count of 0, it does nothing.
 
     Args:
-        settings: what the stream wants.
-        input_size: of the model.
-        live: whether frames come at their own pace; `count` None is one window where they do not.
-        motion: what moves, in `FINE_ROWS`; may be shared with a gate.
-        idle_s: gives for how many seconds the engine has idled so far; None where that is unknown.
+        settings: the stream's saccade settings.
+        input_size: returns the model's input size for a frame.
+        live: whether the source sets the pace; for files, a `count` of None means one window.
+        motion: motion map with `FINE_ROWS` rows; can be shared with a gate.
+        idle_s: returns the engine's total idle time so far, in seconds; None if unknown.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class SaccadeStage:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many windows were looked at, by reason."""
+        """The number of windows so far, by reason."""
         with self._lock:
             return dict(self._counts)
 
     def configure(self, settings: SaccadeSettings) -> None:
-        """Take other settings from the next frame on. Callable from any thread."""
+        """Apply new settings from the next frame on. Thread-safe."""
         with self._lock:
             self._settings = settings
             self._auto.max_fps = settings.max_fps
 
     def choose(self, frame: Frame) -> list[Look]:
-        """The windows of a frame that is given to the engine now."""
+        """Choose the windows of a frame that is about to be submitted to the engine."""
         settings, seconds = self._settings, time_of(frame)
         if settings.count == 0:
             return []
@@ -119,7 +119,7 @@ class SaccadeStage:
             return []
         motion = self._motion.see(frame, settings.masks)  # 1 ms, without the lock
         with self._lock:
-            # Of the first frame nothing is known to move.
+            # The first frame has no motion map yet.
             changed, area = (None, 0.0) if motion.area >= 1 else (motion.changed, motion.area)
             looks = planner.choose(seconds, most, changed, area)
             self._open[frame.index] = looks
@@ -128,10 +128,10 @@ class SaccadeStage:
         return looks
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """The result with the small objects that are expected where nobody looked, and with the windows."""
+        """Return the result with the windows and with the small objects expected outside the windows."""
         with self._lock:
             for older in [index for index in self._open if index < frame.index]:
-                del self._open[older]  # superseded in the engine
+                del self._open[older]  # replaced by a newer frame in the engine
             looks = self._open.pop(frame.index, None)
             if looks is None or self._planner is None:
                 return result

@@ -1,11 +1,11 @@
-"""The slow sweep over a frame: which part was not looked at for the longest time, and where objects appear.
+"""The sweep over a frame: when each part was last looked at, and where objects appear.
 
-The windows of a pass form a lattice that covers the frame, with an overlap in which an object is whole in one of two
-neighbours; the next pass has another window size, and so another lattice. A grid of cells holds when each was last
-shown by any window. A look goes to the window of the lattice whose cells have waited longest; cells near which an
-object was ever found count more. A look is due when the pace asks for it: one pass in the time that was set. The first
-pass takes every window that is free. A later look that takes a window from another wish counts as several: where
-nothing has moved since the last look, hardly anything is new. Plain numbers.
+The windows of a pass form a lattice that covers the frame. Neighbours overlap so that an object is whole in one of
+them. Each pass uses the next window size and so another lattice. A grid of cells records when any window last showed
+each cell. A look goes to the window whose cells have waited longest; cells near earlier detections count more.
+
+A look is due at the pace of one pass per `period_s`. The first pass takes every free window. Later, a look that takes a
+window from another wish costs several looks, because a still area shows little news.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from numpy.typing import NDArray
 
 from saccade.pipeline.analytics.saccades.memory import Rect
 
-_ROWS = 48  # cells of the grid, from top to bottom
-_OVERLAP = (0.06, 0.19)  # of a window's width and height, shared with its neighbours: persons are high and narrow
-_APPEARED = 2.0  # how much more a cell counts where objects appear
-_LEAST_WAITED = 0.02  # mean value of a window's cells below which it is not worth a look
-_POSITIONS = 9  # of a window along each side that are compared
-_TAKEN = 6.0  # looks, as which one counts that another wish has waited for
-_REST = 0.02  # of the frame, that may be left out of the first pass
-_PENDING_S = 0.5  # for which a place is not chosen again while its result is awaited
+_ROWS = 48  # rows of the grid
+_OVERLAP = (
+    0.06,
+    0.19,
+)  # fraction of a window's width and height shared with its neighbours; persons are tall and narrow
+_APPEARED = 2.0  # extra weight of a cell where objects appear
+_LEAST_WAITED = 0.02  # lowest mean value of a window's cells that justifies a look
+_POSITIONS = 9  # number of window positions compared along each axis
+_TAKEN = 6.0  # cost, in looks, of a look that takes a window from another wish
+_REST = 0.02  # fraction of the frame that the first pass may leave out
+_PENDING_S = 0.5  # an area is not chosen again for this time while its result is pending
 
 Grid = NDArray[np.float32]
 
@@ -35,9 +38,9 @@ class Sweep:
     """The sweep of one stream.
 
     Args:
-        width, height: of the frame in pixels.
-        sizes: width and height of the windows in pixels, one for each pass in turn.
-        period_s: in which the whole frame is looked at.
+        width, height: size of the frame in pixels.
+        sizes: width and height of the windows in pixels, one pair for each pass in turn.
+        period_s: time in which the whole frame is looked at once, in seconds.
     """
 
     def __init__(self, width: int, height: int, sizes: Sequence[tuple[float, float]], period_s: float) -> None:
@@ -50,17 +53,17 @@ class Sweep:
         self._appeared: Grid = np.zeros_like(self._seen)
         self._never: NDArray[np.bool_] = np.ones(self._seen.shape, bool)  # looked at
         y, x = np.mgrid[-1 : 1 : self._rows * 1j, -1 : 1 : self._columns * 1j]
-        self._order: Grid = (1.1 - 0.05 * (x * x + y * y)).astype(np.float32)  # among equals, the middle is first
+        self._order: Grid = (1.1 - 0.05 * (x * x + y * y)).astype(np.float32)  # the centre wins ties
         self._credit, self._made = 0.0, 0
         self._last: float | None = None
 
     @property
     def looks(self) -> int:
-        """How many windows cover the frame once."""
+        """The number of windows that cover the frame once."""
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Count the looks that are due."""
+        """Advance the clock and add the looks that became due."""
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -69,22 +72,22 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Whether it is time for a look; `taken`: another wish would wait for it."""
+        """Return whether a look is due; `taken` means that another wish would lose its window."""
         if self.first_pass:
             return self._credit >= 1.0 or not taken
         return self._credit >= (_TAKEN if taken else 1.0)
 
     @property
     def first_pass(self) -> bool:
-        """Whether a part of the frame was not looked at once yet."""
+        """Whether a part of the frame was never looked at."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """The window that has waited longest; None where all were seen of late. Takes the look as made.
+        """Return the window that has waited longest and count it as looked at; None if all were seen recently.
 
         Args:
             seconds: time of the frame.
-            taken: whether another wish waits for it.
+            taken: whether another wish loses its window.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
@@ -100,13 +103,13 @@ class Sweep:
         return x1, y1, x2, y2
 
     def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
-        """Where a window shows a rectangle, and beside it what has waited longest.
+        """Return the window that shows a rectangle and, next to it, the area that has waited longest.
 
         Args:
-            shown: what it must show, no larger than it.
+            shown: the rectangle that must be visible; it must fit into the window.
             size: width and height of the window.
             seconds: time of the frame.
-            corner: 1 to 4 to lay the rectangle into a corner of the window instead, clockwise; more begin again.
+            corner: 1 to 4 puts the rectangle into a corner of the window, clockwise; larger values wrap around.
         """
         total = self._total(seconds)
         xs = _positions(shown[0], shown[2], size[0], self._width)
@@ -122,30 +125,30 @@ class Sweep:
         return x, y, x + size[0], y + size[1]
 
     def _total(self, seconds: float) -> NDArray[np.float64]:
-        """The sums of what the cells have waited, (rows + 1, columns + 1), as of `cv2.integral`."""
+        """Return the integral image of the waiting times, (rows + 1, columns + 1), as `cv2.integral` does."""
         known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
         waited = np.clip((seconds - known) / self._period_s, 0, 3)
         value = waited * waited * (self._order + _APPEARED * self._appeared)
         return np.asarray(cv2.integral(value.astype(np.float32)), np.float64)
 
     def note_asked(self, window: Rect, seconds: float) -> None:
-        """A window is put here; its result comes later."""
+        """Record that a window is submitted; its result follows later."""
         cells = self._within(window)
         self._asked[cells] = seconds
         self._never[cells] = False
 
     def note_seen(self, window: Rect, seconds: float) -> None:
-        """The model has looked here."""
+        """Record that the model has processed a window."""
         self._seen[self._within(window)] = seconds
 
     def note_found(self, box: Rect) -> None:
-        """An object was found here."""
+        """Record a detection."""
         row, column = self._cell_of(box)
         near = self._appeared[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         near += (1 - near) * 0.2
 
     def has_appeared(self, box: Rect) -> bool:
-        """Whether an object was found here some time ago."""
+        """Return whether an object was detected at this position before."""
         return bool(self._appeared[self._cell_of(box)] > 0)
 
     def _cell_of(self, box: Rect) -> tuple[int, int]:
@@ -153,7 +156,7 @@ class Sweep:
         return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Windows (n, 4) that cover the frame, and the cells (4, n), top, bottom, left and right, that each answers."""
+        """Return windows (n, 4) that cover the frame, and their cells (4, n) as top, bottom, left and right."""
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h
         n_x = max(1, math.ceil((self._width - across) / (w - across) - 1e-9))
@@ -165,7 +168,7 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Top, bottom, left and right of the cells whose objects a window shows whole."""
+        """Return top, bottom, left and right of the cells whose objects a window shows whole."""
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)
@@ -181,6 +184,6 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Where a window of this size may begin to show all from `low` to `high` within `side`."""
+    """Return candidate start positions of a window of this size that shows `low` to `high` within `side`."""
     first, last = max(0.0, min(high - size, side - size)), max(0.0, min(low, side - size))
     return np.linspace(min(first, last), max(first, last), _POSITIONS)

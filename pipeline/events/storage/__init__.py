@@ -1,4 +1,1 @@
-"""What stays of events: records in SQLite (`store`, `store_reader`), an image and video of each (`recorder`, `clips`).
-
-Knows records of events and the frames they are about; not who made them.
-"""
+"""Storage of events: records in SQLite (`store`, `store_reader`), snapshots and clips (`recorder`, `clips`)."""

@@ -1,7 +1,7 @@
-"""Clips of events, cut from coded packets: from a ring of a live stream's, or a file's.
+"""Clips of events, cut from encoded packets: from the packet ring of a live stream, or from a file.
 
-A clip begins at the key frame before its time. What a browser plays from an MP4 is copied; other codecs, such as the
-MJPEG of cameras and the VP8 of browsers, are coded again as H.264. Knows packets, times and files; no events.
+A clip starts at the last key frame before its start time. Codecs that browsers can play from MP4 are copied. Other
+codecs, such as a camera's MJPEG or a browser's VP8, are transcoded to H.264.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from saccade.sources.rgb import RgbConverter, orientation_of_matrix, pixel_aspec
 from saccade.sources.video_stream import NoVideoError, choose_video
 
 CLOCK = Fraction(1, 90000)
-_COPIED = ("h264", "hevc", "av1", "vp9")  # of files, which have what an MP4 needs of them
+_COPIED = ("h264", "hevc", "av1", "vp9")  # for files, which contain the parameters that an MP4 needs
 _COPIED_LIVE = ("h264", "hevc")
 _CODED = {"preset": "veryfast", "bf": "0", "g": "50"}
-_MOST_BYTES = 256 * 1024 * 1024  # of one stream: two minutes of 16 Mb/s
+_MOST_BYTES = 256 * 1024 * 1024  # per stream: two minutes at 16 Mb/s
 _OPTIONS = {"movflags": "faststart"}
-_NOTHING = "there is no video of that time"
+_NOTHING = "no video of this time is available"
 
 
 class PacketRing:
-    """The newest packets of one live stream. Every method is callable from any thread.
+    """The newest packets of one live stream. Thread-safe.
 
-    It holds what arrived in the last `keep_s` seconds, from the key frame before on; more while something is held. All
-    times are of `CodedPacket.arrived_at`, a clock that nobody sets.
+    The ring keeps the packets of the last `keep_s` seconds, starting at a key frame, and older packets while a hold
+    exists. All times are `CodedPacket.arrived_at`, a monotonic clock.
 
     Args:
-        keep_s: for how long packets are kept that nothing holds.
+        keep_s: how long packets without a hold are kept, in seconds.
     """
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._lock = threading.Lock()  # over what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._packets: deque[CodedPacket] = deque()
-        self._keys: deque[float] = deque()  # arrival times of the key frames among them
+        self._keys: deque[float] = deque()  # arrival times of the key frames
         self._bytes = 0
         self._needs_key = False
         self._held: dict[str, float] = {}
 
     def add(self, packet: CodedPacket) -> None:
-        """Take the next packet.
+        """Add the next packet.
 
-        Where its time jumps, as after a reconnect, the next key frame is waited for. Video with other parameters
-        replaces what was before.
+        After a jump in timestamps, for example on a reconnect, the ring waits for the next key frame. Video with new
+        codec parameters replaces all older packets.
         """
         with self._lock:
             if self._packets and jumps(self._packets[-1].pts, self._packets[-1], packet):
@@ -85,32 +85,32 @@ class PacketRing:
             oldest = min([packet.arrived_at - self._keep_s, *self._held.values()])
             while len(self._keys) > 1 and (self._keys[1] <= oldest or self._bytes > _MOST_BYTES):
                 self._drop_group()
-            if self._bytes > _MOST_BYTES:  # since one key frame: browsers send the next when one is asked for
+            if self._bytes > _MOST_BYTES:  # within one group of pictures: browsers send key frames only on request
                 self._clear()
 
     @property
     def bytes(self) -> int:
-        """How much it holds: 256 MB at most."""
+        """The size of the packets in bytes, at most 256 MB."""
         return self._bytes
 
     @property
     def newest(self) -> float | None:
-        """When the newest packet arrived; None if there is none."""
+        """The arrival time of the newest packet, or None for an empty ring."""
         with self._lock:
             return self._packets[-1].arrived_at if self._packets else None
 
     def hold(self, name: str, since: float) -> None:
-        """Keep what arrived from a time on, until `release`."""
+        """Keep all packets that arrive from `since` on, until `release`."""
         with self._lock:
             self._held[name] = since
 
     def release(self, name: str) -> None:
-        """Keep it no longer."""
+        """Remove a hold."""
         with self._lock:
             self._held.pop(name, None)
 
     def cut(self, begin: float, end: float) -> list[CodedPacket]:
-        """The packets that arrived between two times, from the key frame before the first on, or the oldest one."""
+        """Return the packets that arrived between two times, starting with the key frame before `begin` if present."""
         with self._lock:
             packets = [packet for packet in self._packets if packet.arrived_at <= end]
         first = 0
@@ -133,10 +133,10 @@ class PacketRing:
 
 
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
-    """The times of presentation of packets, jumps of the sender's clock closed by the time that passed here."""
+    """Return presentation times on one clock; jumps of the sender's clock are replaced by the elapsed local time."""
     placed: list[int] = []
     shift, step = 0, round(Fraction(1, 25) / CLOCK)
-    before: CodedPacket | None = None  # the one that is shown last so far
+    before: CodedPacket | None = None  # the packet with the latest presentation time so far
     top = 0
     for packet in packets:
         if before is not None and jumps(top - shift, before, packet):
@@ -151,17 +151,16 @@ def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
 
 
 def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None = None) -> float:
-    """Write packets, the first of which is a key frame, as an MP4 for browsers; return how many seconds it shows.
+    """Write packets, starting with a key frame, as an MP4 for browsers; return its duration in seconds.
 
     Args:
-        packets: in the order of decoding.
-        path: of the new file.
-        before: a clip that was written by this function, which the new one is to begin with; left out where its video
-            is of another codec or size, or cannot be read. None for none.
+        packets: packets in decode order.
+        path: path of the new file.
+        before: an earlier clip of this function to prepend; skipped if it is unreadable or has another codec or size.
 
     Raises:
-        ValueError: if there is nothing to show.
-        OSError, FFmpegError: if it cannot be written.
+        ValueError: if there is no video to write.
+        OSError, FFmpegError: if the file cannot be written.
     """
     if len(packets) < 2:
         raise ValueError(_NOTHING)
@@ -171,7 +170,7 @@ def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None =
         packets = [*_packets_before(before, packets), *packets]
     head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
     with (
-        av.open(io.BytesIO(head), format=packets[0].codec) as shown,  # for the size and the parameter sets in it
+        av.open(io.BytesIO(head), format=packets[0].codec) as shown,  # for the frame size and the parameter sets
         av.open(str(path), "w", format="mp4", options=_OPTIONS) as out,
     ):
         stream, muxer = out.add_stream_from_template(shown.streams.video[0]), Muxer(out)
@@ -179,7 +178,7 @@ def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None =
             stream.set_display_matrix(matrix)
         if packets[0].pixel_aspect:
             stream.sample_aspect_ratio = packets[0].pixel_aspect
-        # In the order of decoding the times of presentation jump where frames are predicted from later ones.
+        # In decode order, presentation times are not sorted if there are B-frames.
         placed = _on_one_clock(packets)
         times = sorted(placed)
         delay = max(time - pts for time, pts in zip(times, placed, strict=True))
@@ -194,11 +193,11 @@ def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None =
 
 
 def _matrix_of(packets: Sequence[CodedPacket]) -> tuple[int, ...] | None:
-    return packets[-1].display_matrix  # of the newest: before the first decoded frame it is not known
+    return packets[-1].display_matrix  # of the newest packet; unknown before the first decoded frame
 
 
 def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPacket]:
-    """The packets of a clip, so that they end just before others begin; none if it is another kind of video."""
+    """Return a clip's packets, shifted to end just before `packets`; empty if the video formats differ."""
     head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
     codec, found = packets[0].codec, []
     with suppress(av.error.FFmpegError, OSError):
@@ -224,13 +223,13 @@ def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPac
 
 
 def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
-    """Write what a file shows between two times, in seconds as its frames have them; return how many seconds that is.
+    """Write the part of a file between two times, in seconds of its frames; return the duration in seconds.
 
-    The clip is turned and stretched as the file is.
+    The clip keeps the rotation and the pixel aspect ratio of the file.
 
     Raises:
-        ValueError: if it cannot be copied, or there is nothing to show.
-        OSError, FFmpegError: if one of the files cannot be read or written.
+        ValueError: if the video cannot be copied, or there is no video to write.
+        OSError, FFmpegError: if a file cannot be read or written.
     """
     first, last = (file.origin + round(Fraction(time) / file.base) for time in (begin, end))
     for place in (file.before(first) or KeyFrame(first, first, None, Fraction(0)), None):
@@ -247,18 +246,18 @@ def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
             packets = _between(demuxer.packets_of(taken), first, last)
             key = next(packets, None)
             if place is not None and (key is None or key.pts is None or key.pts > first):
-                continue  # it went too far, as it may where a file has no index
+                continue  # the seek went too far, as can happen in a file without an index
             if key is None:
                 raise ValueError(_NOTHING)
             if key.pts is None:
-                break  # as in AVI: only a decoder knows when such frames are shown
+                break  # no presentation time, as in AVI: only a decoder can tell it
             with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
                 return _copy(taken, itertools.chain((key,), packets), out)
     return _code(_frames_between(file, begin, end), path)
 
 
 def _between(packets: Iterable[Packet[VideoStream]], first: int, last: int) -> Iterator[Packet[VideoStream]]:
-    """Those from the last key frame at or before a time up to another, or from the first key frame of all."""
+    """Yield the packets from the last key frame at or before `first`, or from the first key frame, up to `last`."""
     held: list[Packet[VideoStream]] | None = []
     for packet in packets:
         time = packet.pts if packet.dts is None else packet.dts
@@ -296,12 +295,12 @@ def _copy(taken: VideoStream, packets: Iterable[Packet[VideoStream]], out: Outpu
 
 @dataclass(slots=True, frozen=True)
 class _Shown:
-    """An upright image to be coded.
+    """An upright image to be encoded.
 
     Attributes:
         image: (height, width, 3) uint8 RGB.
-        time: in units of `CLOCK`.
-        pixel_aspect: width of a pixel by its height.
+        time: time in units of `CLOCK`.
+        pixel_aspect: pixel aspect ratio, width by height.
     """
 
     image: RgbImage
@@ -320,7 +319,7 @@ def _frames_between(file: FileIndex, begin: float, end: float) -> Iterator[_Show
 
 
 def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
-    """The frames of packets, those that cannot be decoded left out."""
+    """Yield the decoded frames of packets; packets that cannot be decoded are skipped."""
     decoder = av.CodecContext.create(packets[0].codec, "r")
     assert isinstance(decoder, VideoCodecContext)
     if packets[0].parameter_sets:
@@ -341,7 +340,7 @@ def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
 
 
 def _code(frames: Iterable[_Shown], path: Path) -> float:
-    """Write frames as H.264; return how many seconds it shows."""
+    """Encode frames as H.264; return the duration in seconds."""
     with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
         stream: VideoStream | None = None
         muxer, reformatter = Muxer(out), VideoReformatter()
@@ -351,7 +350,7 @@ def _code(frames: Iterable[_Shown], path: Path) -> float:
                 first = shown.time
                 stream = out.add_stream("libx264", rate=30, options=_CODED)
                 height, width = shown.image.shape[:2]
-                stream.width, stream.height = width // 2 * 2, height // 2 * 2  # as yuv420p has to be
+                stream.width, stream.height = width // 2 * 2, height // 2 * 2  # yuv420p needs even sizes
                 context = stream.codec_context
                 stream.pix_fmt, context.time_base = "yuv420p", CLOCK
                 context.sample_aspect_ratio = shown.pixel_aspect

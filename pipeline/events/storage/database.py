@@ -1,6 +1,6 @@
-"""The SQLite file under a store: its schema as a ladder of migrations, and what is done with a damaged file.
+"""The SQLite file of a store: schema migrations, and the recovery from a damaged file.
 
-`PRAGMA user_version` is the number of rungs that a file has climbed. Knows no events.
+`PRAGMA user_version` holds the number of migrations that were applied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 Ladder = Sequence[str]
-"""Each rung is SQL that takes a file from the version before to the next one; statements end with `;` and a newline."""
+"""The migrations: each is SQL from one version to the next; statements end with `;` and a newline."""
 
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _DAMAGED_EXTENDED = {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
@@ -27,11 +27,11 @@ class NewerError(Exception):
 
 
 def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
-    """Bring a file to the newest version, each rung in one transaction: a crash leaves it at the version before.
+    """Migrate a file to the newest version, each migration in one transaction; a crash leaves the previous version.
 
     Raises:
-        NewerError: if the file has more rungs than the ladder.
-        sqlite3.Error: if it cannot be read or written.
+        NewerError: if a newer version of Saccade has written the file.
+        sqlite3.Error: if the file cannot be read or written.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > len(ladder):
@@ -45,10 +45,11 @@ def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
 
 
 def check_version(path: Path, ladder: Ladder) -> None:
-    """Refuse a file of a newer version before anything else is read or written.
+    """Check that no newer version has written a file, before any other access.
 
     Raises:
-        NewerError: if it is one. A file that is missing or cannot be read passes: opening it tells why.
+        NewerError: if a newer version has written the file. A missing or unreadable file passes; opening it reports the
+            error.
     """
     if not path.is_file():
         return
@@ -62,18 +63,18 @@ def check_version(path: Path, ladder: Ladder) -> None:
 
 
 def is_damaged(error: Exception) -> bool:
-    """Whether an error says that the content of the file is wrong, and not that it cannot be written now."""
+    """Return whether an error means that the file's content is damaged, and not that it cannot be written now."""
     code = _code(error)
     return code & 0xFF in _DAMAGED or code in _DAMAGED_EXTENDED
 
 
 def is_index_damaged(error: Exception) -> bool:
-    """Whether an error says that an index of words is wrong, which `is_sound` does not look into."""
+    """Return whether an error means that a full-text index is damaged; `is_sound` does not check these indexes."""
     return _code(error) == sqlite3.SQLITE_CORRUPT_VTAB or "vtable constructor failed" in str(error)
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Whether SQLite finds every page in order; reads the whole file."""
+    """Return whether SQLite finds every page intact; reads the whole file."""
     try:
         return bool(db.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
     except sqlite3.Error:
@@ -81,17 +82,17 @@ def is_sound(db: sqlite3.Connection) -> bool:
 
 
 def is_trouble(error: Exception) -> bool:
-    """Whether an error is of the disk or of another process, so that the same file may be usable later."""
+    """Return whether an error is caused by the disk or another process, so that the file may be usable later."""
     return isinstance(error, OSError) or (_code(error) & 0xFF in _TROUBLE and not is_damaged(error))
 
 
 def move_aside(paths: Iterable[Path]) -> Path | None:
-    """Move what is there of `paths`, all in one folder, into a new folder `damaged-TIME` beside them; return that.
+    """Move the existing files of `paths` into a new folder `damaged-TIME` beside them; return the folder, or None.
 
-    None if nothing is there.
+    All paths must be in one folder. The result is None if no path exists.
 
     Raises:
-        OSError: if they cannot be moved, such as on a disk that is read-only.
+        OSError: if the files cannot be moved, for example on a read-only disk.
     """
     there = [path for path in paths if path.exists() or path.is_symlink()]
     if not there:
@@ -106,7 +107,7 @@ def move_aside(paths: Iterable[Path]) -> Path | None:
         for path in there:
             path.rename(aside / path.name)
         return aside
-    raise FileExistsError(f"{stamp} is there a thousand times")
+    raise FileExistsError(f"a thousand folders named {stamp} exist: delete some")
 
 
 def _code(error: Exception) -> int:

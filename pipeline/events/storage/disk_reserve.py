@@ -1,7 +1,4 @@
-"""A megabyte of a disk that is kept to be given up when the disk is full: then what is deleted can still be noted.
-
-Knows nothing of what is stored.
-"""
+"""A reserve file of 1 MB, released when the disk is full, so that deletions can still be recorded."""
 
 from __future__ import annotations
 
@@ -11,30 +8,30 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_BYTES = 1 << 20  # SQLite deletes hundreds of events within it
+_BYTES = 1 << 20  # enough for SQLite to delete hundreds of events
 
 
 class DiskReserve:
-    """A file of a megabyte.
+    """A reserve file of 1 MB.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def take(self) -> None:
-        """Make the file, unless it is there or there is no space for it."""
+        """Create the file, unless it exists or the disk is full."""
         if self._path.exists():
             return
         try:
-            self._path.write_bytes(os.urandom(_BYTES))  # what a file system that compresses cannot shrink
+            self._path.write_bytes(os.urandom(_BYTES))  # random, so that a compressing file system cannot shrink it
         except OSError:
             self.release()
 
     def release(self) -> bool:
-        """Give its space back; False if there is no such file."""
+        """Delete the file to free its space; return False if it does not exist."""
         try:
             self._path.unlink()
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Decides what is kept of an event, and has it written: its clip, with seconds before and after, and its best image.
+"""Records the media of events: a clip with seconds before and after, and the best image.
 
-What is written goes through one thread and a bounded queue: a slow disk delays no frame, and what it cannot take is
-counted. Knows events, frames and packets; not how they are stored.
+One thread writes the files from a bounded queue, so a slow disk never delays frames. Files beyond the queue's limit are
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_S = 60.0
-"""How long a clip may be, in seconds, before what follows the event."""
+"""Maximum length of a clip in seconds, not counting the time after the event."""
 
-_BEFORE_S = 30.0  # of what came before an event with a long `for`
+_BEFORE_S = 30.0  # maximum time before the begin of an event with a long `for`
 _MAX_WAITING = 256
 _CLOSE_S = 20.0
-_BETTER = 1.1  # times as good, that makes another image the best
+_BETTER = 1.1  # factor by which a new image must be better
 _PART = ".part"
 
 Noted = Callable[[MediaDone], None]
-"""Is given what is whole, or has failed."""
+"""Receives each media file that is complete or has failed."""
 
 
 class MediaWriter:
-    """Writes files in a thread of its own, as NAME.part until they are whole.
+    """Writes files in its own thread, as NAME.part until they are complete.
 
     Args:
-        folder: where they go.
-        noted: is given what has become of each.
+        folder: target folder.
+        noted: called with the outcome of each file.
     """
 
     def __init__(self, folder: Path, noted: Noted) -> None:
@@ -68,36 +68,36 @@ class MediaWriter:
         self._thread.start()
 
     def path(self, event: str, kind: str) -> Path:
-        """Of a file of an event, which may be there or not."""
+        """Return the path of a media file of an event; the file may not exist."""
         return self._folder / f"{event}{MEDIA[kind]}"
 
     def write(self, file: MediaDone, work: Callable[[Path], object] | None, *, whole: bool = True) -> None:
-        """Have a file of an event written by `work`, which is given its path; returns at once.
+        """Queue a media file for writing by `work`, which receives the path; returns at once.
 
         Args:
-            file: which one.
-            work: writes it; None if there is nothing new to be written: what is there is noted.
-            whole: whether that is all of it; if not, nothing is noted yet.
+            file: the media file.
+            work: writes the file; None reports the existing file.
+            whole: whether this completes the file; if not, nothing is reported yet.
         """
         try:
             self._waiting.put_nowait((file, work, whole))
         except queue.Full:
-            log.warning("event %s: no %s: too much waits to be written", file.event, file.kind)
+            log.warning("event %s: %s dropped because the disk is too slow", file.event, file.kind)
             if whole:
                 self._noted(file)
 
     def close(self) -> None:
-        """Write what waits, for some seconds at most. A second call does nothing."""
+        """Write the queued files, for up to 20 s. A second call does nothing."""
         if self._thread.is_alive():
             deadline = time.monotonic() + _CLOSE_S
             self._closed = True
-            with suppress(queue.Full):  # a disk hangs
+            with suppress(queue.Full):  # the disk hangs
                 self._waiting.put(None, timeout=_CLOSE_S)
                 self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
-        decode_behind_the_model()  # once for the thread: some clips are coded again, which must not cost frames
-        # Where the queue was too full for what ends it, it ends once all is written.
+        decode_behind_the_model()  # once per thread: transcoding clips must not slow down frames
+        # If the queue was too full for the end marker, the thread ends after the last file.
         while not (self._closed and self._waiting.empty()) and (job := self._waiting.get()) is not None:
             file, work, whole = job
             path = self.path(file.event, file.kind)
@@ -112,10 +112,12 @@ class MediaWriter:
             work(part)
             part.replace(path)
         except Exception as error:
-            if isinstance(error, OSError) and not self._failing:  # a full disk: once until it works again
-                log.warning("%s: images and clips of events cannot be written: %s", self._folder, error.strerror)
+            if (
+                isinstance(error, OSError) and not self._failing
+            ):  # for example a full disk; log once until it works again
+                log.warning("%s: snapshots and clips of events cannot be written: %s", self._folder, error.strerror)
             elif not isinstance(error, OSError):
-                log.warning("event %s: no %s: %s", file.event, file.kind, error)
+                log.warning("event %s: %s not written: %s", file.event, file.kind, error)
             self._failing = isinstance(error, OSError)
             with suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -125,27 +127,29 @@ class MediaWriter:
 
 @dataclass(slots=True)
 class _Recording:
-    """What is to be kept of one event; times are on the clock of `Frame.steady_at`."""
+    """The media state of one event; times are on the clock of `Frame.steady_at`."""
 
     begin: float
     end: float
-    saved_at: float  # when what there is of the clip is written, in case this process does not live to the end
-    before: Path | None = None  # the clip up to where the stream ran last, elsewhere
-    whole: bool = False  # whether the clip is written
-    shown: bool = False  # whether there is a snapshot
-    quality: float = -1.0  # of the best image; below that of any
+    saved_at: float  # when a partial clip is written, in case the process is killed before the end
+    before: Path | None = None  # the clip up to the point where the previous worker stopped
+    whole: bool = False  # whether the complete clip is written
+    shown: bool = False  # whether a snapshot exists
+    quality: float = -1.0  # of the best image; -1 for no image
     image: NDArray[np.uint8] | None = None
-    image_size: tuple[int, int] = (0, 0)  # with square pixels
-    outlines: Sequence[Outline] = ()  # to be drawn into it
+    image_size: tuple[int, int] = (0, 0)  # size with square pixels
+    outlines: Sequence[Outline] = ()  # outlines to draw into the image
 
 
 class Recorder:
-    """Records the events of one stream; `note` and `close` are called in its thread, packets come in any.
+    """Records the events of one stream.
+
+    Call `note` and `close` in the stream's thread; packets may come from any thread.
 
     Args:
         writer: writes the files.
         before_s, after_s: seconds of video before and after an event.
-        file: that is the source, of `FileSource.index`; None for a live one, whose packets are given to `ring.add`.
+        file: the source file, from `FileSource.index`; None for a live source, whose packets go to `ring.add`.
     """
 
     def __init__(
@@ -157,44 +161,44 @@ class Recorder:
         self.ring = PacketRing(before_s + 1.0)
         """The packets of a live source."""
         self._stream = ""
-        self._elsewhere: set[str] = set()  # events whose files another machine has
+        self._elsewhere: set[str] = set()  # events whose files are on another machine
         self._recordings: dict[str, _Recording] = {}
-        self._ending: dict[str, _Recording] = {}  # whose time goes on after the event
+        self._ending: dict[str, _Recording] = {}  # ended events whose clips still run
 
     @property
     def kept(self) -> dict[str, int]:
-        """Bytes of video for clips, and clips that are not written yet. Read from any thread."""
+        """Bytes of video held for clips, and the number of unwritten clips. Thread-safe."""
         return {"clip_bytes": self.ring.bytes, "clips": len(self._recordings) + len(self._ending)}
 
     @property
     def has_clips(self) -> bool:
-        """Whether there is video to cut clips from."""
+        """Whether video to cut clips from is available."""
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:
-        """Take note of an event that went on when the stream ran last, elsewhere; go on with its files, if here.
+        """Continue the media of an event from another worker, if its files are on this machine.
 
-        Its snapshot stays; what is cut from now on comes behind its clip. If the snapshot, which is written first, is
-        not here, its files are another machine's, and remain as they are.
+        The snapshot stays, and new video is appended to the clip. The snapshot is written first; if it is missing here,
+        another machine has the files and they stay unchanged.
         """
         if not self._writer.path(event.id, "snapshot").exists():
             self._stream = event.stream
             self._elsewhere.add(event.id)
             return
-        clip = self._writer.path(event.id, "clip")  # if there is one by then
+        clip = self._writer.path(event.id, "clip")  # if it exists by then
         endless = float("inf")
         recording = _Recording(-endless, endless, saved_at=endless, before=clip, shown=True, quality=endless)
         self._recordings[event.id], self._stream = recording, event.stream
         self.ring.hold(event.id, recording.begin)
 
     def note(self, event: Event, frame: Frame, outlines: Sequence[Outline] = ()) -> None:
-        """Take note of an event that goes on, or has just ended, with the frame that shows it and outlines in that."""
+        """Record an open or just-ended event with the frame that shows it and the outlines on this frame."""
         if event.id in self._elsewhere:
             return
         recording = self._recordings.get(event.id)
         if recording is None or event.end_time is None:
             recording = recording or self._begin(event)
-            if recording.end == float("inf"):  # it has gone on for a while elsewhere
+            if recording.end == float("inf"):  # the event continued on another worker for a while
                 recording.end = frame.steady_at + MOST_S - max(0.0, frame.captured_at - event.start_time)
             self._consider(recording, event, frame, outlines)
             if not recording.shown and recording.image is not None:
@@ -204,10 +208,10 @@ class Recorder:
             self._end(event)
 
     def advance(self, now: float) -> None:
-        """Cut the clips whose time is over, and save what there is of others, once.
+        """Cut the clips whose time is over, and save a partial clip of each long event once.
 
         Args:
-            now: of the newest frame, as in `Frame.steady_at`.
+            now: time of the newest frame, as in `Frame.steady_at`.
         """
         for name, recording in list(self._ending.items()):
             if now > recording.end:
@@ -226,7 +230,7 @@ class Recorder:
                     self._writer.write(file, partial(write_clip, packets), whole=False)
 
     def finish(self, event: Event) -> None:
-        """Take note that an event has ended without a frame."""
+        """Record that an event has ended without a frame."""
         if event.id in self._elsewhere:
             self._elsewhere.remove(event.id)
             for kind in MEDIA:
@@ -235,7 +239,7 @@ class Recorder:
             self._end(event)
 
     def close(self) -> None:
-        """Cut every clip with what there is."""
+        """Cut every clip with the available packets."""
         for name, recording in list(self._recordings.items()):
             self._finish(name, recording.end)
         self.advance(float("inf"))
@@ -260,14 +264,14 @@ class Recorder:
             self._ending[name] = recording
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
-        """Keep the frame's image if it shows the event better: by score, size and sharpness of its best object."""
+        """Keep the frame's image if it shows the event better, by score, size and sharpness of its best object."""
         if event.frame_at != frame.steady_at:
-            return  # nothing of it is to be seen now
+            return  # this frame does not show the event
         quality = 1e-9
         if event.box is not None:
             x1, y1, x2, y2 = event.box
             most = event.score * (x2 - x1) * (y2 - y1)
-            if recording.quality > most:  # even if it were perfectly sharp
+            if recording.quality > most:  # even a perfectly sharp image would not be better
                 return
             quality = most * sharpness_of(frame.image, event.box)
         if quality > recording.quality * _BETTER:
@@ -290,13 +294,13 @@ class Recorder:
         elif packets := self.ring.cut(recording.begin, recording.end):
             self._writer.write(file, partial(write_clip, packets, before=recording.before))
         elif self.has_clips or recording.before is not None:
-            self._writer.write(file, None)  # nothing new
+            self._writer.write(file, None)  # report the existing file
 
 
 def _write_jpeg(image: NDArray[np.uint8], size: tuple[int, int], outlines: Sequence[Outline], path: Path) -> None:
     if size != (image.shape[1], image.shape[0]):
         image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
     if outlines:
-        image = image.copy()  # the frame's own may be in use elsewhere
+        image = image.copy()  # the frame's image may be shared
         draw_outlines(image, outlines)
     path.write_bytes(jpeg(image, 90))

@@ -1,15 +1,14 @@
-"""Events, tracks and counts that stay: SQLite in a folder, with the images and clips of events beside it.
+"""The event store: events, tracks and counts in SQLite, with snapshots and clips in the same folder.
 
-    FOLDER/events.db           what is in `store_reader.LADDER`; written by one thread, read by any
-    FOLDER/media/ID.jpg, .mp4  named after their event; NAME.part while they are written
-    FOLDER/reserve             space that is given up on a full disk, see `disk_reserve`
-    FOLDER/damaged-TIME/       a database that could not be read, with its media
+    FOLDER/events.db           the database, see `store_reader.LADDER`; one thread writes it, any thread reads it
+    FOLDER/media/ID.jpg, .mp4  media named after their event; NAME.part until they are complete
+    FOLDER/reserve             disk space released on a full disk, see `disk_reserve`
+    FOLDER/damaged-TIME/       an unreadable database with its media
 
-While the disk is full or cannot be written, records wait in memory; no caller waits for the disk. What is lost is
-counted, and an event whose end was lost is ended. Whatever was committed outlives `kill -9`: on the next start events
-that went on then are ended, unless they may go on; media of none are deleted, and media that were whole but not yet
-noted are. A damaged file is moved aside, on opening and later, and an empty one takes its place. Knows records of
-events; not who made them.
+While the disk is full or read-only, records wait in memory and callers never block. Dropped changes are counted, and an
+event whose end was dropped is ended. Committed data survives `kill -9`. The next start ends events left open, unless a
+worker may continue them. It also deletes media without an event and records complete media that were not recorded yet.
+A damaged file is moved aside at any time and replaced by an empty one.
 """
 
 from __future__ import annotations
@@ -55,31 +54,31 @@ from saccade.sinks.retention import elapsed_s
 log = logging.getLogger(__name__)
 
 PRUNE_S = 60.0
-CLOSE_S = 5.0  # for what waits to be stored; a disk that hangs may never answer
+CLOSE_S = 5.0  # limit for storing queued records; a hanging disk may never answer
 _MAX_WAITING = 10_000
-_MOST_STREAMS = 1000  # whose rules are known: streams that have ended among them, whose events may end yet
+_MOST_STREAMS = 1000  # whose rules are kept, including ended streams with open events
 _BATCH = 500  # changes in one transaction
 _OPEN = "SELECT id, record FROM events WHERE end_time IS NULL ORDER BY row"
 _OLD = "SELECT id FROM events WHERE expires_at IS NULL AND kept_from < ? AND end_time IS NOT NULL"
-_LAST_KEPT = (  # on the store's clock; each by an index
+_LAST_KEPT = (  # on the store's clock; each query uses an index
     "SELECT kept_from FROM events ORDER BY row DESC LIMIT 1",
     "SELECT stored_at FROM tracks ORDER BY stored_at DESC LIMIT 1",
     "SELECT stored_at FROM minutes ORDER BY stored_at DESC LIMIT 1",
 )
-_YOUNG_S = 60.0  # of a file that another process may be writing
-_RETRY_S = 2.0  # after the disk could not be written
+_YOUNG_S = 60.0  # age of a file below which another process may still write it
+_RETRY_S = 2.0  # wait after a failed write
 
 Write = Callable[[sqlite3.Connection], Any]
 
 
 @dataclass(slots=True, frozen=True)
 class _Job:
-    """What the thread is to do.
+    """A job of the writer thread.
 
     Attributes:
-        write: the changes.
-        lasting: also later if the disk cannot be written now: nobody waits for it.
-        frees: it deletes, so on a full disk it is done at once, in the reserve.
+        write: executes the changes.
+        lasting: retry later if the disk cannot be written now; no caller waits for the result.
+        frees: the job deletes data; on a full disk it runs at once, using the reserve.
     """
 
     write: Write
@@ -89,16 +88,17 @@ class _Job:
 
 
 class EventStore(EventReader):
-    """The store in a folder, which one process at a time may write. Every method is callable from any thread.
+    """The event store in a folder. One process at a time may write it. Thread-safe.
 
     Args:
-        folder: made if it is not there.
-        keep_s: events older than this are deleted, but for rules with a time of their own; None to keep all.
-        max_bytes: of all media; beyond it those of the oldest events are deleted with them; None for no limit.
-        keep_open: leave events open that went on when the last process ended: whatever writes them goes on.
+        folder: folder of the store; created if missing.
+        keep_s: retention in seconds for events of rules without their own retention; None keeps all.
+        max_bytes: limit of all media in bytes; beyond it, the oldest events are deleted with their media. None for no
+            limit.
+        keep_open: keep events open that were open when the last process ended; workers may still be writing them.
 
     Raises:
-        StoreError: if the folder cannot be used, another process writes it, or a newer version of Saccade has.
+        StoreError: if the folder is unusable, another process is writing it, or a newer version of Saccade wrote it.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class EventStore(EventReader):
     ) -> None:
         super().__init__(folder)
         self.ended: list[dict[str, Any]] = []
-        """The records of the events that were ended on opening: they went on when the last process ended."""
+        """Records of the events that were ended on opening, because the last process left them open."""
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._rule_keep_s: dict[str, dict[str, float]] = {}  # by stream and rule
-        self._identity, self._size = (0, 0), 0  # device and inode of the file, and bytes
+        self._identity, self._size = (0, 0), 0  # device and inode of the file, and its size in bytes
         self._stored_at = 0.0
-        self._ahead = 0.0  # of the store's clock, which is never set, before that of this machine's running time
-        self._going: set[str] = set()  # the events that have begun and not ended
-        self._deleted_media: list[Path] = []  # of a transaction that is not committed yet
+        self._ahead = 0.0  # offset of the store's monotonic clock from the machine's uptime
+        self._going: set[str] = set()  # IDs of the open events
+        self._deleted_media: list[Path] = []  # media deleted in the open transaction
         self._reserve = DiskReserve(folder / "reserve")
         try:
             check_version(self._path, LADDER)
@@ -126,7 +126,9 @@ class EventStore(EventReader):
         except NewerError:
             raise StoreError(f"{folder}: {NEWER}") from None
         except BlockingIOError:
-            raise StoreError(f"{folder}: another process stores events there") from None
+            raise StoreError(
+                f"{folder}: another process is using this event store; stop it or use another folder"
+            ) from None
         except OSError as error:
             wrong = isinstance(error, NotADirectoryError) or (folder.exists() and not folder.is_dir())
             raise StoreError(
@@ -142,12 +144,12 @@ class EventStore(EventReader):
             os.close(self._lock_file)
             raise StoreError(f"{folder}: {NEWER}") from None
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._unwritten: deque[_Job] = deque()  # that wait for the disk
-        self._lost = 0  # since the disk could be written
+        self._unwritten: deque[_Job] = deque()  # jobs that wait for the disk
+        self._lost = 0  # dropped since the last successful write
         self.dropped = 0
-        """Changes lost since the store was opened, because too many waited for the disk."""
+        """Number of changes dropped since the store was opened, because too many waited for the disk."""
         self._retry_at = 0.0
-        self._unreadable: tuple[sqlite3.Error, int] | None = None  # what a reader met, and of which file
+        self._unreadable: tuple[sqlite3.Error, int] | None = None  # a reader's error, and the generation of its file
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="saccade store", daemon=True)
@@ -156,11 +158,11 @@ class EventStore(EventReader):
     # ---- writing
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Store the record of an event, of a track or of a minute's counts; returns at once.
+        """Store the record of an event, a track or a minute; returns at once.
 
-        Beyond 10,000 that wait for the disk it is lost, which is counted and logged.
+        If 10,000 records already wait for the disk, the record is dropped, counted and logged.
 
-        Of the type `rules`, it says for how long events of a rule are kept.
+        A record of type `rules` sets the retention of the rules' events.
         """
         kind = record["type"]
         if kind == "rules":
@@ -183,29 +185,29 @@ class EventStore(EventReader):
             self._do(lambda db: db.execute("INSERT INTO minutes VALUES (?, ?, ?, ?)", row), lasting=True)
 
     def going_on(self) -> list[dict[str, Any]]:
-        """The records of the events that have not ended, oldest first."""
+        """Return the records of the open events, oldest first."""
         with self._reading() as db:
             return [json.loads(text) for _, text in db.execute(_OPEN)]
 
     def note_media(self, event: str, kind: str) -> None:
-        """Note that a file of an event is whole, or has gone."""
+        """Record that a media file of an event is complete or was deleted."""
         self._do(lambda db: self._note(db, event, kind), lasting=True)
 
     def delete(self, event: str) -> bool:
-        """Delete an event with its media; False if there is none of that id."""
+        """Delete an event with its media; return False if the ID is unknown."""
         return bool(self._result(self._do(lambda db: self._delete(db, [event]), frees=True)))
 
     def flush(self) -> None:
-        """Return when everything written so far is stored."""
+        """Wait until every record so far is stored."""
         self._result(self._do(lambda db: None))
 
     def prune(self) -> int:
-        """Delete what is too old or too much; return how many events."""
+        """Delete expired events and events beyond the size limit; return the number of deleted events."""
         count: int = self._result(self._do(self._prune, frees=True))
         return count
 
     def close(self) -> None:
-        """Store what waits, for some seconds at most, and end. A second call does nothing."""
+        """Store the queued records for up to some seconds, then stop. A second call does nothing."""
         with self._closing:
             if self._closed:
                 return
@@ -214,18 +216,18 @@ class EventStore(EventReader):
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             waiting = self._lost + len(self._unwritten) + self._waiting.qsize()
-            log.warning("%s: the disk does not answer; changes that may be lost: %d", self._path, waiting)
+            log.warning("%s: the disk does not respond; up to %d changes may be lost", self._path, waiting)
         else:
             super().close()
 
     # ---- within
 
     def _lock(self, folder: Path) -> int:
-        """Make the folders, and hold the store; raises BlockingIOError if another process does."""
+        """Create the folders and lock the store; raises BlockingIOError if another process holds the lock."""
         folder.mkdir(parents=True, exist_ok=True)
         strange = [path for path in (self.media_folder, folder / "lock") if path.is_dir() != (path.name == "media")]
         if any(path.exists() for path in strange):
-            log.warning("%s: what is in the way of a store was moved to %s", folder, move_aside(strange))
+            log.warning("%s: files that blocked the event store were moved to %s", folder, move_aside(strange))
         self.media_folder.mkdir(exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -236,11 +238,13 @@ class EventStore(EventReader):
         return lock
 
     def _open(self, keep_open: bool) -> None:
-        """Bring the file up to date, after moving it aside if it cannot be used, or giving up the reserve."""
+        """Migrate the file. An unusable file is moved aside first; on a full disk, the reserve is released."""
         if os.path.lexists(self._path) and not self._path.is_file():
-            self._replace("it is no file")
+            self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):
-            self._replace("it is empty, and there are clips")  # which would be taken for those of no event
+            self._replace(
+                "it is empty although clips exist"
+            )  # otherwise the clips would be deleted as media without an event
         try:
             self._recover(keep_open)
         except (sqlite3.Error, OSError, json.JSONDecodeError) as error:
@@ -251,14 +255,14 @@ class EventStore(EventReader):
             self._recover(keep_open)
 
     def _is_empty(self) -> bool:
-        """Whether nothing was ever stored, as far as the files say."""
+        """Return whether nothing was ever stored, judged by file sizes."""
         files = [self._path, self._path.with_name(self._path.name + "-wal")]
         return not any(path.exists() and path.stat().st_size for path in files)
 
     def _replace(self, why: object) -> None:
-        """Move the file and its media aside; raises OSError where that cannot be done."""
+        """Move the file and its media aside; raises OSError if this fails."""
         paths = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
-        elsewhere = self.media_folder.is_symlink()  # perhaps on another disk, where they stay
+        elsewhere = self.media_folder.is_symlink()  # possibly on another disk; the media stay there
         aside = move_aside(paths if elsewhere else [*paths, self.media_folder])
         if aside is not None and elsewhere:
             kept = self.media_folder / aside.name
@@ -269,31 +273,31 @@ class EventStore(EventReader):
         self._generation += 1
         self.media_folder.mkdir(parents=True, exist_ok=True)
         log.warning(
-            "%s cannot be used (%s); a new store was begun%s",
+            "%s cannot be used (%s); a new store was created%s",
             self._path,
             why,
-            f". The old one and its media are in {aside}: delete that folder when you need nothing in it"
+            f". The old store and its media are in {aside}; delete this folder when you no longer need it"
             if aside is not None
             else "",
         )
 
     def _trouble_with_file(self) -> str | None:
-        """What has happened to the file while it was open, as SQLite does not see; None if nothing has."""
+        """Return why the open file is no longer the file on disk, which SQLite does not detect, or None."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
             return "it was deleted"
         except OSError:
-            return None  # nothing is known
+            return None  # unknown
         if (found.st_dev, found.st_ino) != self._identity:
-            return "another file has taken its place"
+            return "it was replaced by another file"
         if found.st_size < self._size:
             return "it was cut"
         self._size = found.st_size
         return None
 
     def _opened(self) -> sqlite3.Connection:
-        """A connection for the thread that writes; takes note of the file."""
+        """Open a connection for the writer thread and remember the file's identity."""
         db = self._connect()
         migrate(db, LADDER)
         found = self._path.stat()
@@ -304,7 +308,7 @@ class EventStore(EventReader):
         try:
             return done.result(LONG_S)
         except TimeoutError:
-            raise StoreError(f"{self._path}: the disk does not answer", disk=True) from None
+            raise StoreError(f"{self._path}: the disk does not respond", disk=True) from None
 
     def _do(self, write: Write, *, lasting: bool = False, frees: bool = False) -> Future[Any]:
         job = _Job(write, lasting, frees)
@@ -312,7 +316,7 @@ class EventStore(EventReader):
             if self._closed:
                 job.done.set_exception(StoreError("the store is closed"))
             elif lasting and self._waiting.qsize() >= _MAX_WAITING:
-                self._lose("the disk does not answer")
+                self._lose("the disk does not respond")
             else:
                 self._waiting.put(job)
         return job.done
@@ -321,12 +325,12 @@ class EventStore(EventReader):
         self._lost += 1
         self.dropped += 1
         if self._lost == 1:
-            log.warning("%s: %s; changes of events are lost from now on", self._path, why)
+            log.warning("%s: %s; changes of events are dropped until it recovers", self._path, why)
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
         if is_damaged(error):
             self._unreadable = error, generation
-        self._do(lambda db: None)  # so that the thread looks at the file
+        self._do(lambda db: None)  # wakes the writer thread to check the file
 
     def _work(self) -> None:
         try:
@@ -367,7 +371,7 @@ class EventStore(EventReader):
             log.warning("%s: %d changes could not be stored", self._path, self._lost + len(self._unwritten))
 
     def _commit(self, jobs: list[_Job]) -> None:
-        """Write jobs in one transaction; where that fails, one by one, so that one that fails costs no other."""
+        """Commit jobs in one transaction; on failure, one by one, so that a faulty job does not affect others."""
         results: list[Any] = []
         self._deleted_media.clear()
         try:
@@ -381,26 +385,26 @@ class EventStore(EventReader):
         if recovered:
             with self._closing:
                 self._retry_at, lost, self._lost = 0.0, self._lost, 0
-            log.warning("%s: events are stored again; changes lost: %d", self._path, lost)
-        self._unlink_deleted()  # only now: an event that a kill or an error keeps must keep its media
+            log.warning("%s: events are stored again; %d changes were dropped", self._path, lost)
+        self._unlink_deleted()  # after the commit: an event that survives a crash must keep its media
         for job, result in zip(jobs, results, strict=True):
             job.done.set_result(result)
 
     def _failed(self, jobs: list[_Job], error: Exception) -> None:
-        """Write jobs again that failed together, put them off, or give up the one that is at fault."""
+        """Retry jobs that failed together, postpone them, or drop the faulty job."""
         if is_damaged(error):
             if self._begin_anew(error):
                 self._commit(jobs)
             else:
                 self._put_off(jobs, error)
         elif isinstance(error, sqlite3.OperationalError) or self._db_is_closed(error):
-            # Full, or not to be written, or locked by another program; or an empty file could not be made.
+            # The disk is full or read-only, another program has locked the file, or no empty file could be created.
             if any(job.frees for job in jobs) and self._reserve.release():
                 self._commit(jobs)
             else:
                 self._put_off(jobs, error)
         elif len(jobs) == 1:
-            log.warning("an event could not be stored: %s", error)
+            log.warning("an event could not be stored and is dropped: %s", error)
             jobs[0].done.set_exception(StoreError(str(error)))
         else:
             for job in jobs:
@@ -410,34 +414,34 @@ class EventStore(EventReader):
         return isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
 
     def _mend(self, error: Exception) -> bool:
-        """Begin anew, unless the file is sound: what a reader met may be over. False if that cannot be done now."""
+        """Replace the file unless it is sound (a reader's error may be temporary); return False on failure."""
         return (is_sound(self._db) and not is_index_damaged(error)) or self._begin_anew(error)
 
     def _begin_anew(self, why: object) -> bool:
-        """Put an empty file in the place of a damaged one; False if that cannot be done now."""
+        """Replace a damaged file by an empty one; return False if this is impossible now."""
         damaged = self._db
         try:
             with self._opening:
                 self._replace(why)
-                # Before the new file is opened: SQLite deletes the files beside it by their names.
+                # Before the new file is opened, because SQLite deletes files beside it by name.
                 with suppress(sqlite3.Error):
                     damaged.close()
                 super().close()
                 self._db = self._opened()
         except (sqlite3.Error, OSError) as failure:
-            log.warning("%s cannot be used (%s) and cannot be moved aside: %s", self._path, why, failure)
+            log.warning("%s cannot be used (%s) and could not be moved aside: %s", self._path, why, failure)
             return False
         return True
 
     def _end_lost(self) -> None:
-        """End the events whose end was lost: else whoever lists them waits for it until the next start."""
+        """End the events whose end was dropped; otherwise they stay open until the next start."""
         with self._closing:
             going = set(self._going)
         left = [row for row in self._db.execute(_OPEN).fetchall() if row[0] not in going]
         _end_events(self._db, left)
 
     def _prune_first(self) -> None:
-        """Prune; where that fails, for a full disk, the files of what is too old or too much go first."""
+        """Prune; if this fails on a full disk, delete the files of expired events first."""
         pruning = _Job(self._prune, frees=True)
         self._commit([pruning])
         if pruning.done.exception() is not None and self._deleted_media:
@@ -452,10 +456,14 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Keep what is lasting until the disk can be written again, and fail the rest."""
+        """Postpone the lasting jobs until the disk can be written again, and fail the others."""
         if error is not None:
             if not self._retry_at:
-                log.warning("%s: events cannot be stored: %s; they wait until they can", self._path, error)
+                log.warning(
+                    "%s: events cannot be stored: %s; they are kept in memory until the disk recovers",
+                    self._path,
+                    error,
+                )
             self._retry_at = time.monotonic() + _RETRY_S
         for job in jobs:
             if job.lasting:
@@ -470,25 +478,25 @@ class EventStore(EventReader):
     def _connect(self) -> sqlite3.Connection:
         db = super()._connect()
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")  # outlives a killed process; a power cut may cost the last seconds
+        db.execute("PRAGMA synchronous = NORMAL")  # survives a killed process; a power cut may lose the last seconds
         return db
 
     def _now(self) -> float:
-        """The time, later than of any event that is stored."""
+        """Return the Unix time, always later than that of any stored event."""
         self._stored_at = max(time.time(), self._stored_at + 1e-6)
         return self._stored_at
 
     def _clock(self) -> float:
-        """Seconds on the store's clock, which nobody sets: Unix time on opening, or that of what was stored last."""
+        """Return seconds on the store's monotonic clock, which starts from Unix time or the newest stored time."""
         return self._ahead + elapsed_s()
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
-        """When an event of a rule with a time of its own is to be deleted; None for one that is kept as all are."""
+        """Return when an event of a rule with its own retention expires; None for the retention of the store."""
         keep_s = self._rule_keep_s.get(record["stream"], {}).get(record["rule"])
         return None if keep_s is None else self._clock() + keep_s
 
     def _recover(self, keep_open: bool) -> None:
-        """Make the schema; end what went on when the last process ended; and bring media and events together."""
+        """Create the schema, end events left open, and reconcile media with events."""
         begun = time.time()
         with closing(self._connect()) as db:
             migrate(db, LADDER)
@@ -496,9 +504,7 @@ class EventStore(EventReader):
 
     def _recover_from(self, db: sqlite3.Connection, keep_open: bool, begun: float) -> None:
         with db:
-            db.execute(
-                f"PRAGMA user_version = {len(LADDER)}"
-            )  # whatever it was: whether it can be written is known now
+            db.execute(f"PRAGMA user_version = {len(LADDER)}")  # also checks that the file is writable
             self._stored_at = db.execute("SELECT coalesce(max(stored_at), 0) FROM events").fetchone()[0]
             newest = [found[0] for one in _LAST_KEPT if (found := db.execute(one).fetchone()) is not None]
             self._ahead = max([time.time(), *newest]) - elapsed_s()
@@ -510,7 +516,7 @@ class EventStore(EventReader):
             for path in self.media_folder.iterdir():
                 known = db.execute("SELECT 1 FROM events WHERE id = ?", (path.stem,)).fetchone()
                 if keep_open and path.stat().st_mtime > begun - _YOUNG_S:
-                    continue  # a worker writes it
+                    continue  # a worker is writing it
                 if path.is_file() and (path.suffix not in MEDIA.values() or known is None):
                     path.unlink()
             ended = " AND end_time IS NOT NULL" if keep_open else ""
@@ -525,7 +531,7 @@ class EventStore(EventReader):
         row = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
         path = self.media(event, kind)
         if row is None:
-            if path is not None:  # its event was deleted meanwhile
+            if path is not None:  # its event was deleted in the meantime
                 self._deleted_media.append(path)
             return
         record = json.loads(row[0])
@@ -549,7 +555,7 @@ class EventStore(EventReader):
         return count
 
     def _write_event(self, db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
-        """Insert or update an event; what is known of its files since its beginning stays: notes of them say more."""
+        """Insert or update an event; the recorded state of its media files stays unchanged."""
         zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
         found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
         text = " ".join((record["label"], record["rule"], *found))
@@ -590,13 +596,13 @@ class EventStore(EventReader):
         old = db.execute("SELECT id FROM events WHERE expires_at < ? AND end_time IS NOT NULL", (now,))
         count = self._delete(db, [event for (event,) in old.fetchall()])
         if self._keep_s is not None:
-            # By the time of storing: also those that were stored while another `store_keep` was set, or none.
+            # By storage time, so that rows stored under another `store_keep` expire, too.
             old = db.execute(_OLD, (now - self._keep_s,))
             count += self._delete(db, [event for (event,) in old.fetchall()])
             for table in ("tracks", "minutes"):
                 db.execute(f"DELETE FROM {table} WHERE stored_at < ?", (now - self._keep_s,))
         if self._max_bytes is not None:
-            # By the index on those with media: of a million events, all took 2 s.
+            # Uses the index on events with media: scanning a million events took 2 s.
             total = db.execute("SELECT coalesce(sum(bytes), 0) FROM events WHERE bytes > 0").fetchone()[0]
             beyond = []
             for event, size in db.execute("SELECT id, bytes FROM events WHERE bytes > 0 ORDER BY row"):
@@ -609,7 +615,7 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """End events, each an id and a record, where a frame showed them last."""
+    """End events, given as ID and record, at their last frame."""
     for event, text in rows:
         record = json.loads(text)
         record |= {"type": "end", "end_time": record["frame_time"], "count": 0}

@@ -1,7 +1,7 @@
-"""Reads a store of events: its schema, what is asked of it and the SQL for that, newest first and page by page.
+"""Reads an event store: its schema, and queries with their SQL, newest first and page by page.
 
-A condition on several columns is first put to the full-text index, which merges its sorted lists of rows: among a
-million events the rarest condition decides how long that takes. Then it is checked exactly.
+A condition on several columns first uses the full-text index, which merges its sorted lists of rows, so the rarest
+condition decides the time. Each match is then checked exactly.
 """
 
 from __future__ import annotations
@@ -64,40 +64,45 @@ DROP INDEX IF EXISTS events_kept;
 CREATE INDEX events_kept ON events (kept_from) WHERE expires_at IS NULL;
 """
 LADDER = (_FIRST_SCHEMA, _PREFIXES_AND_AGES)
-"""`row` grows with `stored_at`, which is Unix time that never falls: pages are in its order. `zones` has each between
-bars; `pending` is 1 while media are being written; `path` is JSON, `[[time, x, y], …]`, `counts` a `Totals`.
+"""The schema migrations.
 
-Retention counts on a clock of the store's own, which is never set: `kept_from` of events, `stored_at` of tracks and
-minutes, and `expires_at`, which events of rules with a time of their own have. Version 1 was written with three
-schemas, which the second rung makes one: with and without prefixes of words, with and without `events_kept`."""
+`row` grows with `stored_at`, a Unix time that never decreases, so pages are in this order. `zones` lists zone names
+between bars. `pending` is 1 while media are being written. `path` is JSON, `[[time, x, y], …]`, and `counts` holds a
+`Totals`.
+
+Retention uses the store's own monotonic clock: `kept_from` of events, `stored_at` of tracks and minutes, and
+`expires_at` of events whose rule has its own retention. Version 1 existed with three schemas, with and without word
+prefixes and `events_kept`; the second migration unifies them.
+"""
 
 MAX_LIMIT = 500
-_NEWEST = 20_000  # events whose rules are offered
+_NEWEST = 20_000  # newest events whose rule names are listed
 _BEFORE = "SELECT row FROM events WHERE stored_at < ? ORDER BY stored_at DESC LIMIT 1"
-# From two small indexes: among 150,000 events without media "none" takes 0.1 ms, and as a condition on each row 70.
+# Uses two small indexes: on 150,000 events without media this takes 0.1 ms, against 70 ms for a condition per row.
 _WITH_MEDIA = "SELECT row FROM events WHERE bytes > 0 UNION ALL SELECT row FROM events WHERE pending"
 _FIRST = "SELECT row FROM events WHERE stored_at >= ? ORDER BY stored_at LIMIT 1"
 MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
-NEWER = "a newer version of saccade has written it, which this one cannot read; update, or use another folder"
+NEWER = "written by a newer version of saccade; update saccade, or use another folder"
 _ID = re.compile(r"[\w.-]{1,100}")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_WORD = re.compile(r"[^\W_]+")  # as the index divides text
+_WORD = re.compile(r"[^\W_]+")  # the tokenization of the index
 
 
 @dataclass(slots=True, frozen=True)
 class EventQuery:
-    """Which events are wanted; what is None or empty does not matter.
+    """A query for events; None and empty values match everything.
 
     Attributes:
-        stream, rule, label, zone: exactly.
-        since: of `start_time`, in seconds.
-        words: all of which are in labels, answers or attributes; the last may be the first two letters of one, or more.
-        after: Unix time; those stored before it are wanted, for the next page after the event that was stored then.
-        until: Unix time; those stored then or before it are wanted.
-        media: those that have a snapshot or a clip, or are about to, and no others.
-        limit: how many at most.
+        stream, rule, label, zone: exact names.
+        since: lowest `start_time`, in seconds.
+        words: words that must all appear in labels, answers or attributes; the last word may be a prefix of two or more
+            letters.
+        after: Unix time for paging: only events stored before it, which follow the last event of a page.
+        until: Unix time: only events stored at or before it.
+        media: only events with a snapshot or clip, including pending ones.
+        limit: maximum number of events.
 
     Raises:
         ValueError: if the limit is not from 1 to 500.
@@ -118,10 +123,10 @@ class EventQuery:
             raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
     def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
-        """A statement that selects `record` and `stored_at`, and its values.
+        """Return a statement that selects `record` and `stored_at`, and its values.
 
         Args:
-            first_row: the first that may be so new as `since`.
+            first_row: the first row that can be as new as `since`.
         """
         where: list[str] = []
         values: list[object] = []
@@ -155,7 +160,7 @@ class EventQuery:
         ]
 
     def _match(self) -> str:
-        """The condition on the index, whose words hold no syntax."""
+        """Return the condition for the full-text index; quoting removes any query syntax from the words."""
         parts = []
         for column, value in (
             ("stream", self.stream),
@@ -166,7 +171,7 @@ class EventQuery:
             parts += [f'{column} : "{word}"' for word in _WORD.findall(value or "")]
         words = _WORD.findall(self.words)
         parts += [f'"{word}"' for word in words[:-1]]
-        # One letter begins so many words that merging their lists takes 50 ms; of two to eight there is an index.
+        # A one-letter prefix matches so many words that merging takes 50 ms; two to eight letters have an index.
         parts += [f'"{word}" *' if len(word) > 1 else f'"{word}"' for word in words[-1:]]
         return " AND ".join(parts)
 
@@ -174,7 +179,7 @@ class EventQuery:
 def walk_pages(
     page: Callable[[EventQuery], list[tuple[dict[str, Any], float]]], query: EventQuery
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """All events of a query, by a function that gives up to one more than its limit, with the times of storing."""
+    """Yield all events of a query with their storage times; `page` returns up to one more event than the limit."""
     while True:
         found = page(query)
         yield from found[: query.limit]
@@ -184,19 +189,19 @@ def walk_pages(
 
 
 def media_path(folder: Path, event: str, kind: str) -> Path | None:
-    """Where the file of an event belongs in the folder of media, `snapshot` or `clip`; None for what is no id."""
+    """Return the path of a media file, `snapshot` or `clip`, in the media folder; None for an invalid event ID."""
     return folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
 
 
 def time_of_text(text: str) -> float:
-    """A time in seconds, or how long ago: `1795262111`, `15m`, `1d`; raises ValueError if it is none."""
+    """Parse a Unix time or an age, such as `1795262111`, `15m` or `1d`; return Unix time or raise ValueError."""
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNITS[found[2]]
-    return finite(text, "since should be a time in seconds, such as 1795262111, or how long ago, such as 1d")
+    return finite(text, "since should be a Unix time in seconds, such as 1795262111, or an age, such as 1d")
 
 
 def finite(text: str, complaint: str) -> float:
-    """A finite number; raises ValueError with the complaint if it is none."""
+    """Parse a finite number; raises ValueError with the message `complaint` if the text is not a finite number."""
     try:
         number = float(text)
     except ValueError:
@@ -210,8 +215,8 @@ class StoreError(Exception):
     """A store cannot be used. The message is one line for the user.
 
     Args:
-        message: the line.
-        disk: whether the disk is at fault, and not what was asked for: the rest of Saccade can go on without a store.
+        message: the message.
+        disk: whether the disk is at fault and not the request; the rest of Saccade can then run without a store.
     """
 
     def __init__(self, message: str, *, disk: bool = False) -> None:
@@ -220,32 +225,32 @@ class StoreError(Exception):
 
 
 class EventReader:
-    """Reads the store in a folder, also while another process writes it. Every method is callable from any thread.
+    """Reads the event store in a folder, even while another process writes it. Thread-safe.
 
     Args:
-        folder: of the store.
+        folder: folder of the store.
     """
 
     away: Sequence[str] = ()
-    """Machines that do not answer: none, as this is one store."""
+    """Unreachable machines; always empty, because this is a single store."""
 
     def __init__(self, folder: Path) -> None:
         self.media_folder = folder / "media"
         self._path = folder / "events.db"
         self._readers: queue.SimpleQueue[tuple[int, sqlite3.Connection]] = queue.SimpleQueue()
-        self._generation = 0  # of the file: another one may take its place
-        self._opening = threading.Lock()  # while one does, nobody opens it
+        self._generation = 0  # generation of the file, which can be replaced
+        self._opening = threading.Lock()  # held while the file is replaced
 
     @classmethod
     def open(cls, folder: Path) -> EventReader:
-        """Open a store that is there.
+        """Open an existing store.
 
         Raises:
-            StoreError: if none is, or it cannot be read.
+            StoreError: if the store does not exist or cannot be read.
         """
         reader = EventReader(folder)
         if not reader._path.is_file():
-            raise StoreError(f"{folder}: no events are stored there")
+            raise StoreError(f"{folder}: this folder has no event store")
         try:
             check_version(reader._path, LADDER)
         except NewerError:
@@ -254,20 +259,20 @@ class EventReader:
         return reader
 
     def search(self, query: EventQuery) -> list[dict[str, Any]]:
-        """The records of events, newest first."""
+        """Return the records of matching events, newest first."""
         return [record for record, _ in self.page(query)]
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """The records of events, newest first, each with the time at which it was stored, which no two have alike.
+        """Return the records of matching events, newest first, each with its unique storage time.
 
         Args:
-            query: which ones.
-            more: how many beyond its limit.
+            query: the query.
+            more: number of events to return beyond the query's limit.
         """
         with self._reading() as db:
             first = None
             if query.since is not None:
-                # No event is stored before it begins: that bounds the rows, where the times alone would not.
+                # No event is stored before it begins, so `since` also bounds the rows.
                 first = db.execute(_FIRST, (query.since,)).fetchone()
                 if first is None:
                     return []
@@ -276,11 +281,11 @@ class EventReader:
             return [(json.loads(record), stored_at) for record, stored_at in rows]
 
     def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
-        """All events of a query as in `page`, which is read so many at a time as its limit says."""
+        """Yield all events of a query with their storage times, in pages of the query's limit."""
         return walk_pages(lambda query: self.page(query, 1), query)
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """The record of an event with the paths of its tracks; None if there is none of that id."""
+        """Return the record of an event with the paths of its tracks; None if the ID is unknown."""
         with self._reading() as db:
             found = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
             if found is None:
@@ -297,10 +302,10 @@ class EventReader:
             return record
 
     def rules(self, stream: str | None = None, most: int = 200) -> list[str]:
-        """The names of the rules that have events, of one stream or of all, in their order."""
+        """Return the sorted names of rules with events, of one stream or of all streams."""
         where, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
         with self._reading() as db:
-            # Of the newest only: 300,000 take 0.5 s, 20,000 take 11 ms.
+            # Only the newest events: 300,000 take 0.5 s, 20,000 take 11 ms.
             rows = db.execute(
                 f"SELECT DISTINCT rule FROM (SELECT rule, stream FROM events ORDER BY row DESC LIMIT {_NEWEST}){where}"
                 " LIMIT ?",
@@ -309,7 +314,7 @@ class EventReader:
             return sorted(rule for (rule,) in rows)
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """What was counted in each minute that begins at a time or later."""
+        """Return the counts of each minute that starts at or after `since`."""
         with self._reading() as db:
             rows = db.execute(
                 "SELECT start, counts FROM minutes WHERE stream = ? AND start >= ? ORDER BY start LIMIT 10080",
@@ -318,12 +323,12 @@ class EventReader:
             return [{"start": start, **json.loads(counts)} for start, counts in rows]
 
     def media(self, event: str, kind: str) -> Path | None:
-        """The file of an event, `snapshot` or `clip`; None if there is none."""
+        """Return the path of a media file of an event, `snapshot` or `clip`; None if it does not exist."""
         path = self.media_path(event, kind)
         return path if path is not None and path.exists() else None
 
     def media_path(self, event: str, kind: str) -> Path | None:
-        """Where the file of an event belongs; None for what is no id."""
+        """Return where a media file of an event belongs; None for an invalid event ID."""
         return media_path(self.media_folder, event, kind)
 
     def close(self) -> None:
@@ -334,7 +339,7 @@ class EventReader:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for reading; raises StoreError where the file cannot be read."""
+        """Provide a connection for reading; raises StoreError if the file cannot be read."""
         generation, db = self._generation, None
         try:
             with self._opening:
@@ -352,13 +357,13 @@ class EventReader:
                 db.close()
                 db = None
             self._found_unreadable(error, generation)
-            raise StoreError(f"{self._path.parent}: its events cannot be read: {error}", disk=True) from None
+            raise StoreError(f"{self._path.parent}: the event store cannot be read: {error}", disk=True) from None
         finally:
             if db is not None:
                 self._readers.put((generation, db))
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
-        """Take note that a file could not be read; only who writes it can mend that."""
+        """Record that a file could not be read; only the writing process can repair it."""
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)

@@ -90,8 +90,8 @@ def test_pages_go_on_where_the_last_event_is_deleted(server: HttpServer, store: 
     [
         ("limit=0", "limit should be from 1 to 500, got 0"),
         ("limit=many", "limit should be a whole number"),
-        ("since=yesterday", "since should be a time in seconds"),
-        ("since=nan", "since should be a time in seconds"),
+        ("since=yesterday", "since should be a Unix time in seconds"),
+        ("since=nan", "since should be a Unix time in seconds"),
         ("after=e1", "after should be what the page before had there"),
         ("after=inf", "after should be what the page before had there"),
         ("colour=red", "there is no filter 'colour'; known: stream, rule"),

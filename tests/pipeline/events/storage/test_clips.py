@@ -186,7 +186,7 @@ def test_a_clip_is_copied_out_of_a_file(
 
 
 def test_no_video_is_an_error_and_not_a_broken_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no video of that time"):
+    with pytest.raises(ValueError, match="no video of this time is available"):
         write_clip([], tmp_path / "clip.mp4")
 
 

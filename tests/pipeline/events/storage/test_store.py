@@ -220,7 +220,7 @@ def test_retention_by_size_deletes_the_oldest(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
-    with pytest.raises(StoreError, match="another process stores events there"):
+    with pytest.raises(StoreError, match="another process is using this event store"):
         EventStore(tmp_path)
     store.close()
     store.close()
@@ -339,8 +339,9 @@ def test_a_full_disk_is_waited_for_and_logged_once(
     store.close()
     warned = [record.message for record in caplog.records]
     assert warned == [
-        f"{tmp_path}/events.db: events cannot be stored: database or disk is full; they wait until they can",
-        f"{tmp_path}/events.db: events are stored again; changes lost: 0",
+        f"{tmp_path}/events.db: events cannot be stored: database or disk is full; "
+        "they are kept in memory until the disk recovers",
+        f"{tmp_path}/events.db: events are stored again; 0 changes were dropped",
     ]
 
 
