@@ -230,6 +230,38 @@ def bench_events(
     print(result.as_json() if as_json else result.as_text())
 
 
+@bench.command("questions")
+@with_settings("model", "device", "dtype", "kv_dtype")
+def bench_questions(
+    given: Settings,
+    streams: Annotated[int, typer.Option(min=4, max=1024, help="Number of cameras.")] = 64,
+    fps: Annotated[str, typer.Option(metavar="A-B", help="Frame rates of the slowest and fastest camera.")] = "5-30",
+    questions: Annotated[float, typer.Option(min=0.1, max=1000, help="Questions per second.")] = 8.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds of each half.")] = 20.0,
+    objects: Annotated[int | None, typer.Option(min=1, max=50, help="Objects in every answer.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure simulated cameras without and with questions of rules: age of frames, and time to an answer.
+
+    Needs a model that answers questions, such as --model moondream-2-random.
+    """
+    from benchmarks.questions import time_questions
+    from saccade.pipeline.bench.common import parse_range
+
+    result = time_questions(
+        given.get("model", "nano"),
+        given.get("device", "auto"),
+        streams,
+        parse_range(fps, "--fps"),
+        questions,
+        dtype=given.get("dtype"),
+        kv_dtype=given.get("kv_dtype"),
+        seconds=seconds,
+        objects=objects,
+    )
+    print(result.as_json() if as_json else result.as_text())
+
+
 @bench.command("soak")
 def bench_soak(
     clip: Annotated[str, typer.Argument(metavar="CLIP", help="Video that the cameras show, over and over.")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -132,33 +132,30 @@ def bench_cameras(
     ] = None,
     weights: Annotated[str, typer.Option(metavar="W,W,…", help="Weights of the cameras, in order.")] = "1",
     objects: Objects = None,
-    questions: Annotated[
-        float | None,
-        typer.Option(min=0.1, max=1000, help="Repeat the measurement with this many rule questions per second."),
-    ] = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
     """Overload the model with simulated cameras, and measure the age of processed frames.
 
-    One camera freezes, one sends bursts, one is 4K. --questions needs a model that answers questions, such as
-    --model moondream-2-random.
+    One camera freezes, one sends bursts, one is 4K.
     """
-    from saccade.pipeline.bench.cameras import time_cameras, time_questions
+    from saccade.pipeline.bench.cameras import time_cameras
     from saccade.pipeline.bench.common import parse_range, parse_size, parse_weights
 
-    cameras = given.get("model", "nano"), given.get("device", "auto"), streams, parse_range(fps, "--fps")
-    options: dict[str, Any] = {
-        "dtype": given.get("dtype"),
-        "kv_dtype": given.get("kv_dtype"),
-        "seconds": seconds,
-        "deadline_ms": deadline_ms or None,
-        "load": load,
-        "weights": parse_weights(weights, "--weights"),
-        "objects": objects,
-        "size": parse_size(size),
-        "saccades": saccades,
-    }
-    result = time_cameras(*cameras, **options) if questions is None else time_questions(*cameras, questions, **options)
+    result = time_cameras(
+        given.get("model", "nano"),
+        given.get("device", "auto"),
+        streams,
+        parse_range(fps, "--fps"),
+        dtype=given.get("dtype"),
+        kv_dtype=given.get("kv_dtype"),
+        seconds=seconds,
+        deadline_ms=deadline_ms or None,
+        load=load,
+        weights=parse_weights(weights, "--weights"),
+        objects=objects,
+        size=parse_size(size),
+        saccades=saccades,
+    )
     print(result.as_json() if as_json else result.as_text())

@@ -1,17 +1,14 @@
 """`saccade bench cameras`: cameras of mixed rates that offer more than the model can answer."""
 
 from saccade.pipeline.bench.cameras.measure import time_cameras
-from saccade.pipeline.bench.cameras.questions import QuestionsBench, time_questions
 from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, fair_shares, jain, summarize
 
 __all__ = [
     "CameraLog",
     "CameraRow",
     "CamerasBench",
-    "QuestionsBench",
     "fair_shares",
     "jain",
     "summarize",
     "time_cameras",
-    "time_questions",
 ]

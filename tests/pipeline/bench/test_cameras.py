@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from saccade.engine import EngineError
-from saccade.pipeline.bench.cameras import fair_shares, jain, time_questions
+from saccade.pipeline.bench.cameras import fair_shares, jain
 from saccade.pipeline.bench.common import parse_range, parse_weights
 from saccade.pipeline.errors import ConfigError
 from tests.support.command import run_saccade
-from tests.support.engine import TINY, random_model, write_model
 
 
 def test_cameras_that_offer_too_much_are_measured() -> None:
@@ -27,19 +24,6 @@ def test_cameras_that_offer_too_much_are_measured() -> None:
     assert 0 < seen["launch_p50_ms"] <= seen["result_p50_ms"] <= seen["result_p99_ms"]
     assert 0 < seen["jain"] <= 1
     assert seen["fps"] < seen["offered_fps"]
-
-
-def test_questions_are_asked_beside_the_same_cameras(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, TINY, random_model(TINY))
-    timed = time_questions(str(folder), "cpu", 4, (2, 3), 5, seconds=1, deadline_ms=None, objects=1, size=(64, 48))
-    assert timed.asked > 0
-    assert timed.failed == 0
-    assert timed.late == timed.asked or 0 < timed.p50_ms <= timed.p95_ms
-    assert timed.without.offered_fps == timed.beside.offered_fps > 0
-    assert f"{timed.asked} questions" in timed.as_text()
-    assert json.loads(timed.as_json())["asked"] == timed.asked
-    with pytest.raises(EngineError, match="nano answers no questions"):
-        time_questions("nano", "cpu", 4, (5, 10), 8)
 
 
 @pytest.mark.parametrize(

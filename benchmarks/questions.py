@@ -1,4 +1,4 @@
-"""`saccade bench cameras --questions N`: what questions of rules do to the frames of cameras, and how soon they end.
+"""`python -m benchmarks questions`: what questions of rules do to the frames of cameras, and how soon they end.
 
 The same cameras twice on one engine: without questions, and with so many a second about crops of their frames.
 """
@@ -93,11 +93,8 @@ def time_questions(
     kv_dtype: str | None = None,
     seconds: float = 20.0,
     deadline_ms: float | None = 250.0,
-    load: float | None = None,
-    weights: Sequence[float] = (1.0,),
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
-    saccades: int = 0,
 ) -> QuestionsBench:
     """Let cameras offer frames without questions, and then with `per_second` of them; the rest as in `time_cameras`.
 
@@ -111,14 +108,10 @@ def time_questions(
         with _Asking(engine, images, per_second) as warm:
             time.sleep(min(1.0, 2 / per_second))
         del warm
-        without = run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights, saccades)
-        if load is not None:  # the same rates again, whatever questions take of what the model can answer
-            scale = load * without.closed_loop_fps / (streams * (fps[0] + fps[1]) / 2)
-            fps = fps[0] * scale, fps[1] * scale
+        cameras = (engine, images, large, task, streams, fps, seconds, deadline_ms, None, (1.0,))
+        without = run_cameras(*cameras)
         with _Asking(engine, images, per_second) as asking:
-            beside = run_cameras(
-                engine, images, large, task, streams, fps, seconds, deadline_ms, None, weights, saccades
-            )
+            beside = run_cameras(*cameras)
         return QuestionsBench(without, beside, asking.asked, asking.late, asking.failed, *asking.percentiles())
 
 
