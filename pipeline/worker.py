@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,6 @@ from saccade.pipeline.runtime.targets import Target
 from saccade.pipeline.runtime.tasks import check_asked, tasks_for
 from saccade.pipeline.search import SnapshotAsker
 from saccade.sinks.video.broadcast import BroadcastSink
-
-if TYPE_CHECKING:
-    pass
 
 if TYPE_CHECKING:
     from saccade.pipeline.api.http_server import HttpServer
@@ -267,7 +265,9 @@ class Worker:
         if ended.stopped or self.local.closed:
             return
         self.local.events.hub.flush()  # so that its events come before its end
-        self._outbox.put("ended", ended)
+        # As one that can be sent, whatever the error is.
+        error = StreamError(one_line(str(ended.error))) if ended.error else None
+        self._outbox.put("ended", replace(ended, error=error))
 
     # ---- what viewers ask for, and others
 

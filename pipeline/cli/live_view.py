@@ -5,6 +5,7 @@ Stops it when a signal comes. Knows how streams are doing, not how they are open
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,21 +21,18 @@ from saccade.pipeline.cli.formatting import progress_bar
 from saccade.pipeline.cli.signals import EndingSignals
 from saccade.pipeline.control.config_file import FileStamp
 from saccade.pipeline.control.controller import Controller
-from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.streams import StreamStatus, status_of
+from saccade.pipeline.runtime.streams import StreamStatus
 
-POLL_S = 0.1
+_POLL_S = 0.1
 _TABLE_S = 0.5
 _FILE_S = 1.0
-_END_S = 30.0  # for the sinks to write what they have, after a first Ctrl-C
-_ENGINE_S = 120.0  # for a large model to finish the frames that it has, after a first Ctrl-C
-_URGENT_ENGINE_S = 2.0  # the same after an urgent signal, which leaves the sinks as much again
+_URGENT_ENGINE_S = 2.0  # for the engine after an urgent signal, which leaves the sinks as much again
 _URGENT_END_S = 4.0
 
 Show = Callable[[Sequence[StreamStatus]], None]
 
 
-def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> list[Run]:
+def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> None:
     """Start what a controller is to run and show its streams until they end or a signal stops them.
 
     Each change of a live source's connection is a line, with or without a terminal, and so is each warning, such as of
@@ -42,38 +40,44 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> li
 
     Args:
         controller: not yet started. Its configuration file is read again when it changes or SIGHUP comes, and each
-            change is a line.
+            change is a line. It knows then how streams have ended (`finished`).
         signals: caught from here on. After the first, what the engine has is finished and every file closed; an urgent
             one gives the engine 2 s for that.
         quiet: show only what fails.
-
-    Returns:
-        The runs that it was configured with.
     """
     console = Console(stderr=True)
     shown: dict[str, str | None] = {}
+    runner, file, watch = controller.runner, controller.file, FileWatch()
+    reloading: threading.Thread | None = None
     stopped_at: float | None = None
-    abandoned = False
 
     def show_line(line: str) -> None:
         console.print(f"saccade: {line}", markup=False, highlight=False, soft_wrap=True)
 
-    watch = FileWatch()
+    def reload() -> None:
+        for line in controller.reload_lines():
+            show_line(line)
+
     signals.catch()
-    runs, streams, file = controller.start(), controller.streams, controller.file
-    with _view(console, runs, controller.endless, quiet) as show:
+    controller.start()
+    names = list(controller.config.named())
+    only = names[0] if len(names) == 1 else None
+    alone = _statuses(controller).get(only) if only and not controller.endless else None
+    with _view(console, alone, quiet) as show:
         while True:
-            over = streams.idle and all(run.ended for run in runs)
-            statuses = {status.name: status for status in (*map(status_of, runs), *streams.snapshot())}
+            busy = reloading is not None and reloading.is_alive()
+            over = runner.idle and not busy
+            statuses = _statuses(controller)
             for warning in take_warnings():
                 show_line(warning)
-            if file is not None and stopped_at is None and (signals.take_reload() or watch.due(file)):
-                for change in controller.reload_lines():
-                    show_line(change)
+            if file is not None and not busy and not signals and (signals.take_reload() or watch.due(file)):
+                # In a thread: it may open cameras, or load another model.
+                reloading = threading.Thread(target=reload, name="saccade reload", daemon=True)
+                reloading.start()
             for removed in shown.keys() - statuses.keys():
                 del shown[removed]
             for name, status in statuses.items():
-                line = _line(status, quiet, alone=len(runs) == 1 and name == runs[0].name)
+                line = _line(status, quiet, alone=name == only)
                 if line == shown.get(name):
                     continue
                 shown[name] = line
@@ -82,25 +86,20 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> li
             show(list(statuses.values()))
             if over and (signals or not controller.endless):
                 break
-            now = time.monotonic()
-            if signals and stopped_at is None:
-                stopped_at = now
-                streams.stop()
-            urgent_at = signals.urgent_at
-            if urgent_at is not None and now > urgent_at + _URGENT_ENGINE_S and not abandoned:
-                abandoned = True
-                streams.abandon()
-            going = next((run for run in runs if not run.ended), None)
-            limit_s = _ENGINE_S if going and going.waiting_s else _END_S
-            if stopped_at is not None and now > stopped_at + limit_s:
-                break  # closing the streams reports which stream does not end
-            if urgent_at is not None and now > urgent_at + _URGENT_END_S:
-                break
-            if going is None:
-                time.sleep(POLL_S)
-            else:
-                going.join(POLL_S)
-    return runs
+            if signals:
+                now = time.monotonic()
+                stopped_at = stopped_at or now
+                urgent_s = 0.0 if signals.urgent_at is None else now - signals.urgent_at
+                limit_s = runner.stop(abandon=urgent_s > _URGENT_ENGINE_S)
+                if now >= stopped_at + limit_s or urgent_s > _URGENT_END_S:
+                    break  # closing the streams reports which stream does not end
+            time.sleep(_POLL_S)
+
+
+def _statuses(controller: Controller) -> dict[str, StreamStatus]:
+    """How every stream is doing, or how it has ended."""
+    ended = {name: one.status for name, one in controller.finished.copy().items()}
+    return ended | {status.name: status for status in controller.runner.statuses()}
 
 
 class FileWatch:
@@ -129,46 +128,37 @@ def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
         return None
     reason = f" ({status.reason})" if status.reason else ""
     mark = ": " if reason else ", "
-    return f"{status.name}: {status.state}{reason}" + (f"{mark}{status.detail}" if status.detail else "")
+    where = f", worker {status.worker}" if status.worker else ""
+    return f"{status.name}: {status.state}{reason}" + (f"{mark}{status.detail}" if status.detail else "") + where
 
 
 @contextmanager
-def _view(console: Console, runs: Sequence[Run], endless: bool, quiet: bool) -> Iterator[Show]:
-    """The bar or table that is kept up to date on a terminal and removed at the end; nothing without a terminal."""
+def _view(console: Console, alone: StreamStatus | None, quiet: bool) -> Iterator[Show]:
+    """What is kept up to date on a terminal and removed at the end: a bar for a file alone, else a table."""
     if quiet or not console.is_terminal:
         yield lambda statuses: None
-    elif len(runs) == 1 and not endless and not runs[0].source.info.live:
+    elif alone is not None and not alone.live:
         figures = "{task.fields[fps]:.1f} fps · {task.fields[ms]:.0f} ms a frame · {task.fields[objects]} objects"
         bar = progress_bar(TextColumn(figures), console=console)
-        task = bar.add_task("", total=runs[0].expected_frames, fps=0.0, ms=0.0, objects=0)
+        task = bar.add_task("", total=alone.frames, fps=0.0, ms=0.0, objects=0)
 
         def show(statuses: Sequence[StreamStatus]) -> None:
-            report = statuses[0].report
-            bar.update(task, completed=report.frames, fps=report.fps, ms=report.model_ms, objects=report.objects)
+            for report in (status.report for status in statuses[:1]):
+                bar.update(task, completed=report.frames, fps=report.fps, ms=report.model_ms, objects=report.objects)
 
         with bar:
             yield show
     else:
-        with view(console, quiet) as draw:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            drawn_at = 0.0
+
+            def draw(statuses: Sequence[StreamStatus]) -> None:
+                nonlocal drawn_at
+                if time.monotonic() > drawn_at + _TABLE_S:
+                    drawn_at = time.monotonic()
+                    live.update(table_of(statuses), refresh=True)
+
             yield draw
-
-
-@contextmanager
-def view(console: Console, quiet: bool) -> Iterator[Show]:
-    """A table of the streams that is kept up to date on a terminal and removed at the end; nothing without one."""
-    if quiet or not console.is_terminal:
-        yield lambda statuses: None
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        drawn_at = 0.0
-
-        def draw(statuses: Sequence[StreamStatus]) -> None:
-            nonlocal drawn_at
-            if time.monotonic() > drawn_at + _TABLE_S:
-                drawn_at = time.monotonic()
-                live.update(table_of(statuses), refresh=True)
-
-        yield draw
 
 
 def table_of(statuses: Sequence[StreamStatus]) -> Table:

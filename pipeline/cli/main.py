@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -109,39 +110,45 @@ def run(
 
     check_file(trace)
     file = ConfigFile(config, {**sources_in(source), **given}) if config else None
-    if has_workers(settings):
-        from saccade.pipeline.cli.commands.run_workers import run_workers
-
-        if trace is not None:
-            raise ConfigError(
-                f"--trace: a trace is of one engine; leave out {'--ray' if settings.ray else '--workers'}"
-            )
-        return run_workers(settings, file, quiet=quiet)
-    with (
-        EndingSignals() as signals,
-        opened_run(settings, file, show_preparation) as opened,
-        traced(opened.controller.local.engine, trace),
-    ):
-        if file and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
-            signals.reload_on_hangup()
-        runs = follow(opened.controller, signals, quiet=quiet)
-    failed = [run for run in runs if run.error]
-    if failed and len(runs) == 1:
-        raise RunFailed from failed[0].error
+    workers = has_workers(settings)
+    if workers and trace is not None:
+        raise ConfigError(f"--trace: a trace is of one engine; leave out {'--ray' if settings.ray else '--workers'}")
+    with EndingSignals() as signals:
+        if workers:
+            signals.catch()  # before Ray is started, which is to end with this
+        try:
+            with (
+                opened_run(settings, file, show_preparation, given_up=lambda: bool(signals)) as opened,
+                traced(opened.controller.local.engine, trace) if trace else nullcontext(),
+            ):
+                if file and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
+                    signals.reload_on_hangup()
+                if not signals:
+                    follow(opened.controller, signals, quiet=quiet)
+        except SystemExit:  # while Ray was being started
+            if not signals:
+                raise
+            return signals.exit_code
+    ended = opened.controller.finished
+    finished = {name: ended[name] for name in opened.controller.config.named() if name in ended}
+    failed = [one.error for one in finished.values() if one.error]
+    if failed and len(finished) == 1:
+        raise RunFailed from failed[0]
     if not quiet:
         targets = shown_targets(settings)
         # Where the records are printed, nothing else is.
         stream = sys.stderr if "-" in targets else sys.stdout
-        for run in runs:
-            named = f"{run.name}: " if len(runs) > 1 else ""
-            print(named + summary(run.report()), file=stream)
+        for name, one in finished.items():
+            named = f"{name}: " if len(finished) > 1 else ""
+            print(named + summary(one.status.report), file=stream)
         for target in targets:
             if target != "-":
                 print(f"→ {target}", file=stream)
-    damaged = [run for run in runs if not run.source.info.live and run.report().corrupt_packets]
-    for run in damaged:
-        count = run.report().corrupt_packets
-        print(f"saccade: {run.source.info.url} is damaged: {count} of its packets were skipped", file=sys.stderr)
+    files = [one.status for one in finished.values() if not one.status.live]
+    damaged = [status for status in files if status.report.corrupt_packets]
+    for status in damaged:
+        count = status.report.corrupt_packets
+        print(f"saccade: {status.source} is damaged: {count} of its packets were skipped", file=sys.stderr)
     return FAILED if failed or damaged else signals.exit_code
 
 

@@ -48,7 +48,9 @@ class EndingSignals:
         return asked
 
     def catch(self) -> None:
-        """Collect signals from now on. Before, they end the process at once, which has nothing to close yet."""
+        """Collect signals from now on; before, they end the process at once. A second call does nothing."""
+        if self._previous:
+            return
         for number in _CAUGHT:
             if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` has SIGHUP ignored
                 self._previous[number] = signal.signal(number, self._note)

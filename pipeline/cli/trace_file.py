@@ -26,15 +26,12 @@ def check_file(path: Path | None) -> None:
 
 
 @contextmanager
-def traced(engine: Engine, path: Path | None) -> Iterator[None]:
-    """Trace the engine in the block, if there is a file for it; what was traced is kept also when the block fails.
+def traced(engine: Engine, path: Path) -> Iterator[None]:
+    """Trace the engine in the block; what was traced is kept also when the block fails.
 
     Raises:
         ConfigError: if the file cannot be written.
     """
-    if path is None:
-        yield
-        return
     with engine.tracing() as trace:
         try:
             yield

@@ -116,6 +116,8 @@ class Controller:
         self._lock = threading.Lock()  # over base, desired, and what follows; never held while anything is opened
         self._attached: set[str] = set()  # streams whose source has no address
         self._over: set[str] = set()  # streams that have ended by themselves
+        self.finished: dict[str, Ended] = {}
+        """How streams of the configuration have ended, by name."""
         self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()  # of streams that are being changed
         self.endless = endless or not self._desired.streams
         """Whether the run goes on when no stream runs any more, since others may be added."""
@@ -455,10 +457,12 @@ class Controller:
 
     def _ended(self, ended: Ended) -> None:
         """A stream has ended. One that a client has added is not wanted any more when its source has ended."""
-        if self.runner.closed:
-            return
         name = ended.name
         with self._lock:
+            if name in self._base.named():
+                self.finished[name] = ended
+            if self.runner.closed:
+                return
             if name in self._attached:
                 self._drop(name, ended.config)
             elif not ended.stopped and ended.error is None and name in (wanted := self._desired.named()):

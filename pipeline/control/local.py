@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ENGINE_S = 120.0  # for a large model to finish the frames that it has
+_END_S = 30.0  # for the sinks to write what they have
 ERRORS = (ConfigError, EngineError, SinkError, SourceError, StreamError)
 """What opening a stream raises; each has one line for the user."""
 
@@ -108,6 +110,7 @@ class Local:
         self._policy = policy
         self._each = list(each)
         self._load = Load()
+        self._begun: set[str] = set()  # streams whose end has not been reported
         self._lock = threading.Lock()  # over what follows
         self._archives: dict[str, tuple[str, Archive]] = {}  # with the setting that it was made from
         self._written: dict[Path, str] = {}  # file → its stream; also of streams that have ended
@@ -198,7 +201,7 @@ class Local:
         """
         name = _name(stream)
         self._note(name, self._files(stream.config, name))
-        stream.on_end.append(partial(self._ended, name))
+        self._begin(name, stream)
         return stream.start(self.streams)
 
     def follow(
@@ -247,7 +250,7 @@ class Local:
         """Open the outputs of a stream and start it, or close it if that fails; errors are as in `follow`."""
         name = _name(stream)
         with stream, self.streams.reserve(name):
-            stream.on_end.append(partial(self._ended, name))
+            self._begin(name, stream)
             files = self._files(stream.config, name)
             with self._lock:
                 self._check_files(name, files, stream.config.source)
@@ -268,10 +271,14 @@ class Local:
         """Check that a stream runs; raises StreamError."""
         self.streams.get(name)
 
+    def _begin(self, name: str, stream: OpenedStream) -> None:
+        self._begun.add(name)
+        stream.on_end.append(partial(self._ended, name))
+
     def _ended(self, name: str, run: Run | None) -> None:
         if run is not None:
-            error = one_line(str(run.error)) if run.error else None
-            self.on_end(Ended(name, run.config, error, run.stopped, status_of(run)))
+            self.on_end(Ended(name, run.config, run.error, run.stopped, status_of(run)))
+        self._begun.discard(name)
 
     def _end(self, name: str) -> None:
         try:
@@ -295,6 +302,18 @@ class Local:
     def names(self) -> list[str]:
         """The streams that run, or are being opened."""
         return self.streams.names
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stream runs, or is to be opened, and the end of each has been reported."""
+        return self.streams.idle and not self._begun
+
+    def stop(self, *, abandon: bool = False) -> float:
+        """As `Runner.stop`."""
+        runs = self.streams.stop()
+        if abandon:
+            self.streams.abandon()
+        return _ENGINE_S if any(run.waiting_s for run in runs) else _END_S
 
     @property
     def closed(self) -> bool:

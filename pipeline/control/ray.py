@@ -59,7 +59,6 @@ _LAST_S = 1.0  # for the results of a stream to arrive that its worker sent befo
 _MATCH_S = 120.0  # for a worker to ask its model about some snapshots
 _OPENED_AT_ONCE = 8
 _MOST_BACKOFF_S = 30.0
-_MOST_ENDED = 1000
 _CHANGES = ("begin", "update", "end", "rules", "media")
 
 
@@ -169,7 +168,6 @@ class RayWorkers:
         self._streams: dict[str, _Stream] = {}
         self._workers = {str(number): _Worker(str(number), one) for number, one in enumerate(settings, 1)}
         self._closing = threading.Event()
-        self._ended: dict[str, Ended] = {}
         self._model = ModelInfo("", "", None, (), False)
         self._first_error: Exception | None = None
         self._searching: Counter[str] = Counter()
@@ -180,12 +178,6 @@ class RayWorkers:
     def store(self) -> EventStore | MachineStores | None:
         """Keeps events; None where nothing does."""
         return self._stores or self._own_store
-
-    @property
-    def finished(self) -> dict[str, Ended]:
-        """The streams that have ended by themselves, or failed."""
-        with self._changed:
-            return dict(self._ended)
 
     def open(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Start the workers, and wait until each is ready or cannot begin.
@@ -239,7 +231,6 @@ class RayWorkers:
             new = stream is None or stream.error is not None
             if stream is None or stream.error is not None:
                 stream = self._streams[name] = _Stream(wanted)
-                self._ended.pop(name, None)
         with stream.lock:
             stream.wanted = wanted
             place = prepared.worker if isinstance(prepared, _Prepared) else None
@@ -265,7 +256,6 @@ class RayWorkers:
             if stream.error is not None or worker is None or worker.ready is None:
                 with self._changed:
                     stream.error, stream.worker = None, None
-                    self._ended.pop(name, None)
                 try:
                     return self._open_at(name, stream, None, checked=checked)
                 except AwayError:
@@ -299,7 +289,6 @@ class RayWorkers:
             with self._changed:
                 if self._streams.get(name) is stream:
                     del self._streams[name]
-                    self._ended.pop(name, None)
             self.events.end(name)
             self._receiver.wait_end(name, _LAST_S)
 
@@ -481,10 +470,10 @@ class RayWorkers:
 
     # ---- the end
 
-    def stop(self) -> None:
-        """Have the workers finish and end; returns at once."""
+    def stop(self, *, abandon: bool = False) -> float:
+        """Have the workers finish and end; returns at once: `close` waits for them."""
         if self._closing.is_set():
-            return
+            return 0.0
         self._closing.set()
         for worker in self._workers.values():
             if worker.actor is not None:
@@ -492,6 +481,7 @@ class RayWorkers:
                     worker.actor.close.remote()
         with self._changed:
             self._changed.notify_all()
+        return 0.0
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """End everything. A second call does nothing.
@@ -642,21 +632,13 @@ class RayWorkers:
             stream = self._streams.get(ended.name)
             if stream is None or stream.worker != worker.name:
                 return
-            self._note_end(ended)
             if ended.error is None:
                 del self._streams[ended.name]
             else:
-                stream.error, stream.status, stream.worker = ended.error, ended.status, None
+                stream.error, stream.status, stream.worker = str(ended.error), ended.status, None
         self.events.end(ended.name)
         self._receiver.wait_end(ended.name, _LAST_S)
         self.on_end(ended)
-
-    def _note_end(self, ended: Ended) -> None:
-        """Keep what a stream has counted, of the last ones; the caller holds the lock."""
-        self._ended.pop(ended.name, None)
-        self._ended[ended.name] = ended
-        if len(self._ended) > _MOST_ENDED:
-            del self._ended[next(iter(self._ended))]
 
     def _grant(self, worker: _Worker, wish: Wish) -> None:
         """Make the change that a viewer of a worker's video asks for."""
@@ -678,8 +660,8 @@ class RayWorkers:
                 stream.closed.set()
                 if stream.status is not None and not stream.status.live and not self._closing.is_set():
                     stream.error = f"its worker has ended: {reason}"
-                    over.append(Ended(name, stream.wanted, stream.error, False, self._status_of(name, stream)))
-                    self._note_end(over[-1])
+                    error = StreamError(stream.error)
+                    over.append(Ended(name, stream.wanted, error, False, self._status_of(name, stream)))
             self._changed.notify_all()
         if self._closing.is_set():
             return

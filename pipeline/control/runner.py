@@ -92,14 +92,14 @@ class Ended:
     Attributes:
         name: of the stream.
         config: that it ran by.
-        error: why it has failed; None if it has not.
+        error: what went wrong; None if nothing did.
         stopped: whether somebody has ended it.
         status: how it was at last.
     """
 
     name: str
     config: ListedStream | None
-    error: str | None
+    error: Exception | None
     stopped: bool
     status: StreamStatus
 
@@ -183,6 +183,17 @@ class Runner(Protocol):
     @property
     def names(self) -> list[str]:
         """The streams that run, or are being opened."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stream runs, or is to be opened."""
+
+    def stop(self, *, abandon: bool = False) -> float:
+        """Have every stream finish and end; returns at once with the seconds that this may still take.
+
+        Args:
+            abandon: give up the frames that the engine has.
+        """
 
     @property
     def closed(self) -> bool:

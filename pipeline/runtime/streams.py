@@ -63,6 +63,7 @@ class StreamStatus:
         config: what it runs by; None where a program gave its parts.
         prompts: what it asks for in the model's own names, its rules' labels included; None where that is not known.
         worker: that has it; None in a run of one process, and while none has it, which is `waiting`.
+        frames: about how many frames a file has; None where that is not known.
     """
 
     name: str
@@ -77,6 +78,7 @@ class StreamStatus:
     config: ListedStream | None = None
     prompts: Prompts | None = None
     worker: str | None = None
+    frames: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -105,7 +107,19 @@ def status_of(run: Run) -> StreamStatus:
     url = redact(info.url)
     analysis = analyze_stage(run.stages)
     counts = analysis.totals() if analysis else None
-    return StreamStatus(run.name, url, state, reason, info.live, connections, detail, run.report(), counts, run.config)
+    return StreamStatus(
+        run.name,
+        url,
+        state,
+        reason,
+        info.live,
+        connections,
+        detail,
+        run.report(),
+        counts,
+        run.config,
+        frames=run.expected_frames,
+    )
 
 
 class Streams:
