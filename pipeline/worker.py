@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.engine.errors import EngineClosedError
-from saccade.pipeline.analytics.counts import Minute, Totals
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.control.load import rss_bytes
@@ -32,19 +32,9 @@ from saccade.pipeline.control.results import RelaySink
 from saccade.pipeline.control.runner import Ended, ModelInfo
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.control.stores import store_here
-from saccade.pipeline.control.worker_calls import (
-    Batch,
-    Ready,
-    Refused,
-    Report,
-    Wish,
-    WorkerSettings,
-    taken,
-    told,
-)
+from saccade.pipeline.control.worker_calls import Batch, Ready, Report, Wish, WorkerSettings, taken, told
 from saccade.pipeline.errors import AwayError, ConfigError, StreamError, one_line
 from saccade.pipeline.events.hub import EventHub
-from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.record import Event, read_event
 from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter
@@ -288,7 +278,7 @@ class Worker:
         stream: ListedStream = taken(answer[0])
         return stream
 
-    def answer(self, number: int, answer: ListedStream | Refused) -> None:
+    def answer(self, number: int, answer: ListedStream | Exception) -> None:
         """The controller's answer to a `Wish`."""
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
@@ -339,7 +329,7 @@ class Worker:
 
 
 class WorkerActor:
-    """What runs in the actor. Errors with a line for the user are returned as `Refused`."""
+    """What runs in the actor. Errors with a line for the user are returned, not raised."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # while a worker is begun, replaced or closed
@@ -351,7 +341,7 @@ class WorkerActor:
         self._where = ("", "")
         self._host = "127.0.0.1"
 
-    def start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready | Refused:
+    def start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready | Exception:
         """Load the engine, or take over what runs here by these settings.
 
         Args:
@@ -361,7 +351,7 @@ class WorkerActor:
         with self._lock:
             return told(lambda: self._start(settings, wanted))
 
-    def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Refused:
+    def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Exception:
         """Load another engine beside the one that runs, and have the streams run on that; as it was if that fails."""
         with self._lock:
             return told(lambda: self._replace(settings, wanted))
@@ -370,48 +360,15 @@ class WorkerActor:
         """As `Outbox.take`."""
         return self._outbox.take(wait_s)
 
-    def prepare(self, change: Change, checked: bool) -> Refused | None:
-        """As `Worker.prepare`."""
-        return told(lambda: self._running.prepare(change, checked=checked))
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """What a method of the worker returns, or the error that it raises, if that has a line for the user.
 
-    def release(self, name: str) -> None:
-        """As `Worker.release`."""
-        self._running.release(name)
-
-    def follow(
-        self,
-        name: str,
-        wanted: ListedStream | None,
-        checked: bool = False,
-        events: Sequence[Mapping[str, Any]] = (),
-        again: bool = False,
-    ) -> StreamStatus | Refused | None:
-        """As `Worker.follow`."""
-        return told(lambda: self._running.follow(name, wanted, checked=checked, events=events, again=again))
-
-    def reopen(self, name: str, wanted: ListedStream, checked: bool) -> StreamStatus | Refused:
-        """As `Local.reopen`."""
-        return told(lambda: self._running.local.reopen(name, wanted, checked=checked))
-
-    def check_rules(self, stream: ListedStream) -> Refused | None:
-        """As `Local.check_rules`."""
-        return told(lambda: self._running.local.check_rules(stream))
-
-    def rule_states(self, name: str) -> list[RuleState] | Refused | None:
-        """As `Local.rule_states`."""
-        return told(lambda: self._running.local.rule_states(name))
-
-    def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]] | Refused:
-        """As `Local.counts`."""
-        return told(lambda: self._running.local.counts(name, since))
-
-    def match(self, text: str, events: Sequence[str]) -> list[float | None] | Refused:
-        """As `Worker.match`."""
-        return told(lambda: self._running.match(text, events))
-
-    def answer(self, number: int, answer: ListedStream | Refused) -> None:
-        """As `Worker.answer`."""
-        self._running.answer(number, answer)
+        Args:
+            method: its name, such as `follow`, or `local.counts` for one of its `Local`.
+            arguments: of it.
+            options: of it, by name.
+        """
+        return told(lambda: attrgetter(method)(self._running)(*arguments, **options))
 
     def close(self) -> None:
         """End; the last message is `end`."""
@@ -437,7 +394,7 @@ class WorkerActor:
                 self._worker.follow(name, None)
             running = {status.name: status.config for status in local.statuses() if status.name in local.names}
             streams = {name: config for name, config in running.items() if config is not None}
-            return Ready(**{**_fields(self._about), "streams": streams})
+            return replace(self._about, streams=streams)
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -497,10 +454,6 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._outbox.put("warning", one_line(record.getMessage()))
-
-
-def _fields(ready: Ready) -> dict[str, Any]:
-    return {name: getattr(ready, name) for name in Ready.__dataclass_fields__}
 
 
 def device_of(device: str, index: int, gpus: int) -> str:

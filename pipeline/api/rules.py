@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +18,7 @@ from saccade.pipeline.api.streams import Changing, known
 from saccade.pipeline.config.edit_rules import text_of_rules
 from saccade.pipeline.config.file import RuleList, read_rules
 from saccade.pipeline.control.controller import Controller
-from saccade.pipeline.errors import TextError
+from saccade.pipeline.errors import AwayError, TextError
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.settings import RuleSettings, check_places
 from saccade.pipeline.settings import PlacedError
@@ -64,7 +65,7 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 async def replace(name: str, request: Request, calls: Changing) -> Response:
     """Replace them, from the next frame on; the event of one that stays the same goes on."""
     try:
-        rules = await _wanted(request, calls.controller, name)
+        rules = await _wanted(request, calls.controller, name, needs_worker=False)
     except TextError as error:
         return _mistake(error)
     await calls.update(name, {"rules": rules})
@@ -97,12 +98,15 @@ async def states(name: str, controller: Wanted) -> Response:
     return Json({"rules": [_described(rule, by_name.get(rule.name), config) for rule in config.rules]})
 
 
-async def _wanted(request: Request, controller: Controller, name: str) -> list[RuleSettings]:
-    """The rules in a request, which the stream can have."""
+async def _wanted(
+    request: Request, controller: Controller, name: str, *, needs_worker: bool = True
+) -> list[RuleSettings]:
+    """The rules in a request, which the stream can have; without a worker that cannot be known."""
     await known(controller, name)
 
     def check(rules: list[RuleSettings]) -> None:
-        controller.check_rules(name, {"rules": rules})
+        with nullcontext() if needs_worker else suppress(AwayError):
+            controller.check_rules(name, {"rules": rules})
 
     if content_type(request) == YAML:
         text = await read_text(request, MAX_BODY_BYTES, "a body")

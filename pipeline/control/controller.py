@@ -147,10 +147,10 @@ class Controller:
         return self._file
 
     def stream(self, name: str) -> ListedStream:
-        """What a stream that runs is to run by.
+        """What a stream is to run by, also one that failed.
 
         Raises:
-            StreamError: if none of that name runs.
+            StreamError: if there is none of that name.
         """
         return self._wanted(name, self.config)
 
@@ -239,7 +239,7 @@ class Controller:
             raise
 
     def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Change a stream that runs; returns what it runs by then.
+        """Change a stream; one that failed is opened again. Returns what it runs by then.
 
         Args:
             name: of the stream.
@@ -289,7 +289,7 @@ class Controller:
         """
         wanted = self.config.named().get(name)
         if wanted is None or name in self._attached:
-            self.runner.require(name)
+            self.runner.status(name)
             raise StreamError(f"'{name}' was started by a program, not from a configuration")
         (outcome,) = self._act([Reopen(name, wanted)], {})
         if outcome.error is not None:
@@ -482,8 +482,8 @@ class Controller:
             self._desired = _without(name, self._desired)
 
     def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
-        """What a stream that runs is to run by; raises StreamError if none of that name runs, or a program began it."""
-        self.runner.require(name)
+        """What a stream is to run by; raises StreamError if there is none of that name, or a program began it."""
+        self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:
             raise StreamError(f"'{name}' was started by a program, not from a configuration")

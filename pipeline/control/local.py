@@ -267,10 +267,6 @@ class Local:
         """None of it: the engine and the shared outputs stay what they are."""
         return []
 
-    def require(self, name: str) -> None:
-        """Check that a stream runs; raises StreamError."""
-        self.streams.get(name)
-
     def _begin(self, name: str, stream: OpenedStream) -> None:
         self._begun.add(name)
         stream.on_end.append(partial(self._ended, name))

@@ -27,7 +27,7 @@ from saccade.pipeline.analytics.counts import Minute, Totals
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.control.load import Candidate, least_loaded
 from saccade.pipeline.control.open_events import OpenEvents
-from saccade.pipeline.control.plan import Change, Close
+from saccade.pipeline.control.plan import Change, Close, Open
 from saccade.pipeline.control.ray_search import search_workers
 from saccade.pipeline.control.results import ResultReceiver
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
@@ -129,7 +129,7 @@ class _Prepared:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
-            self.worker.actor.release.remote(self._name)
+            self.worker.actor.call.remote("release", self._name)
 
 
 class RayWorkers:
@@ -204,18 +204,23 @@ class RayWorkers:
     # ---- what the controller has done
 
     def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
-        """As `Local.prepare`, by the worker that has the stream, or gets it."""
+        """As `Local.prepare`, by the worker that has the stream, or gets it.
+
+        While no worker is ready, a change of a known stream is not checked: the stream fails later where it cannot be
+        made. A new stream is refused, since its source cannot be checked.
+        """
         if isinstance(change, Close):
             return None
         with self._changed:
             stream = self._streams.get(change.name)
-            if stream is not None and stream.error is None and stream.worker is None:
-                raise AwayError(f"'{change.name}' waits for a worker; try again in some seconds")
             there = self._workers[stream.worker] if stream and stream.worker and stream.error is None else None
-            worker = there or self._least_loaded()
-        if worker is None:
-            raise AwayError("no worker is ready; try again in some seconds")
-        self._call(worker, "prepare", change, checked)
+        try:
+            worker = there or self._any_worker()
+            self._call(worker, "prepare", change, checked=checked)
+        except AwayError:
+            if isinstance(change, Open):
+                raise
+            return None
         return _Prepared(worker, change.name)
 
     def follow(
@@ -223,7 +228,9 @@ class RayWorkers:
     ) -> StreamStatus | None:
         """As `Local.follow`. Where its worker dies meanwhile, the stream is opened elsewhere as it is wanted now."""
         if wanted is None:
-            with contextlib.suppress(_NoStreamError):
+            with self._changed:
+                known = name in self._streams
+            if known:
                 self.remove(name)
             return None
         with self._changed:
@@ -246,10 +253,7 @@ class RayWorkers:
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
         """As `Local.reopen`."""
-        with self._changed:
-            stream = self._streams.get(name)
-        if stream is None:
-            raise _NoStreamError(f"no stream is called '{name[:80]}'")
+        stream = self._stream(name)
         with stream.lock:
             stream.wanted = wanted
             worker = self._workers.get(stream.worker or "")
@@ -264,7 +268,7 @@ class RayWorkers:
                     self._fail(name, stream, one_line(str(error)))
                     raise
             try:
-                status: StreamStatus = self._call(worker, "reopen", name, wanted, checked)
+                status: StreamStatus = self._call(worker, "local.reopen", name, wanted, checked=checked)
             except AwayError:
                 return self.status(name)
             except Exception as error:
@@ -275,10 +279,7 @@ class RayWorkers:
 
     def remove(self, name: str) -> None:
         """As `Local.remove`."""
-        with self._changed:
-            stream = self._streams.get(name)
-        if stream is None:
-            raise _NoStreamError(f"no stream is called '{name[:80]}'")
+        stream = self._stream(name)
         with stream.lock:
             worker = self._workers.get(stream.worker or "")
             if worker is not None and worker.ready is not None:
@@ -299,11 +300,7 @@ class RayWorkers:
 
     def check_rules(self, stream: ListedStream) -> None:
         """As `Local.check_rules`, by any worker."""
-        with self._changed:
-            worker = self._least_loaded()
-        if worker is None:
-            raise AwayError("no worker is ready; try again in some seconds")
-        self._call(worker, "check_rules", stream)
+        self._call(self._any_worker(), "local.check_rules", stream)
 
     def take(self, config: RunConfig) -> list[str]:
         """As `Runner.take`: another engine for each worker, one worker after the other, where its settings differ."""
@@ -314,13 +311,6 @@ class RayWorkers:
             log.warning("%s: changed; workers are replaced one after another, and streams go on", ", ".join(keys))
             self.replace(settings, config.named())
         return keys
-
-    def require(self, name: str) -> None:
-        """As `Local.require`."""
-        with self._changed:
-            stream = self._streams.get(name)
-            if stream is None or stream.error is not None:
-                raise _NoStreamError(f"no stream is called '{name[:80]}'")
 
     def replace(self, settings: Sequence[WorkerSettings], wanted: Mapping[str, ListedStream]) -> None:
         """Have each worker load another engine beside its own and move its streams there, one worker after the other.
@@ -358,7 +348,7 @@ class RayWorkers:
             return
         worker.loading = True
         try:
-            ready: Ready = self._call(worker, "replace", worker.settings, wanted, timeout_s=START_S)
+            ready: Ready = self._ask(worker, "replace", worker.settings, wanted, timeout_s=START_S)
         except AwayError:  # it has ended, and begins by them
             return
         finally:
@@ -407,9 +397,7 @@ class RayWorkers:
     def status(self, name: str) -> StreamStatus:
         """The status of a stream; raises StreamError if there is none of that name."""
         with self._changed:
-            if (stream := self._streams.get(name)) is not None:
-                return self._status_of(name, stream)
-        raise _NoStreamError(f"no stream is called '{name[:80]}'")
+            return self._status_of(name, self._stream(name))
 
     def workers(self) -> list[WorkerStatus]:
         """The workers."""
@@ -429,23 +417,21 @@ class RayWorkers:
 
     def rule_states(self, name: str) -> list[RuleState] | None:
         """As `Local.rule_states`."""
-        states: list[RuleState] | None = self._call(self._worker_of(name), "rule_states", name, timeout_s=_ASK_S)
+        states: list[RuleState] | None = self._call(self._worker_of(name), "local.rule_states", name, timeout_s=_ASK_S)
         return states
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
         """As `Local.counts`."""
-        found: tuple[Totals, list[Minute]] = self._call(self._worker_of(name), "counts", name, since, timeout_s=_ASK_S)
+        found: tuple[Totals, list[Minute]] = self._call(
+            self._worker_of(name), "local.counts", name, since, timeout_s=_ASK_S
+        )
         return found
 
     def address(self, stream: str | None) -> Address | None:
         """As `Runner.address`."""
         if stream is not None:
             return _address(self._worker_of(stream))
-        with self._changed:
-            worker = self._least_loaded(full=True)
-        if worker is None:
-            raise AwayError("no worker is ready; try again in some seconds")
-        return _address(worker)
+        return _address(self._any_worker(full=True))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
         """As `WorkersSearch`, in the stores of all machines."""
@@ -624,7 +610,7 @@ class RayWorkers:
             self.events.see(name, report.seen[name])
         for name in closed:  # such as one that was opened when nobody waited for that any more
             with contextlib.suppress(ray.exceptions.RayError):
-                worker.actor.follow.remote(name, None)
+                worker.actor.call.remote("follow", name, None)
 
     def _take_end(self, worker: _Worker, ended: Ended) -> None:
         """A stream has ended by itself."""
@@ -644,7 +630,7 @@ class RayWorkers:
         """Make the change that a viewer of a worker's video asks for."""
         answer = told(lambda: self.on_wish(wish.stream, wish.values))
         with contextlib.suppress(ray.exceptions.RayError):
-            worker.actor.answer.remote(wish.number, answer)
+            worker.actor.call.remote("answer", wish.number, answer)
 
     def _lose(self, worker: _Worker, reason: str) -> None:
         """A worker has ended: its live streams wait for another."""
@@ -726,7 +712,9 @@ class RayWorkers:
             stream.worker = worker.name
         events = self.events.of(name) if again or not stream.opened else []
         try:
-            status: StreamStatus = self._call(worker, "follow", name, stream.wanted, checked, events, again)
+            status: StreamStatus = self._call(
+                worker, "follow", name, stream.wanted, checked=checked, events=events, again=again
+            )
         except AwayError:
             with self._changed:
                 if worker.ready is None or stream.worker is None:
@@ -765,19 +753,43 @@ class RayWorkers:
         )
         return None if name is None else self._workers[name]
 
-    def _worker_of(self, name: str) -> _Worker:
-        self.require(name)
+    def _any_worker(self, *, full: bool = False) -> _Worker:
+        """As `_least_loaded`; raises AwayError where none is ready."""
         with self._changed:
-            stream = self._streams.get(name)
-            worker = self._workers.get((stream and stream.worker) or "")
+            worker = self._least_loaded(full=full)
+        if worker is None:
+            raise AwayError("no worker is ready; try again in some seconds")
+        return worker
+
+    def _stream(self, name: str) -> _Stream:
+        """A stream that is wanted, also one that failed; raises StreamError if there is none of that name."""
+        with self._changed:
+            if (stream := self._streams.get(name)) is None:
+                raise _no_stream(name)
+        return stream
+
+    def _worker_of(self, name: str) -> _Worker:
+        with self._changed:
+            stream = self._stream(name)
+            if stream.error is not None:
+                raise StreamError(f"'{name}' has failed: {stream.error}")
+            worker = self._workers.get(stream.worker or "")
             if worker is None or worker.ready is None:
                 raise AwayError(f"'{name}' waits for a worker; try again in some seconds")
             return worker
 
-    def _call(self, worker: _Worker, method: str, *arguments: Any, timeout_s: float = _CALL_S) -> Any:
-        """What a method of a worker returns; raises what it refuses with, and `AwayError` if it has ended."""
+    def _call(self, worker: _Worker, method: str, *arguments: Any, timeout_s: float = _CALL_S, **options: Any) -> Any:
+        """What a method of a worker returns, as `WorkerActor.call` names it; raises what it refuses with.
+
+        Raises:
+            AwayError: if the worker has ended.
+        """
+        return self._ask(worker, "call", method, *arguments, timeout_s=timeout_s, **options)
+
+    def _ask(self, worker: _Worker, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
+        """What a method of an actor returns; errors are as in `_call`."""
         try:
-            answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments), timeout=timeout_s)
+            answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments, **options), timeout=timeout_s)
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.GetTimeoutError:
@@ -859,8 +871,8 @@ class RayWorkers:
                 self._failing.discard(number)
 
 
-class _NoStreamError(StreamError):
-    """There is no stream of that name."""
+def _no_stream(name: str) -> StreamError:
+    return StreamError(f"no stream is called '{name[:80]}'")
 
 
 def _address(worker: _Worker) -> Address:

@@ -175,9 +175,6 @@ class Runner(Protocol):
             ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; all goes on as it was.
         """
 
-    def require(self, name: str) -> None:
-        """Check that a stream runs; raises StreamError."""
-
     # ---- how it is doing
 
     @property

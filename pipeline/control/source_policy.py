@@ -26,6 +26,7 @@ from saccade.sources.urls import RtspAddress
 from saccade.web.tokens import is_loopback
 
 _HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+(%[\w.~-]+)?")
+_NOT_ALLOWED = "the HTTP API may not open this source; allow_sources lists those that it may"
 _GLOB = re.compile(r"[*?\[]")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -35,8 +36,8 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 class NotAllowedError(SourceError):
     """The API may not open a source. The message is the same whatever the reason, as it goes to the client."""
 
-    def __init__(self) -> None:
-        super().__init__("the HTTP API may not open this source; allow_sources lists those that it may")
+    def __init__(self, line: str = _NOT_ALLOWED) -> None:
+        super().__init__(line)
 
 
 class SourcePolicy:

@@ -19,9 +19,7 @@ from saccade.sources import SourceError
 
 T = TypeVar("T")
 
-_KINDS: tuple[type[Exception], ...] = (
-    *(NotKeptError, NotAllowedError, AwayError, StreamError, ConfigError, SourceError, EngineError, SinkError),
-)
+_KINDS = (NotKeptError, NotAllowedError, AwayError, StreamError, ConfigError, SourceError, EngineError, SinkError)
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,7 +99,7 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Wish:
-    """A viewer asks for other values of a stream, by the worker's video; the answer goes to `WorkerActor.answer`."""
+    """A viewer asks for other values of a stream, by the worker's video; the answer goes to `Worker.answer`."""
 
     number: int
     stream: str
@@ -122,40 +120,25 @@ class Batch:
     results: list[bytes]
 
 
-@dataclass(slots=True, frozen=True)
-class Refused:
-    """An error with one line for the user, as it crosses to another process."""
+def told(call: Callable[[], T]) -> T | Exception:
+    """What a call returns, or the error that it raised, if it has a line for the user.
 
-    kind: str
-    line: str
-    offset: int = 0
-    key: tuple[int | str, ...] | None = None
-
-    def to_error(self) -> Exception:
-        """The error, as it was raised there."""
-        if self.kind == "NotAllowedError":
-            return NotAllowedError()
-        if self.kind == "PlacedError":
-            return PlacedError(self.line, self.offset, self.key)
-        kind = next((one for one in _KINDS if one.__name__ == self.kind), ConfigError)
-        return kind(self.line)
-
-
-def told(call: Callable[[], T]) -> T | Refused:
-    """What a call returns, or the error that it raised, if it has a line for the user."""
+    An error crosses to another process as the nearest class that is made of its line alone.
+    """
     try:
         return call()
     except PlacedError as error:
-        return Refused("PlacedError", str(error), error.offset, error.key)
+        return error
     except _KINDS as error:
-        names = [kind.__name__ for kind in type(error).__mro__]
-        return Refused(next(kind.__name__ for kind in _KINDS if kind.__name__ in names), one_line(str(error)))
+        kind = next(kind for kind in type(error).__mro__ if kind in _KINDS)
+        refused: Exception = kind(one_line(str(error)))
+        return refused
 
 
-def taken(answer: T | Refused) -> T:
+def taken(answer: T | Exception) -> T:
     """What was returned; raises what was raised."""
-    if isinstance(answer, Refused):
-        raise answer.to_error()
+    if isinstance(answer, Exception):
+        raise answer
     return answer
 
 

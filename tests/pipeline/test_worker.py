@@ -17,7 +17,7 @@ from saccade.engine.errors import EngineError
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.control.plan import Open
-from saccade.pipeline.control.worker_calls import Refused, WorkerSettings
+from saccade.pipeline.control.worker_calls import WorkerSettings
 from saccade.pipeline.errors import ConfigError, StreamError
 from saccade.pipeline.runtime.targets import Target
 from saccade.pipeline.worker import MAX_MESSAGES, Outbox, Worker, WorkerActor, device_of, keep_outputs, room_for_another
@@ -83,7 +83,7 @@ def test_a_viewer_changes_a_stream_by_the_controller(worker: tuple[Worker, Outbo
         except ConfigError as error:
             found.append(str(error))
 
-    for answer in (ROOM, Refused("ConfigError", "not that")):
+    for answer in (ROOM, ConfigError("not that")):
         asking = threading.Thread(target=wish)
         asking.start()
         asked = take(outbox, "wish")
@@ -112,14 +112,11 @@ def test_its_server_answers_the_controller_alone(worker: tuple[Worker, Outbox]) 
 
 def test_what_cannot_begin_says_why() -> None:
     answer = WorkerActor().start(WorkerSettings({**SETTINGS.values, "model": "/none"}), [])
-    assert isinstance(answer, Refused)
-    assert isinstance(answer.to_error(), EngineError)
+    assert isinstance(answer, EngineError)
 
 
 def test_an_actor_without_a_worker_refuses() -> None:
-    answer = WorkerActor().follow("room", ROOM)
-    assert isinstance(answer, Refused)
-    assert isinstance(answer.to_error(), StreamError)
+    assert isinstance(WorkerActor().call("follow", "room", ROOM), StreamError)
 
 
 def test_only_the_newest_report_waits() -> None:
