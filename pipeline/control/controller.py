@@ -10,10 +10,10 @@
         controller.restart("door")
         controller.remove("door")
 
-Each of these validates, **stores, and then acts**: what has returned outlives `kill -9`. `change` does it for any edit:
-it takes a function from the desired configuration to the next one, which may be called again where another change came
-in between. What runs is derived from the desired configuration, stream by stream, and never read back: `config` and
-`stream(name)` say what is wanted; `runner.statuses()` says how it is doing, with `status.config`.
+Each change goes through `apply`, which validates, **stores, and then acts**: what has returned outlives `kill -9`. It
+takes a configuration, or a function from the desired one to the next. What runs is derived from the desired
+configuration, stream by stream, and never read back: `config` and `stream(name)` say what is wanted;
+`runner.statuses()` says how it is doing, with `status.config`.
 
 Errors are exceptions with one line for the user: `ConfigError` (`NotKeptError` where the disk fails), `EngineError`,
 `SourceError` (`NotAllowedError` where the policy refuses), `SinkError`; `StreamError` where there is no such stream,
@@ -61,12 +61,36 @@ Edit = Callable[[RunConfig], RunConfig]
 
 
 @dataclass(slots=True, frozen=True)
-class _Outcome:
+class Outcome:
     """What has become of a change: how its stream is doing where there is one, or why it failed."""
 
     change: Change
     status: StreamStatus | None = None
     error: Exception | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Applied:
+    """What `Controller.apply` has done.
+
+    Attributes:
+        outcomes: of the changes of streams, in order.
+        keys: settings of the whole run that were taken; others hold when Saccade is started again.
+    """
+
+    outcomes: list[Outcome]
+    keys: list[str]
+
+    @property
+    def changes(self) -> list[Change]:
+        """The changes of streams."""
+        return [outcome.change for outcome in self.outcomes]
+
+    def check(self) -> None:
+        """Raise the first error of an outcome, if there is one."""
+        for outcome in self.outcomes:
+            if outcome.error is not None:
+                raise outcome.error
 
 
 class _Turn:
@@ -177,20 +201,45 @@ class Controller:
                 self.runner.fail(outcome.change.stream, outcome.error)
         return runs
 
-    def apply(self, config: RunConfig) -> list[Change]:
-        """Have this configuration run instead, as that of the command and its file; returns the changes it took.
+    def apply(self, wanted: RunConfig | Edit, *, base: RunConfig | None = None, again: Collection[str] = ()) -> Applied:
+        """Have another configuration run: check it, store it, then act. All other changes call this.
 
-        A stream that cannot be opened although it could be when that was checked is listed as failed.
+        A stream that cannot be opened although it could be when that was checked is listed as failed, and its outcome
+        has the error.
+
+        Args:
+            wanted: the configuration, as that of the command and its file; or a function that makes it of the last one,
+                called again where another change came in between.
+            base: with a function, what the file gives from then on; None for what it gave.
+            again: streams to open again also where nothing about them differs.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; everything goes on as it was.
         """
-        wanted = config.resolved()
-        return _logged(self._change(lambda desired: wanted, wanted))
-
-    def change(self, edit: Edit) -> list[Change]:
-        """As `apply`, with what an edit of a client makes of the desired configuration."""
-        return _logged(self._change(edit))
+        if isinstance(wanted, RunConfig):
+            base = wanted = wanted.resolved()
+        checked: dict[str, Change] = {}
+        prepared: dict[str, object] = {}
+        keys: list[str] = []
+        with ExitStack() as stack:
+            while True:
+                before = self.config
+                after = wanted if isinstance(wanted, RunConfig) else wanted(before)
+                changes = [self._reopened(one, again) for one in plan(_without(again, before), after)]
+                if base is not None and not checked:
+                    keys += self.runner.take(after)
+                for change in changes:
+                    if checked.get(change.name) == change:
+                        continue
+                    checked[change.name] = change
+                    stream = self.runner.prepare(change, checked=self._is_foreign(change, base or self._base))
+                    if stream is not None:
+                        prepared[change.name] = stack.enter_context(stream)
+                with self._lock:
+                    if self._desired is before:
+                        self._store(base or self._base, after)
+                        break
+            return Applied(self._act(changes, prepared), keys)
 
     def add(self, config: StreamConfig) -> StreamStatus:
         """Add a stream; without a name it gets a free one like its source's.
@@ -205,11 +254,11 @@ class Controller:
         def edit(desired: RunConfig) -> RunConfig:
             streams = desired.named()
             stream = _listed(config, self._free_name(config, streams))
-            return _with(_without(stream.name or "", desired), stream)
+            return _with(_without([stream.name], desired), stream)
 
-        gone = self._gone() & {config.name}
+        gone = self._gone() & {config.name or ""}
         before = {name: self.config.named().get(name) for name in gone}
-        (outcome,) = [one for one in self._change(edit, renewed=gone) if isinstance(one.change, Open)]
+        (outcome,) = [one for one in self.apply(edit, again=gone).outcomes if isinstance(one.change, Open)]
         if outcome.error is not None:
             self._undo(outcome.change.name, before.get(outcome.change.name))
             raise outcome.error
@@ -253,9 +302,7 @@ class Controller:
         def edit(desired: RunConfig) -> RunConfig:
             return _with(desired, _changed(self._wanted(name, desired), values))
 
-        for outcome in self._change(edit):
-            if outcome.error is not None:
-                raise outcome.error
+        self.apply(edit).check()
         return self.stream(name)
 
     def check_rules(self, name: str, values: Mapping[str, Any]) -> None:
@@ -276,9 +323,7 @@ class Controller:
         if name not in self.config.named():
             self.runner.remove(name)  # a program's, or an error
             return
-        for outcome in self._change(partial(_without, name)):
-            if outcome.error is not None:
-                raise outcome.error
+        self.apply(partial(_without, [name])).check()
 
     def restart(self, name: str) -> StreamStatus:
         """End a stream and open it again as it is wanted; also one that failed. Where that fails, it has failed.
@@ -291,11 +336,8 @@ class Controller:
         if wanted is None or name in self._attached:
             self.runner.status(name)
             raise StreamError(f"'{name}' was started by a program, not from a configuration")
-        (outcome,) = self._act([Reopen(name, wanted)], {})
-        if outcome.error is not None:
-            raise outcome.error
-        assert outcome.status is not None
-        return outcome.status
+        self.apply(lambda desired: desired, again=[name]).check()
+        return self.runner.status(name)
 
     # ---- the file
 
@@ -308,18 +350,15 @@ class Controller:
             ConfigError: if that cannot be; everything goes on as it was.
         """
         file = self._required_file()
-        taken: list[str] = []
         try:
-            edited = file.load()
-            before = self._base
-            outcomes = self._change(
-                lambda desired: merge(before, edited.resolved(), desired), edited.resolved(), taken=taken
-            )
+            edited, before = file.load(), self._base
+            base = edited.resolved()
+            applied = self.apply(lambda desired: merge(before, base, desired), base=base)
         except ERRORS as error:
             raise ConfigError(f"{error}; everything goes on as it was") from None
-        lines = [_line(outcome) for outcome in outcomes] + _later_line(before, edited, taken)
-        if taken:
-            lines.append(f"every worker was replaced, with other {', '.join(taken)}")
+        lines = [_line(outcome) for outcome in applied.outcomes] + _later_line(before, edited, applied.keys)
+        if applied.keys:
+            lines.append(f"every worker was replaced, with other {', '.join(applied.keys)}")
         return lines or [f"{file.path}: nothing has changed"]
 
     def reload_lines(self) -> list[str]:
@@ -357,50 +396,17 @@ class Controller:
         with self._lock:
             base, desired = self._base, self._desired
         changes = plan(desired, merge(base, edited.resolved(), desired))
-        return [_line(_Outcome(change)) for change in changes] + _later_line(base, edited)
+        return [_line(Outcome(change)) for change in changes] + _later_line(base, edited)
 
     # ---- how a change is made
 
-    def _change(
-        self,
-        edit: Edit,
-        base: RunConfig | None = None,
-        renewed: Collection[str | None] = (),
-        taken: list[str] | None = None,
-    ) -> list[_Outcome]:
-        """Validate, store, act: see the module's text.
+    def _reopened(self, change: Change, again: Collection[str]) -> Change:
+        """A change of a stream that is to be opened again: it ends first where it runs."""
+        if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
+            return Reopen(change.name, change.stream)
+        return change
 
-        Args:
-            edit: makes the next desired configuration.
-            base: what the file gives from then on; None for what it gave.
-            renewed: streams that have ended, and count as new where they are wanted again.
-            taken: gets the keys of the whole run that were taken.
-        """
-        prepared: dict[str, object] = {}
-        checked: dict[str, Change] = {}
-        with ExitStack() as stack:
-            while True:
-                before = self.config
-                wanted = edit(before)
-                changes = plan(_without_all(renewed, before) if renewed else before, wanted)
-                if base is not None and not checked:
-                    keys = self.runner.take(wanted)
-                    if taken is not None:
-                        taken += keys
-                for change in changes:
-                    if checked.get(change.name) == change:
-                        continue
-                    checked[change.name] = change
-                    stream = self.runner.prepare(change, checked=self._is_foreign(change, base or self._base))
-                    if stream is not None:
-                        prepared[change.name] = stack.enter_context(stream)
-                with self._lock:
-                    if self._desired is before:
-                        self._store(base or self._base, wanted)
-                        break
-            return self._act(changes, prepared)
-
-    def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[_Outcome]:
+    def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[Outcome]:
         """Have the streams of these changes run as they are wanted now, each in its turn."""
         outcomes = []
         for change in changes:
@@ -415,10 +421,10 @@ class Controller:
                     else:
                         status = self.runner.follow(name, wanted, prepared.get(name), checked=foreign)
                 except ERRORS as error:
-                    outcomes.append(_Outcome(change, error=error))
+                    outcomes.append(Outcome(change, error=error))
                 else:
                     self._over.discard(name)
-                    outcomes.append(_Outcome(change, status))
+                    outcomes.append(Outcome(change, status))
         return outcomes
 
     @contextmanager
@@ -444,7 +450,7 @@ class Controller:
     def _undo(self, name: str, before: ListedStream | None) -> None:
         """Want a stream that could not be started no more, or as it was when it had ended."""
         with self._lock:
-            desired = _without(name, self._desired)
+            desired = _without([name], self._desired)
             self._store(self._base, desired if before is None else _with(desired, before))
             if before is not None:
                 self._over.add(name)
@@ -470,7 +476,7 @@ class Controller:
                     self._over.add(name)
                 else:
                     try:
-                        self._store(self._base, _without(name, self._desired))
+                        self._store(self._base, _without([name], self._desired))
                     except ConfigError as error:
                         log.warning("%s has ended: %s", name, error)
                         self._over.add(name)
@@ -479,7 +485,7 @@ class Controller:
         """Forget a stream that was never stored, unless another has its name by now; the caller holds the lock."""
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
-            self._desired = _without(name, self._desired)
+            self._desired = _without([name], self._desired)
 
     def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
         """What a stream is to run by; raises StreamError if there is none of that name, or a program began it."""
@@ -515,14 +521,6 @@ class Controller:
         return self._file
 
 
-def _logged(outcomes: Sequence[_Outcome]) -> list[Change]:
-    """The changes; those that failed are logged."""
-    for outcome in outcomes:
-        if outcome.error is not None:
-            log.warning("%s: %s", outcome.change.name, outcome.error)
-    return [outcome.change for outcome in outcomes]
-
-
 def _listed(config: StreamConfig, name: str) -> ListedStream:
     """A stream under a name, as one of several."""
     values = {key: getattr(config, key) for key in config.model_fields_set}
@@ -542,15 +540,11 @@ def _with(desired: RunConfig, stream: ListedStream) -> RunConfig:
     return desired.with_streams({**desired.named(), (stream.name or ""): stream}.values())
 
 
-def _without(name: str, desired: RunConfig) -> RunConfig:
-    return _without_all((name,), desired)
-
-
-def _without_all(names: Collection[str | None], desired: RunConfig) -> RunConfig:
+def _without(names: Collection[str | None], desired: RunConfig) -> RunConfig:
     return desired.with_streams(stream for name, stream in desired.named().items() if name not in names)
 
 
-def _line(outcome: _Outcome) -> str:
+def _line(outcome: Outcome) -> str:
     """What has become of a change, for people."""
     change = outcome.change
     if outcome.error is not None:

@@ -18,9 +18,8 @@ from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
 from saccade.pipeline.config.file import load
 from saccade.pipeline.control.config_file import ConfigFile
-from saccade.pipeline.control.controller import Controller
+from saccade.pipeline.control.controller import Applied, Controller
 from saccade.pipeline.control.local import Local
-from saccade.pipeline.control.plan import Change
 from saccade.pipeline.control.source_policy import NotAllowedError, SourcePolicy
 from saccade.pipeline.control.state import StateFile
 from saccade.pipeline.errors import ConfigError, StreamError
@@ -49,8 +48,8 @@ def config_of(*streams: dict[str, Any]) -> RunConfig:
     return load(None, {"http": "127.0.0.1:0", "streams": list(streams)})
 
 
-def names(changes: list[Change]) -> list[tuple[str, str]]:
-    return [(type(change).__name__, change.name) for change in changes]
+def names(applied: Applied) -> list[tuple[str, str]]:
+    return [(type(change).__name__, change.name) for change in applied.changes]
 
 
 class Recorded(StateFile):
