@@ -17,7 +17,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from saccade.engine.errors import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
@@ -65,7 +66,9 @@ _EVERY = "every stream"
 
 
 class Local:
-    """Streams on one engine. Its methods are callable from any thread; those for one stream, from one at a time.
+    """Streams on one engine, to the end of its block or `close`.
+
+    Its methods are callable from any thread; those for one stream, from one at a time.
 
     Attributes:
         streams: those that run.
@@ -79,7 +82,7 @@ class Local:
         streams: where they run; closed with this.
         each: the outputs of which every stream has its own.
         shared: the outputs that all streams share, and which are open.
-        events: where their events go; made if None.
+        events: where their events go, made if None; closed with this.
         store: as in the attribute; it stays the caller's.
         ask: answers questions of rules and clients; None for the engine of the streams.
         policy: which sources a client may have opened; None for all.
@@ -405,6 +408,14 @@ class Local:
                 everything.callback(self.streams.close)
         except Exception as error:
             raise RunFailed from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _running(self, name: str) -> Run | None:
         try:

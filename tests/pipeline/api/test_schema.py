@@ -57,8 +57,7 @@ class Client:
 @pytest.fixture
 def client(streams: Streams) -> Iterator[Client]:
     controller = controller_of(streams)
-    hub = controller.local.events.hub  # its thread begins with the first event
-    with closing(hub), closing(serve(controller, port=0)) as server, closing(Client(server.url)) as one:
+    with controller.local, closing(serve(controller, port=0)) as server, closing(Client(server.url)) as one:
         yield one
 
 

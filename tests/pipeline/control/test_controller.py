@@ -40,8 +40,8 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def local(engine: Engine) -> Iterator[Local]:
-    with Streams(engine) as streams:
-        yield Local(streams)
+    with Local(Streams(engine)) as one:
+        yield one
 
 
 def config_of(*streams: dict[str, Any]) -> RunConfig:
