@@ -185,6 +185,20 @@ def test_events_and_streams_of_a_killed_actor_go_on(running: Running) -> None:
     assert (again.starts, len(again.restarted_in_s)) == (2, 1)
 
 
+def test_a_change_is_stored_while_no_worker_is_ready(running: Running) -> None:
+    running.until(lambda: all(one.state == "ready" for one in running.runner.workers()))
+    for one in running.runner.workers():
+        os.kill(one.pid, signal.SIGKILL)
+    running.until(lambda: not running.runner.ready)
+    status, text, _ = asked("PATCH", f"{running.url}/streams/a", json={"conf": 0.35})
+    assert (status, json.loads(text)["conf"]) == (200, 0.35)
+    new = {"name": "new", "source": running.camera, "detect": ["person"]}
+    status, text, _ = asked("POST", f"{running.url}/streams", json=new)  # nobody can check its source
+    assert (status, "no worker is ready" in text) == (503, True)
+    running.until(running.run_again)
+    assert running.runner.status("a").config.conf == 0.35
+
+
 def test_a_search_ends_while_its_worker_is_killed(running: Running) -> None:
     running.until(lambda: running.runner.store.search(EventQuery(limit=100, media=True)))
     worker = running.runner.status("a").worker
