@@ -9,7 +9,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Self
 
 from starlette.requests import Request
@@ -132,9 +131,7 @@ class Demo:
         """Return the demo itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Literal, TypeVar
+from functools import partial
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from fastapi import Depends
 from fastapi.exceptions import RequestValidationError
@@ -152,6 +153,12 @@ class _BoundedRequest(Request):
             raise HttpError(400, "the body is not JSON") from None
 
 
+class _Verb(Protocol):
+    """`Routes.add` for one method of HTTP."""
+
+    def __call__(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]: ...
+
+
 class Routes:
     """The routes of one part of the API.
 
@@ -167,6 +174,11 @@ class Routes:
         self.all: list[ApiRoute] = []
         self._tag = tag
         self._kind = kind
+        self.get: _Verb = partial(self.add, "GET")
+        self.post: _Verb = partial(self.add, "POST")
+        self.put: _Verb = partial(self.add, "PUT")
+        self.patch: _Verb = partial(self.add, "PATCH")
+        self.delete: _Verb = partial(self.add, "DELETE")
 
     def add(
         self, method: str, path: str, *, role: Role = "admin", limited: Limited = "never", **options: Any
@@ -192,26 +204,6 @@ class Routes:
             return handler
 
         return decorate
-
-    def get(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
-        """As `add`."""
-        return self.add("GET", path, role=role, **how)
-
-    def post(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
-        """As `add`."""
-        return self.add("POST", path, role=role, **how)
-
-    def put(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
-        """As `add`."""
-        return self.add("PUT", path, role=role, **how)
-
-    def patch(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
-        """As `add`."""
-        return self.add("PATCH", path, role=role, **how)
-
-    def delete(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]:
-        """As `add`."""
-        return self.add("DELETE", path, role=role, **how)
 
 
 SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"schema": {"type": "string"}}}}}

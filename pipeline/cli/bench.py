@@ -140,7 +140,7 @@ def bench_cameras(
 
     One camera freezes, one sends bursts, one is 4K.
     """
-    from saccade.pipeline.bench.cameras import time_cameras
+    from saccade.pipeline.bench.cameras.measure import time_cameras
     from saccade.pipeline.bench.common import parse_range, parse_size, parse_weights
 
     result = time_cameras(

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from saccade.pipeline.cli.error_report import INTERRUPTED
@@ -75,9 +75,7 @@ class EndingSignals:
         """Return the signals; none are caught yet."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let signals do again what they did before; the limit of an urgent one holds to the end of the process."""
         if self.urgent_at is None:
             self._done.set()

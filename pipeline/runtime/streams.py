@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from saccade.engine.tasks.task import Task
@@ -391,9 +390,7 @@ class Streams:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _leave(self, run: Run) -> None:

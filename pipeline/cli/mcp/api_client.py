@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
@@ -48,9 +47,7 @@ class ApiClient:
         self._session = httpx.AsyncClient(headers=self._headers, timeout=timeout, trust_env=False)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close it."""
         assert self._session is not None
         await self._session.aclose()

@@ -15,7 +15,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.core.admission import Admission, AdmissionLead, ServiceTime, StreamSettings
 from saccade.engine.core.request import Request, State, Step
 from saccade.engine.errors import DeadlineError, SupersededError
-from saccade.pipeline.bench.cameras import fair_shares
+from saccade.pipeline.bench.cameras.report import fair_shares
 from tests.support.engine.requests import request_of
 from tests.support.engine.simulation import Camera, Cost, Frame, Simulation, bench_cameras, h200_bf16, h200_fp8, jain
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from saccade.pipeline.bench.cameras import fair_shares, jain
+from saccade.pipeline.bench.cameras.report import fair_shares, jain
 from saccade.pipeline.bench.common import parse_range, parse_weights
 from saccade.pipeline.errors import ConfigError
 from tests.support.command import run_saccade

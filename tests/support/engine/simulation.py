@@ -23,8 +23,8 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks.output_state import Sampled
 from saccade.engine.tasks.text_output import TextOutput
-from saccade.pipeline.bench.cameras import CameraLog, CameraRow, CamerasBench, summarize
 from saccade.pipeline.bench.cameras.measure import LARGE, SETTLE_S, arrivals, name_special
+from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize
 from tests.support.engine.untimed import Untimed
 
 CROPS_4K = 10  # a global one and 3 × 3: of 720p and up all are such
