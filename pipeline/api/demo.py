@@ -146,7 +146,7 @@ class Demo:
 
         # On a CPU a second frame in flight raises the latency of each, and not their rate.
         in_flight = 1 if self._engine.model.device == "cpu" else 2
-        asked = {key: getattr(self._prompts, key) for key in Prompts.model_fields}
+        asked = dict(self._prompts.prompts)
         try:
             name = free_name(source.name, self.streams.names)
             config = ListedStream(name=name, source=f"webrtc:{name}", in_flight=in_flight, **asked)

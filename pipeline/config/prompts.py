@@ -79,6 +79,11 @@ class Prompts(NullIsUnset):
         )
 
     @property
+    def prompts(self) -> Prompts:
+        """These settings without those that a subclass adds."""
+        return Prompts.model_construct(**{key: getattr(self, key) for key in Prompts.model_fields})
+
+    @property
     def asked(self) -> list[tuple[str, str]]:
         """Every task as its skill and what is asked."""
         named = [(skill, text) for skill in ("detect", "point", "segment", "query") for text in getattr(self, skill)]

@@ -39,7 +39,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from saccade.pipeline.config import ListedStream, Prompts, RunConfig, StreamConfig
+from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
 from saccade.pipeline.config.file import load_text
 from saccade.pipeline.config.stream_names import free_name, name_of
 from saccade.pipeline.control.config_file import ConfigFile
@@ -529,10 +529,9 @@ def _listed(config: StreamConfig, name: str) -> ListedStream:
 
 def _changed(stream: ListedStream, values: Mapping[str, Any]) -> ListedStream:
     changed = stream.model_copy(update=dict(values))
-    if values.keys() & _ASKING:  # else rules may go that alone gave something to look for
-        prompts = Prompts.model_construct(**{key: getattr(changed, key) for key in Prompts.model_fields})
-        if prompts.nothing and not changed.record:
-            raise ConfigError(prompts.nothing)
+    # Other changes may take the rules that alone gave something to look for.
+    if values.keys() & _ASKING and not changed.record and (nothing := changed.prompts.nothing):
+        raise ConfigError(nothing)
     return changed
 
 

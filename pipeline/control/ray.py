@@ -807,6 +807,8 @@ class RayWorkers:
         if stream.error is not None:
             return replace(status, state="failed", reason=stream.error, config=stream.wanted, worker=None)
         if stream.worker is None or stream.status is None:
+            if status.config != stream.wanted:  # it was changed meanwhile
+                status = replace(status, prompts=stream.wanted.prompts)
             reason = "waiting for a worker"
             return replace(status, state="waiting", reason=reason, config=stream.wanted, worker=stream.worker)
         recent = status.report.recent

@@ -57,7 +57,7 @@ def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
     for skill, label in prompts.asked:
         if skill in found:
             found[skill] += [name for name in names_of(engine, label) if name not in found[skill]]
-    return Prompts.model_construct(**{key: getattr(prompts, key) for key in Prompts.model_fields} | found)
+    return prompts.prompts.model_copy(update=found)
 
 
 def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | None:
