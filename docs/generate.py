@@ -17,8 +17,6 @@ from mkdocs.structure.pages import Page
 
 REPO = Path(__file__).parents[1]
 README_PAGES = {
-    "guides/http.md": "pipeline/api",
-    "guides/workers.md": "pipeline/control",
     "guides/model-card.md": "engine/models/nano",
 }
 """Page of the site → folder of the README that it shows."""

@@ -36,7 +36,7 @@ class HttpSettings(NullIsUnset):
         None,
         "File that says who may do what over http: viewers, operators and admins, each with a token.",
         more="Also by streams, with the headers of a proxy that authenticates people, and with an audit of every "
-        "change; pipeline/api/README.md shows one. The token of http_token is an admin's then.",
+        "change; docs/guides/http.md shows one. The token of http_token is an admin's then.",
         metavar="FILE",
     )
     allow_sources: list[FileText] = setting(

@@ -1,4 +1,4 @@
-"""Figures of the console for pipeline/api/README.md, measured in a real browser on a quiet machine.
+"""Figures of the console for docs/benchmarks.md, measured in a real browser on a quiet machine.
 
 python -m tests.e2e.console.measure first-box [TIMES]    from a press to the first box that is painted, in ms
 python -m tests.e2e.console.measure wall [SECONDS]       frames a second in each tile of nine streams of 10 fps
