@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.engine.core.admission import StreamSettings
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase
 from saccade.engine.tasks import Detect
 from saccade.engine.tasks.output_state import BoxesOutput, FedValue, OutputState, Sampled
 from saccade.pipeline.asset_files import DEMO_CLIP

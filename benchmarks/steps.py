@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from saccade.engine import Engine, EngineError
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.runtime.executor import COORDS
 from saccade.engine.runtime.step_inputs import bucket_of

@@ -43,50 +43,26 @@ if TYPE_CHECKING:
         Timings,
     )
     from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, Segment, register_task
-    from saccade.engine.tasks.task import Task
-    from saccade.engine.tasks.tiles import Window
+    from saccade.engine.tasks.task import Task, Window
 
 limit_arenas()
 limit_spinning()  # here, as torch is loaded by whatever is imported next
 
 _HOMES = {
-    "api": ("EncodedImage", "Engine"),
-    "image": ("Image",),
-    "errors": (
-        "AdapterError",
-        "DeadlineError",
-        "EngineClosedError",
-        "EngineError",
-        "ModelFilesError",
-        "PromptError",
-        "RequestTooLargeError",
-        "SupersededError",
-        "UnknownClassError",
-        "UnknownModelError",
-        "UnsupportedTaskError",
-    ),
-    "model_loader": ("ModelInfo",),
-    "models.model_files": ("EMBEDDED", "ModelEntry"),
-    "results": (
-        "Box",
-        "Detections",
-        "Grounding",
-        "Outline",
-        "Points",
-        "Reasoning",
-        "Result",
-        "Spot",
-        "Text",
-        "Timings",
-    ),
-    "futures": ("TextStream",),
-    "config": ("EngineConfig",),
-    "core.admission": ("StreamSettings",),
-    "tasks.task": ("Task",),
-    "tasks.tiles": ("Window",),
-    "tasks": ("TASKS", "Caption", "Detect", "Gaze", "Point", "Query", "Segment", "register_task"),
+    "api": "EncodedImage Engine",
+    "config": "EngineConfig",
+    "core.admission": "StreamSettings",
+    "errors": "AdapterError DeadlineError EngineClosedError EngineError ModelFilesError PromptError "
+    "RequestTooLargeError SupersededError UnknownClassError UnknownModelError UnsupportedTaskError",
+    "futures": "TextStream",
+    "image": "Image",
+    "model_loader": "ModelInfo",
+    "models.model_files": "EMBEDDED ModelEntry",
+    "results": "Box Detections Grounding Outline Points Reasoning Result Spot Text Timings",
+    "tasks": "TASKS Caption Detect Gaze Point Query Segment register_task",
+    "tasks.task": "Task Window",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = [
     "EMBEDDED",
     "TASKS",

@@ -35,19 +35,17 @@ from saccade.engine.errors import (
 from saccade.engine.futures import CallbackThread, ResultFuture, TextStream
 from saccade.engine.image import Image, LazyImage, Pixels, YuvImage, as_array, as_pixels
 from saccade.engine.model_loader import ModelInfo, open_model, start
-from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.lora import LoadedAdapters
 from saccade.engine.models.model_files import find_refiner
-from saccade.engine.models.protocol import DeepEncoder, DraftingEncoder, LoadedModel, ModelLimits, Ref
+from saccade.engine.models.protocol import Adapter, DeepEncoder, DraftingEncoder, LoadedModel, ModelLimits, Ref
 from saccade.engine.results import Detections, Outline, Points, Result, Text
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.graph_capture import Progress
 from saccade.engine.runtime.loop import StepLoop
+from saccade.engine.runtime.monitor import Trace
 from saccade.engine.runtime.refine import RefineThread
-from saccade.engine.runtime.trace import Trace
 from saccade.engine.tasks import Caption, CaptionLength, Detect, Point, Query, Segment
-from saccade.engine.tasks.task import OnText, Task, Vocabulary
-from saccade.engine.tasks.tiles import Window
+from saccade.engine.tasks.task import OnText, Task, Vocabulary, Window
 
 T = TypeVar("T")
 _NEWEST = StreamSettings()

@@ -1,8 +1,11 @@
-"""The engine's errors, each with one line that says what to do. Knows no torch."""
+"""The engine's errors, each with one line that says what to do; and what runs slower than it could. Knows no torch."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
 
 
 class EngineError(Exception):
@@ -80,3 +83,18 @@ class SupersededError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine was closed before the task was done."""
+
+
+class Fallbacks(list[str]):
+    """What runs slower than it could on this machine, and why: a line each, for people; see `ModelInfo.fallbacks`."""
+
+    def note(self, what: str) -> None:
+        """Add one, and log it, unless it is there already."""
+        if what not in self:
+            self.append(what)
+            log.warning("%s", what)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message: what torch and drivers put behind it is advice."""
+    return (str(error).strip().splitlines() or [""])[0]

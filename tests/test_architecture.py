@@ -42,7 +42,7 @@ ORDER = {
     "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | recording | factory",
-    "engine": "outline | errors fallbacks image phase process results | kernels | config models "
+    "engine": "outline | errors image process results | kernels | config models "
     "futures | tasks | core | cpu | cuda | runtime | model_loader | api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | api | "
     "worker | run | bench | cli",
@@ -124,9 +124,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_kernels_import_nothing_else_of_the_engine() -> None:
-    allowed = {"engine.kernels", "engine.phase"}  # the latter is four numbers, which kernels branch on
-    kernels = [name for name in modules() if within(name, {"engine.kernels"})]
-    assert {(name, target) for name in kernels for target in imports_of(name) if not within(target, allowed)} == set()
+    kernels = {"engine.kernels"}
+    inside = [name for name in modules() if within(name, kernels)]
+    assert {(name, target) for name in inside for target in imports_of(name) if not within(target, kernels)} == set()
 
 
 def test_architectures_are_known_to_models_and_devices_only() -> None:

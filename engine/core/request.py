@@ -23,12 +23,10 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import DeadlineError, PromptError, SupersededError
-from saccade.engine.models.adapter import Adapter
-from saccade.engine.phase import TEXT_PHASES, Phase
+from saccade.engine.models.protocol import TEXT_PHASES, Adapter, Phase
 from saccade.engine.results import Result, ResultPart, Timings
 from saccade.engine.tasks.output_state import ANY_TOKEN, DraftMemory, FedValue, OutputState, TokenRule
-from saccade.engine.tasks.task import OnText, Task, shorten
-from saccade.engine.tasks.tiles import Window, windows
+from saccade.engine.tasks.task import OnText, Task, Window, shorten, windows
 
 if TYPE_CHECKING:
     from saccade.engine.futures import ResultFuture

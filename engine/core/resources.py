@@ -9,7 +9,7 @@ from typing import Any
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.request import NO_SLOT, KeptPrefix, PrefillWindow, Sequence, State
 from saccade.engine.errors import EngineError, RequestTooLargeError
-from saccade.engine.models.adapter import Adapter
+from saccade.engine.models.protocol import Adapter
 
 
 class PagePool:

@@ -21,7 +21,7 @@ from typing import Any
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step
 from saccade.engine.core.request import Sequence as Answer
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase
 from saccade.engine.tasks.output_state import FROM_IMAGE, FedValue, Sampled
 
 Rows = list[ScheduledSequence[Any]]

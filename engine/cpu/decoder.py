@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from saccade.engine.cpu.onednn import Linear
 from saccade.engine.cpu.select import fuse_model, product_dtype
 from saccade.engine.cpu.threads import set_threads, step_threads
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, Joined, Temperature, TextDecoder, join, run_blocks

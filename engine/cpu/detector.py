@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.engine.cpu.onednn import Replay, convolution, linear
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.models.nano.picodet import (
     Branch,
     ConvAct,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.fallbacks import Fallbacks, reason_of
+from saccade.engine.errors import Fallbacks, reason_of
 from saccade.engine.models.moondream.layers import Mlp
 
 _FEW = 16  # rows up to which a product takes less time than oneDNN's lookup of its kernel

@@ -7,7 +7,7 @@ from torch import nn
 
 from saccade.engine.cpu.detector import Layers, PackedPicoDet, fast_dtype
 from saccade.engine.cpu.onednn import FusedLinear, FusedMlp, usable
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.nano.picodet import PicoDet

@@ -33,7 +33,7 @@ from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
 from saccade.engine.cuda.linear import BinHead
 from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.cuda.prefill import PrefillOps
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.kernels import region_sampling
 from saccade.engine.kernels.moe.router import Routes, router_products
 from saccade.engine.kernels.norm_quantize import add_layernorm

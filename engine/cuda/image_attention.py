@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 
 _LIMIT = 0.01  # ‖difference‖ / ‖torch's‖ of a right answer: 0.003 in bf16
 

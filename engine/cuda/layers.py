@@ -13,7 +13,7 @@ from torch import nn
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, Rows
 from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.fp8_format import E4M3, supports_fp8

@@ -8,7 +8,7 @@ import torch
 
 from saccade.engine import kernels
 from saccade.engine.cuda.paged_cache import PagedCache
-from saccade.engine.fallbacks import Fallbacks, reason_of
+from saccade.engine.errors import Fallbacks, reason_of
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.nano.picodet import PicoDet

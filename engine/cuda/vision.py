@@ -10,7 +10,7 @@ from torch import nn
 
 from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, add_layernorm_rows
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.kernels.norm_quantize import add_layernorm, quantize_rows
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.vision import Block, VisionTower

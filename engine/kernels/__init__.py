@@ -1,6 +1,6 @@
 """Triton kernels: for steps of few rows, whose time is that of reading weights and cache once, and between products.
 
-Each has a plain counterpart in `models` that it must agree with. A leaf: it imports nothing of the engine but `Phase`.
+Each has a plain counterpart in `models` that it must agree with. A leaf: it imports nothing of the engine.
 Importing a module of this package needs Triton, so callers ask `available` first; `fp8_format` alone does not.
 """
 

@@ -1,6 +1,6 @@
 """From scores to an object's numbers and the next step's embedding: sampling of detect and point, in two kernels.
 
-Rows of one step may be at different points of an object: each does what its phase says (`phase.Phase`).
+Rows of one step may be at different points of an object: each does what its phase says (`models.protocol.Phase`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import triton
 import triton.language as tl
 
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
-from saccade.engine.phase import Phase
 
 Scores = tuple[torch.Tensor, torch.Tensor]
 """Scores (split_k, rows, bins) to be summed, contiguous, and what is added to them: (bins,)."""
-_X_OR_EOS, _Y, _SIZE = (tl.constexpr(int(phase)) for phase in (Phase.X_OR_EOS, Phase.Y, Phase.SIZE))
+_X_OR_EOS, _Y, _SIZE = (tl.constexpr(phase) for phase in range(3))  # as `models.protocol.Phase`
 
 
 @triton.jit

@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from saccade.engine.errors import AdapterError
-from saccade.engine.models.adapter import Adapter
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.text import Block, TextDecoder
+from saccade.engine.models.protocol import Adapter
 from saccade.engine.models.protocol import TextDecoder as AnyDecoder
 
 _PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -16,6 +17,21 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+
+
+class Phase(IntEnum):
+    """What one step samples from the hidden state it ends with."""
+
+    X_OR_EOS = 0  # one more object or stop, and its x
+    Y = 1
+    SIZE = 2
+    TOKEN = 3  # of text, any that a grammar allows
+    LATER_TOKEN = 4  # of free text after its first: ids that the model suppresses there are never sampled
+    REASONING = 5  # a word, or a coordinate where the coordinate token is sampled; a `TokenRule` says more
+
+
+TEXT_PHASES = frozenset({Phase.TOKEN, Phase.LATER_TOKEN, Phase.REASONING})
+
 
 Tiling = tuple[int, int]
 """Tiles (rows, columns) of an image."""
@@ -112,6 +128,20 @@ class ModelLimits:
     suppressed_ids: tuple[int, ...] = ()
     coord_id: int = -1
     repeat_iou: float | None = None
+
+
+@dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
+class Adapter:
+    """Low-rank additions to the text decoder (LoRA, Hu et al. 2021, arXiv:2106.09685); compared by identity.
+
+    Attributes:
+        name: shown in messages.
+        weights: by layer and part (3, 'attn.qkv'), A (rank, in) and B (out, rank), which is scaled already; of experts
+            (experts, rank, in) and (experts, out, rank).
+    """
+
+    name: str
+    weights: Mapping[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(slots=True, frozen=True)

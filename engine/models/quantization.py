@@ -19,8 +19,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from saccade.engine.errors import EngineError
-from saccade.engine.fallbacks import Fallbacks, reason_of
+from saccade.engine.errors import EngineError, Fallbacks, reason_of
 from saccade.engine.kernels.fp8_format import E4M3, LARGEST, LEAST_KV_SCALE
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream

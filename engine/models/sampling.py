@@ -17,8 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.models.protocol import Model, RegionHeads, TextDecoder
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Model, Phase, RegionHeads, TextDecoder
 
 SAMPLED = 3
 """Numbers that a step yields for each row, see `output_state.OutputState.commit`."""

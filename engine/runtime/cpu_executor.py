@@ -12,7 +12,7 @@ from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.cpu.decoder import CpuPagedCache, CpuRunner
 from saccade.engine.cpu.select import product_dtype
 from saccade.engine.cpu.threads import image_threads, one_thread, set_threads
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model
 from saccade.engine.runtime.executor import Executor, Sizes

@@ -16,7 +16,7 @@ from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.request import Step, StepKind
 from saccade.engine.cuda.paged_cache import PagedCache
 from saccade.engine.cuda.select import cuda_runner
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.models.protocol import Model
 from saccade.engine.runtime.executor import COORDS, OBJECTS, SIZES, TEXT, Executor, Sizes
 from saccade.engine.runtime.graph_capture import Graphs, Job, Progress

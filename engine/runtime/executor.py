@@ -26,13 +26,12 @@ from torch.nn import functional as F
 from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.request import Step, StepKind
 from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels
 from saccade.engine.models.lora import AdapterBank
-from saccade.engine.models.protocol import DraftingEncoder, Model
+from saccade.engine.models.protocol import TEXT_PHASES, DraftingEncoder, Model, Phase
 from saccade.engine.models.runner import Runner
 from saccade.engine.models.sampling import SAMPLED, embed_fed, put_values, seen_values, suppress, take_tokens
-from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.graph_capture import Job
 from saccade.engine.runtime.step_inputs import (
     NO_CLASS,

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from saccade.engine.fallbacks import Fallbacks, reason_of
+from saccade.engine.errors import Fallbacks, reason_of
 
 log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)

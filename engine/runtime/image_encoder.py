@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from saccade.engine import kernels
 from saccade.engine.cuda.select import cuda_vision
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
 from saccade.engine.runtime.graph_capture import Graphs, Job

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from saccade.engine.cpu.threads import set_threads, step_threads
-from saccade.engine.fallbacks import Fallbacks, reason_of
+from saccade.engine.errors import Fallbacks, reason_of
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DeepEncoder, Refiner, VisionEncoder
 from saccade.engine.outline import Mask, draw, fill

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from saccade.engine import kernels
 from saccade.engine.core.request import NO_SLOT, ScheduledSequence, Step, StepKind
 from saccade.engine.core.speculative import Rows
-from saccade.engine.models.protocol import Model
+from saccade.engine.models.protocol import TEXT_PHASES, Model, Phase
 from saccade.engine.models.sampling import sample, take_allowed, take_coordinates, take_tokens
-from saccade.engine.phase import TEXT_PHASES, Phase
 from saccade.engine.runtime.streams import Stream
 from saccade.engine.tasks.output_state import ANY_TOKEN, FROM_IMAGE, MAX_SCORED, FedValue, Sampled, TokenRule
 

@@ -19,6 +19,7 @@ from saccade.engine.tasks.task import (
     OnText,
     Task,
     Vocabulary,
+    Window,
     is_number,
     register_task,
     require_conf,
@@ -26,7 +27,6 @@ from saccade.engine.tasks.task import (
     require_refs,
     require_text,
 )
-from saccade.engine.tasks.tiles import Window
 
 if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, Prompts, Ref

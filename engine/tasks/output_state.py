@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from saccade.engine.phase import TEXT_PHASES, Phase
+from saccade.engine.models.protocol import TEXT_PHASES, Phase
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from saccade.engine.errors import PromptError
+from saccade.engine.models.protocol import Phase
 from saccade.engine.outline import parse_path
-from saccade.engine.phase import Phase
 from saccade.engine.results import Outline, ResultPart
 from saccade.engine.tasks.output_state import ANY_TOKEN, OutputState, Sampled, Sampling, TokenRule
 from saccade.engine.tasks.task import (

@@ -21,9 +21,9 @@ import numpy as np
 
 from saccade.engine.errors import EngineError
 from saccade.engine.results import Result
-from saccade.engine.runtime.trace import Span, Trace
+from saccade.engine.runtime.monitor import Span, Trace
 from saccade.engine.tasks import Detect
-from saccade.engine.tasks.tiles import Window
+from saccade.engine.tasks.task import Window
 from saccade.pipeline.runtime.stream import for_life
 from saccade.sources import RgbImage
 

@@ -19,8 +19,7 @@ from saccade.engine.core.admission import StreamSettings
 from saccade.engine.errors import SupersededError
 from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Result
-from saccade.engine.tasks.task import Task
-from saccade.engine.tasks.tiles import Window
+from saccade.engine.tasks.task import Task, Window
 from saccade.pipeline.analytics.saccades.stage import SaccadeSettings
 from saccade.pipeline.config import ShareSettings, StreamConfig
 from saccade.pipeline.runtime.bounded_queue import QueueClosed

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
 from saccade.engine.results import Detections, Points, Result
-from saccade.engine.tasks.task import Task
-from saccade.engine.tasks.tiles import Window
+from saccade.engine.tasks.task import Task, Window
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.saccades.stage import SaccadeStage

@@ -13,7 +13,7 @@ from saccade.engine import Detect, Engine, StreamSettings
 from saccade.engine.config import EngineConfig
 from saccade.engine.cpu import onednn
 from saccade.engine.cpu.onednn import Replay
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models import registry
 from tests.support.engine import TINY

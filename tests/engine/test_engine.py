@@ -28,7 +28,7 @@ from saccade.engine import (
     Window,
 )
 from saccade.engine.image import YuvImage
-from saccade.engine.tasks.tiles import windows
+from saccade.engine.tasks.task import windows
 from tests.support import REPO
 from tests.support.engine import GOLDEN, SCREEN, noise, same, square
 

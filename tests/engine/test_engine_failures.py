@@ -34,8 +34,7 @@ from saccade.engine import (
 from saccade.engine.config import EngineConfig
 from saccade.engine.errors import RequestTooLargeError
 from saccade.engine.model_loader import open_model
-from saccade.engine.models.protocol import ModelLimits, Prompts
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import ModelLimits, Phase, Prompts
 from saccade.engine.results import ResultPart, Text
 from saccade.engine.tasks.output_state import OutputState, Sampled, TokenRule
 from saccade.engine.tasks.task import Answers, OnText

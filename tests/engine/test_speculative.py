@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, Task
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase
 from saccade.engine.tasks.output_state import DraftMemory
 from saccade.sources import open_source
 from tests.support import REPO

@@ -4,7 +4,7 @@ import torch
 
 from saccade.engine.cpu.detector import PackedPicoDet
 from saccade.engine.cpu.onednn import RECORDED_AFTER, Replay
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.models.nano.picodet import PicoDet
 from tests.support.engine.onednn import HAS_BFLOAT16, needs_onednn
 

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from saccade.engine.cuda import image_attention
 from saccade.engine.cuda.paged_cache import PagedCache
-from saccade.engine.fallbacks import Fallbacks
-from saccade.engine.models.adapter import Adapter
+from saccade.engine.errors import Fallbacks
 from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.moondream.config import (
     ExpertsConfig,
@@ -27,6 +26,7 @@ from saccade.engine.models.moondream.image_crops import normalize
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
+from saccade.engine.models.protocol import Adapter, Phase
 from saccade.engine.models.quantization import (
     dequantize,
     dequantize_kv,
@@ -36,7 +36,6 @@ from saccade.engine.models.quantization import (
     round_to_fp8,
 )
 from saccade.engine.models.runner import PlainRunner
-from saccade.engine.phase import Phase
 from tests.support.engine import random_model
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from saccade.engine import kernels
 from saccade.engine.cuda import image_attention
 from saccade.engine.cuda.image_attention import ImageAttention
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from tests.support.engine.kernels import far
 
 N_HEADS, N_KV, DIM, TOKENS = 4, 2, 8, 5

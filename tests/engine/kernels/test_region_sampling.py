@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase
 from tests.support.engine.kernels import DEVICE, far, needs_triton
 
 pytestmark = needs_triton

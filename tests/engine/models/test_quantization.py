@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from saccade.engine import Engine
-from saccade.engine.errors import EngineError
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import EngineError, Fallbacks
 from saccade.engine.golden.random_model import random_engine
 from saccade.engine.models import quantization
 from saccade.engine.models.moondream.text import Block

@@ -11,7 +11,7 @@ import torch
 from saccade.engine import Detect, Engine, Window
 from saccade.engine.golden.random_model import random_engine
 from saccade.engine.image import YuvImage
-from saccade.engine.tasks.tiles import windows
+from saccade.engine.tasks.task import windows
 from tests.support.engine import noise
 
 WAIT_S = 120

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from saccade.engine.fallbacks import Fallbacks
+from saccade.engine.errors import Fallbacks
 from saccade.engine.runtime.graph_capture import Graphs, captured
 from tests.support.engine.eager_cuda import Now
 

@@ -23,8 +23,7 @@ from saccade.engine.core.resources import PagePool, Resources
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculative import Speculation
 from saccade.engine.errors import DeadlineError, EngineClosedError, RequestTooLargeError
-from saccade.engine.models.adapter import Adapter
-from saccade.engine.models.protocol import ReasoningTokens
+from saccade.engine.models.protocol import Adapter, ReasoningTokens
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks.output_state import (
     BoxesOutput,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Sequence, Step, StepKind
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, StepInputs
 from saccade.engine.tasks.output_state import BoxesOutput, FedValue
 from tests.support.engine.requests import request_of

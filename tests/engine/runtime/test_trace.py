@@ -14,9 +14,8 @@ import torch
 
 from saccade.engine import Detect, Engine, Query
 from saccade.engine.golden.random_model import random_engine
-from saccade.engine.runtime.monitor import Monitor, StepPart, Track
+from saccade.engine.runtime.monitor import Monitor, Span, StepPart, Trace, Track
 from saccade.engine.runtime.streams import CpuStream, CudaStream, Stream
-from saccade.engine.runtime.trace import Span, Trace
 from tests.support.engine import TINY, noise, one_thread
 
 WAIT_S = 60.0

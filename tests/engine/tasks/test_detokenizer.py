@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, FileTokenizer
-from saccade.engine.tasks.detokenizer import Detokenizer
+from saccade.engine.tasks.text import Detokenizer
 from tests.support.engine import NANO
 
 Decode = Callable[[Sequence[int]], str]

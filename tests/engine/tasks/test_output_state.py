@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase
 from saccade.engine.tasks.output_state import BoxesOutput, PointsOutput
 from saccade.engine.tasks.text_output import TextOutput
 

@@ -21,9 +21,8 @@ from saccade.engine import Detect, Engine, PromptError, Query, Result, Segment, 
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts
-from saccade.engine.models.protocol import PathTokens
+from saccade.engine.models.protocol import PathTokens, Phase
 from saccade.engine.outline import fill, parse_path, placed
-from saccade.engine.phase import Phase
 from saccade.engine.results import Outline
 from saccade.engine.tasks import TASKS
 from saccade.engine.tasks.output_state import Sampling

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.models.protocol import ReasoningTokens
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Phase, ReasoningTokens
 from saccade.engine.results import Grounding, Reasoning
 from saccade.engine.tasks.output_state import MAX_SCORED, OutputState, Sampled, Sampling, TokenRule
 from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, TextOutput

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from saccade.engine.tasks.objects import distinct, fuse, place
 from saccade.engine.tasks.output_state import DecodedObject
-from saccade.engine.tasks.tiles import Window, windows
+from saccade.engine.tasks.task import Window, windows
 
 sides = st.integers(1, 4000)
 parts = st.floats(0.01, 0.99)

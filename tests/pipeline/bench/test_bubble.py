@@ -11,7 +11,7 @@ from benchmarks.prompts import PromptsBench, measure_prompts
 from saccade.engine import Engine
 from saccade.engine.golden.random_model import random_engine
 from saccade.engine.models.moondream.random_weights import random_model
-from saccade.engine.runtime.trace import Span, Trace
+from saccade.engine.runtime.monitor import Span, Trace
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.bubble import BubbleBench, measure_row
 from saccade.pipeline.bench.common import images_of, parse_counts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.request import ImageT, KeptPrefix, PrefillWindow, Request, Sequence
-from saccade.engine.models.adapter import Adapter
+from saccade.engine.models.protocol import Adapter
 
 Done = Callable[[Request[ImageT], BaseException | None], None]
 

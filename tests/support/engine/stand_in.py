@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
-from saccade.engine.models.adapter import Adapter
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Adapter, Phase
 from saccade.engine.runtime.streams import CpuStream, Event, Stream
 from saccade.engine.tasks.output_state import OutputState, Sampled, Sampling, TokenRule
 

@@ -19,8 +19,7 @@ from saccade.engine import Engine
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.request import Step, StepKind
 from saccade.engine.model_loader import step_loop
-from saccade.engine.models.protocol import Model
-from saccade.engine.phase import Phase
+from saccade.engine.models.protocol import Model, Phase
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, with_scores

@@ -19,8 +19,8 @@ from saccade.engine.models.checkpoint import CheckpointError
 from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream, load, open_checkpoint
+from saccade.engine.models.protocol import Phase
 from saccade.engine.models.quantization import quantize, round_to_fp8
-from saccade.engine.phase import Phase
 from saccade.engine.tasks.text_output import ReasoningOutput, TextOutput
 from tests.support.engine import TINY_3, noise, one_thread, random_model, write_model
 from tests.support.engine.material import DEVICES, NO_GPU
