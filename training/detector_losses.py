@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.models.nano.picodet import BINS, Evidence, boxes_at, places
+from saccade.engine.models.nano.detector_tower import boxes_at, places
+from saccade.engine.models.nano.picodet import BINS, Evidence
 from training.augment import Batch
 
 _POSITIVES = 9  # places that a labelled box is learned at

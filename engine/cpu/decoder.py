@@ -6,7 +6,6 @@ Knows nothing of slots or requests.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +16,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.cpu.onednn import Linear
-from saccade.engine.cpu.select import fuse_model, product_dtype
+from saccade.engine.cpu.layers import Linear, fuse_model, product_dtype
 from saccade.engine.cpu.threads import set_threads, step_threads
 from saccade.engine.errors import Fallbacks
-from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block, Joined, Temperature, TextDecoder, join, run_blocks
 from saccade.engine.models.protocol import Model
 from saccade.engine.models.protocol import TextDecoder as AnyDecoder
-from saccade.engine.models.runner import PlainRunner, Runner
+from saccade.engine.models.runner import Runner
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), first the negative."""
@@ -34,8 +31,8 @@ _Rotation = tuple[torch.Tensor, torch.Tensor]
 _SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
 
 
-class CpuRunner(PlainRunner):
-    """`PlainRunner` on a CPU. Tokens of one sequence are a row of several, and read its keys once.
+class CpuRunner(Runner):
+    """`Runner` on a CPU. Tokens of one sequence are a row of several, and read its keys once.
 
     Args:
         model: the model; its layers are fused in place.
@@ -54,12 +51,6 @@ class CpuRunner(PlainRunner):
         if isinstance(model, Moondream):
             self._decoder = FusedDecoder(model.text, product_dtype(model, exact))
         self._few_tokens = _SINGLE_THREADED // max(1, model.text.n_block_weights)
-
-    def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """As `Runner.with_adapters`."""
-        adapted = copy.copy(self)
-        adapted._adapters = bank, slots
-        return adapted
 
     def _text(self, rows: slice | torch.Tensor) -> Any:
         return self._decoder if self._adapters is None else super()._text(rows)
@@ -239,7 +230,7 @@ class CpuPagedCache:
         return self.prefix_pages + max(0, -(-(position - self.prefix_length) // self.page_size))
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> CpuPagedRows:
-        """See `runner.RowsOf`."""
+        """See `runner.PagedCache`."""
         assert length is not None
         return CpuPagedRows(self, table, length)
 

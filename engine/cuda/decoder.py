@@ -1,4 +1,4 @@
-"""The text decoder on CUDA for few rows at a time: weights packed, four kernels a layer. Agrees with `PlainRunner`.
+"""The text decoder on CUDA for few rows at a time: weights packed, four kernels a layer. Agrees with `Runner`.
 
 A step of one to 64 rows is a walk over the weights: 2.4 GB in bf16 for Moondream 2, 0.56 ms at an H200's 4.3 TB/s. Each
 layer's four matrices are packed into two, as both halves of a block read the same input and add to the same residual:
@@ -45,11 +45,11 @@ from saccade.engine.models.lora import AdaptedRows, AdapterBank
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_values
 from saccade.engine.models.moondream.text import run_blocks
-from saccade.engine.models.runner import PlainRunner, Runner
+from saccade.engine.models.runner import Runner
 
 
-class PackedRunner:
-    """`runner.Runner` on CUDA. Packs the model's weights, which it goes on to share.
+class PackedRunner(Runner):
+    """`Runner` on CUDA. Packs the model's weights, which it goes on to share.
 
     Args:
         model: one that `supports` accepts.
@@ -58,10 +58,12 @@ class PackedRunner:
         fallbacks: told what does not run here.
     """
 
+    _model: Moondream
+
     def __init__(self, model: Moondream, cache: PagedCache, max_rows: int, fallbacks: Fallbacks) -> None:
+        super().__init__(model, cache)
         text = model.config.text
-        self._model, self._cache = model, cache
-        self._adapters: AdaptedRows | None = None
+        self._adapted: AdaptedRows | None = None
         self._pdl = supports_pdl(model.device)
         blocks = self._blocks = PackedBlocks(model, cache, fallbacks)
         region = model.config.region
@@ -96,26 +98,26 @@ class PackedRunner:
         self._one_row = one_row.OneRow(blocks, logits) if one_row.supports(blocks) else None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """As `runner.Runner.with_adapters`; shares this one's weights and scratch.
+        """As `Runner.with_adapters`; shares this one's weights and scratch.
 
         The kernels of experts take no adapter: rows with one go through the model's own modules, which are slower.
         """
         if bank.has_experts:
-            return PlainRunner(self._model, self._cache, (bank, slots))
+            return Runner(self._model, self._cache).with_adapters(bank, slots)
         adapted = copy.copy(self)
-        adapted._adapters = bank.rows(slots)
+        adapted._adapted = bank.rows(slots)
         return adapted
 
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """As `runner.Runner.forward_tokens`; x is overwritten."""
+        """As `Runner.forward_tokens`; x is overwritten."""
         blocks, rows = self._blocks, (positions, owners, tables)
-        if len(x) == 1 and self._one_row is not None and self._adapters is None and not together:
+        if len(x) == 1 and self._one_row is not None and self._adapted is None and not together:
             run_blocks(blocks.layers, blocks.caches, one_row.OneRowOps(self._one_row, x, rows, self._pdl))
             return x
         if not blocks.skinny or len(x) > MAX_ROWS:
-            many = PrefillOps(blocks, x, None, rows, self._adapters, self._beside)
+            many = PrefillOps(blocks, x, None, rows, self._adapted, self._beside)
             run_blocks(blocks.layers, blocks.caches, many)
             return add_layernorm(many.x, many.before, None, bias=many.bias)
         ops = _TokenOps(self, x, rows, together)
@@ -131,12 +133,12 @@ class PackedRunner:
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """As `runner.Runner.prefill`; prompts share the images' products, which costs them next to nothing."""
+        """As `Runner.prefill`; prompts share the images' products, which costs them next to nothing."""
         count, length, dim = images.shape
         flat = images.reshape(-1, dim)
         if prompts is not None:
             flat = torch.cat([flat, prompts])
-        adapters = None if self._adapters is None else self._adapters.spread(count, length)
+        adapters = None if self._adapted is None else self._adapted.spread(count, length)
         ops = PrefillOps(self._blocks, flat, prefixes, (positions, owners, tables), adapters, self._beside)
         run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
         return None if prompts is None else add_layernorm(ops.x, ops.before, None, bias=ops.bias)
@@ -151,7 +153,7 @@ class PackedRunner:
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """As `runner.Runner.sample_regions`; TOKEN rows are left alone."""
+        """As `Runner.sample_regions`; TOKEN rows are left alone."""
         count, region = len(hidden), self._model.region
         features = self._features[:count]
         pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)
@@ -176,7 +178,7 @@ class PackedRunner:
         region_sampling.encode(features, phases, batch_slots, *encoders, state, pdl=pdl)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `runner.Runner.logits`."""
+        """As `Runner.logits`."""
         text = self._model.text
         return text.lm_head(add_layernorm(hidden, None, text.post_ln)).float()  # type: ignore[no-any-return]
 
@@ -192,7 +194,7 @@ class _TokenOps:
         together: bool,
     ) -> None:
         self._runner, self.x, self._rows = runner, x, rows
-        self._adapters = runner._adapters
+        self._adapters = runner._adapted
         self._count, self._together = len(x), together
         self.pdl = runner._pdl and not together
         self.joined = False  # whether the next kernel comes behind the experts' stream as well

@@ -1,7 +1,7 @@
 """The detector of a tower on CUDA: a kernel a convolution, with its bias and its activation.
 
-`cpu.detector` with other layers. cuDNN's take three kernels each, and 25 ms a layer and number of images to choose a
-plan before the first: with 117 layers, half a minute of capturing. Needs Triton.
+That of `cpu.layers` with other layers. cuDNN's take three kernels each, and 25 ms a layer and number of images to
+choose a plan before the first: with 117 layers, half a minute of capturing. Needs Triton.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.nn import functional as F
 
-from saccade.engine.cpu.detector import Convolution, Evidences, Gain, Layers, PackedPicoDet, Pointwise, Size
+from saccade.engine.cpu.layers import Convolution, Evidences, Gain, Layers, PackedPicoDet, Pointwise, Size
 from saccade.engine.kernels.detector import depthwise, pointwise
 from saccade.engine.models.nano.picodet import ConvAct, PicoDet, SqueezeExcite
 

@@ -116,7 +116,7 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
-        """See `runner.RowsOf`; whole pages, whatever the length."""
+        """See `runner.PagedCache`; whole pages, whatever the length."""
         return PagedRows(self, table)
 
 

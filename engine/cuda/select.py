@@ -13,7 +13,7 @@ from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.nano.picodet import PicoDet
 from saccade.engine.models.protocol import Model, VisionEncoder
-from saccade.engine.models.runner import PlainRunner, Runner
+from saccade.engine.models.runner import Runner
 
 if TYPE_CHECKING:
     from saccade.engine.cuda.vision import PackedVision
@@ -30,7 +30,7 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int, fallbacks: Fallb
             return decoder.PackedRunner(model, cache, max_rows, fallbacks)
         why = f"they do not take {model.dtype} or a decoder of this shape".replace("torch.", "")
     fallbacks.note(f"steps take longer, as they run without the kernels for GPUs: {why}")
-    return PlainRunner(model, cache)
+    return Runner(model, cache)
 
 
 def cuda_vision(model: Model, fallbacks: Fallbacks) -> VisionEncoder | PackedVision:

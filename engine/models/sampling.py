@@ -2,7 +2,7 @@
 
 | what | where |
 |---|---|
-| coordinates and sizes | `sample_regions`; on CUDA `kernels.region_sampling` |
+| coordinates and sizes | `Runner.sample_regions`; on CUDA `kernels.region_sampling` |
 | tokens | the likeliest, by `take_tokens`; where a row wants more, `sample`: at a temperature, under a grammar |
 | whether one more object begins | on the host, by `ObjectsOutput.begins` (`tasks.output_state`), from two logits |
 
@@ -24,33 +24,6 @@ SAMPLED = 3
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # the constants of splitmix64 (Steele, Lea & Flood 2014), as signed numbers
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
-
-
-def sample_regions(
-    model: Model,
-    hidden: torch.Tensor,
-    phases: torch.Tensor,
-    batch_slots: torch.Tensor,
-    coords: bool,
-    sizes: bool,
-    sampled: torch.Tensor,
-    state: torch.Tensor,
-) -> None:
-    """Sample rows of detect and point with the model's own modules; arguments as for `Runner.sample_regions`."""
-    region, phase = model.region, phases.unsqueeze(1)
-    if coords:
-        coord = region.coord(hidden)
-        coord_logit, eos_logit = model.coord_eos_logits(hidden).split(1, dim=-1)
-        first = torch.cat([coord_logit - eos_logit, coord, coord], dim=-1)
-        values = torch.where(phase == Phase.X_OR_EOS, first, coord)
-        embedded = region.encode_coord(coord)
-    if sizes:
-        size = region.size(hidden)
-        value, code = F.pad(size, (0, SAMPLED - 2)), region.encode_size(size)
-        values = torch.where(phase == Phase.SIZE, value, values) if coords else value
-        embedded = torch.where(phase == Phase.SIZE, code, embedded) if coords else code
-    sampled.copy_(values)
-    state[batch_slots.long()] = embedded
 
 
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

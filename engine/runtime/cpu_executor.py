@@ -10,7 +10,7 @@ import torch
 
 from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.cpu.decoder import CpuPagedCache, CpuRunner
-from saccade.engine.cpu.select import product_dtype
+from saccade.engine.cpu.layers import product_dtype
 from saccade.engine.cpu.threads import image_threads, one_thread, set_threads
 from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels, as_array

@@ -30,7 +30,7 @@ from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels
 from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.protocol import TEXT_PHASES, DraftingEncoder, Model, Phase
-from saccade.engine.models.runner import Runner
+from saccade.engine.models.runner import PagedCache, Runner
 from saccade.engine.models.sampling import SAMPLED, embed_fed, put_values, seen_values, suppress, take_tokens
 from saccade.engine.runtime.graph_capture import Job
 from saccade.engine.runtime.step_inputs import (
@@ -89,13 +89,6 @@ class ImageEncoder(Protocol[PreparedT]):
     def close(self) -> None:
         """End what is under way."""
         ...
-
-
-class PagedCache(Protocol):
-    """Where keys and values go."""
-
-    prefix_length: int
-    prefix_pages: int
 
 
 class Sizes(NamedTuple):

@@ -28,8 +28,7 @@ from typing import Any, Generic, TypeVar
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.admission import AdmissionLead, StreamSettings
 from saccade.engine.core.request import ImageT, KeptPrefix, PrefillWindow, Request, Step, StepKind
-from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step_slots import StepSlots
+from saccade.engine.core.scheduler import Scheduler, StepSlots
 from saccade.engine.errors import EngineClosedError, EngineError, SupersededError
 from saccade.engine.process import engine_closed, engine_opened
 from saccade.engine.runtime.executor import Executor

@@ -12,7 +12,7 @@ import torch
 from saccade.engine import Detect, Engine, StreamSettings
 from saccade.engine.config import EngineConfig
 from saccade.engine.cpu import onednn
-from saccade.engine.cpu.onednn import Replay
+from saccade.engine.cpu.layers import Replay
 from saccade.engine.errors import Fallbacks
 from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models import registry

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.engine.models.nano.picodet import BINS, Evidence, places
+from saccade.engine.models.nano.detector_tower import places
+from saccade.engine.models.nano.picodet import BINS, Evidence
 from tests.support.training import CLASSES
 from training.augment import Batch
 from training.detector_losses import assign, detector_losses, generalised_iou, iou

@@ -7,7 +7,6 @@ classes of a model's config, and one of them, which is part of another (a face o
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -212,39 +211,6 @@ class PicoDet(nn.Module):
         out = torch.cat([_rows(head(x)) for head, x in zip(self.heads, maps, strict=True)], dim=1)
         features = torch.cat([_rows(x) for x in maps], dim=1)
         return Evidence(features, out[..., : self.n_classes], out[..., self.n_classes :], maps[2])
-
-
-@functools.lru_cache(maxsize=16)
-def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centres (P, 2), x and y in pixels, and strides (P,) of the places of a crop, float32, in the order of
-    `Evidence`.
-
-    Kept, as putting them together takes 0.12 ms; not to be written to. Training can use what inference has asked for.
-    """  # noqa: D205
-    centres, strides = [], []
-    with torch.inference_mode(False):
-        for stride in STRIDES:
-            rows, columns = -(-height // stride), -(-width // stride)
-            y, x = torch.meshgrid(
-                (torch.arange(rows, device=device) + 0.5) * stride,
-                (torch.arange(columns, device=device) + 0.5) * stride,
-                indexing="ij",
-            )
-            centres.append(torch.stack([x, y], dim=-1).view(-1, 2))
-            strides.append(torch.full((rows * columns,), float(stride), device=device))
-        return torch.cat(centres), torch.cat(strides)
-
-
-def distances(sides: torch.Tensor) -> torch.Tensor:
-    """Expected distances (..., 4) to left, top, right and bottom, in strides, from logits (..., 4 · BINS)."""
-    bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
-    return torch.matmul(sides.unflatten(-1, (4, BINS)).softmax(-1), bins)
-
-
-def boxes_at(centres: torch.Tensor, strides: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
-    """Boxes (..., 4) x1 y1 x2 y2 in pixels from places' centres (..., 2), strides (...) and logits (..., 4 · BINS)."""
-    reach = distances(sides.float()) * strides.unsqueeze(-1)
-    return torch.cat([centres - reach[..., :2], centres + reach[..., 2:]], dim=-1)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

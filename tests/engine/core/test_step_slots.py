@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.core.step_slots import SlotState, StepSlots
+from saccade.engine.core.scheduler import SlotState, StepSlots
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -7,8 +7,7 @@ import torch
 from PIL import Image
 
 from saccade.engine import Detect, Engine
-from saccade.engine.cpu.detector import PackedPicoDet, fast_dtype
-from saccade.engine.cpu.select import fuse
+from saccade.engine.cpu.layers import PackedPicoDet, fast_dtype, fuse
 from saccade.engine.models.nano.picodet import PicoDet
 from tests.support import REPO
 from tests.support.engine.onednn import needs_bfloat16, needs_onednn

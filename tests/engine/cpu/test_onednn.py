@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from saccade.engine.cpu.onednn import FusedMlp, Linear
-from saccade.engine.cpu.select import fuse
+from saccade.engine.cpu.layers import FusedMlp, Linear, fuse
 from saccade.engine.models.moondream.layers import Mlp
 from tests.support.engine import TINY, random_model
 from tests.support.engine.onednn import needs_onednn

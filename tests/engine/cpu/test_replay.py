@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from saccade.engine.cpu.detector import PackedPicoDet
-from saccade.engine.cpu.onednn import RECORDED_AFTER, Replay
+from saccade.engine.cpu.layers import RECORDED_AFTER, PackedPicoDet, Replay
 from saccade.engine.errors import Fallbacks
 from saccade.engine.models.nano.picodet import PicoDet
 from tests.support.engine.onednn import HAS_BFLOAT16, needs_onednn

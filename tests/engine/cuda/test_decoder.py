@@ -22,10 +22,10 @@ from saccade.engine.models.moondream.config import (
     TextConfig,
     VisionConfig,
 )
-from saccade.engine.models.moondream.image_crops import normalize
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin
+from saccade.engine.models.moondream.vision import normalize
 from saccade.engine.models.protocol import Adapter, Phase
 from saccade.engine.models.quantization import (
     dequantize,
@@ -35,7 +35,7 @@ from saccade.engine.models.quantization import (
     quantize_kv,
     round_to_fp8,
 )
-from saccade.engine.models.runner import PlainRunner
+from saccade.engine.models.runner import Runner
 from tests.support.engine import random_model
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
@@ -96,16 +96,16 @@ class Pair:
         self.pools = [PagedCache(self.model, 256, PAGE, kv_dtype) for _ in range(2)]
         noise = torch.randn(2, *self.pools[0].keys.shape, device="cuda").bfloat16()
         fill(self.pools, noise)
-        self.exact: PlainRunner | None = None
+        self.exact: Runner | None = None
         if experts:
             whole = copy.deepcopy(self.model).float()
             self.pools.append(PagedCache(whole, 256, PAGE))
             fill(self.pools[2:], noise)
-            self.exact = PlainRunner(whole, self.pools[2])
+            self.exact = Runner(whole, self.pools[2])
         for layer, parts, scales in codes:  # the other weights stay in half precision
             layer.fc1.weight.data, layer.fc2.weight.data = parts
             layer.scales = scales
-        self.plain = PlainRunner(self.model, self.pools[0])
+        self.plain = Runner(self.model, self.pools[0])
         # Of its own: in FP8 it leaves a model's modules without numbers that they can compute with.
         self.packed = PackedRunner(copy.deepcopy(self.model), self.pools[1], 128, Fallbacks())
 
@@ -114,7 +114,7 @@ class Pair:
         got: torch.Tensor | None,
         wanted: torch.Tensor | None,
         limit: float,
-        exactly: Callable[[PlainRunner], torch.Tensor | None],
+        exactly: Callable[[Runner], torch.Tensor | None],
     ) -> bool:
         """Outputs and caches of both. With experts, each is as near to what float32 gives as the other is.
 

@@ -11,7 +11,7 @@ import torch
 from saccade.engine import Engine
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.moondream.config import VisionConfig
-from saccade.engine.models.moondream.image_crops import make_crops, tiling_of
+from saccade.engine.models.moondream.vision import make_crops, tiling_of
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.runtime.image_encoder import cut_crops
 from saccade.engine.runtime.uploads.cuda_uploads import StagedImage

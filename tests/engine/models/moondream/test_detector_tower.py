@@ -14,10 +14,11 @@ from saccade.engine.models.nano.detector_tower import (
     Finds,
     Relations,
     octaves,
+    places,
     predecessors,
     suppressed,
 )
-from saccade.engine.models.nano.picodet import BINS, Evidence, places
+from saccade.engine.models.nano.picodet import BINS, Evidence
 from tests.support.engine import one_thread
 from tests.support.training import CLASSES, small_config
 

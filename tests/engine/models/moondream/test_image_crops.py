@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from saccade.engine.models.moondream.config import MoondreamConfig, VisionConfig
-from saccade.engine.models.moondream.image_crops import landscape_rows, make_crops, normalize, select_tiling, stitch
+from saccade.engine.models.moondream.vision import make_crops, normalize, select_tiling, stitch
+from saccade.engine.models.nano.detector_tower import landscape_rows
 from tests.support.engine import GOLDEN, noise
 
 SMALL = VisionConfig(crop_size=16, enc_patch_size=4, overlap_margin=1, max_crops=6)  # windows of 8 pixels

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from saccade.engine.models.nano.picodet import BINS, PicoDet, boxes_at, distances, places
+from saccade.engine.models.nano.detector_tower import boxes_at, distances, places
+from saccade.engine.models.nano.picodet import BINS, PicoDet
 from tests.support.engine import one_thread
 
 

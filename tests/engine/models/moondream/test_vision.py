@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from saccade.engine.golden.reference import Generator
-from saccade.engine.models.moondream.image_crops import make_crops, normalize, stitch
 from saccade.engine.models.moondream.model import load
-from saccade.engine.models.moondream.vision import VisionTower
+from saccade.engine.models.moondream.vision import VisionTower, make_crops, normalize, stitch
 from tests.support.engine import NANO, TINY, noise, one_thread, random_model
 
 MODEL = random_model(TINY)
