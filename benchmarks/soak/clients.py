@@ -165,7 +165,8 @@ def visiting(visits: Visits) -> Iterator[None]:
         left = asyncio.all_tasks(loop)  # such as keepalives of feeds whose client was cancelled
         for one in left:
             one.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.close()
 
     thread = threading.Thread(target=work, name="soak clients")
