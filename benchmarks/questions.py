@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 _QUESTION = "Is there really a person?"
 _CHOICES = ("yes", "no")
-_DEADLINE_S = 2.0  # that of `ask_deadline`
-_CROP = 0.4, 0.8  # of the image's width and height
+_DEADLINE_S = 2.0  # the default of `ask_deadline`
+_CROP = 0.4, 0.8  # fractions of the image's width and height
 _END_S = 10.0
 
 
 @dataclass(slots=True, frozen=True)
 class QuestionsBench:
-    """What `time_questions` measured.
+    """The results of `time_questions`.
 
     Attributes:
-        without, beside: the cameras without questions, and with them.
-        asked, late, failed: questions, those that had no answer after 2 s, and those that failed otherwise.
-        p50_ms, p95_ms: from a question to its answer.
+        without, beside: results of the cameras without and with questions.
+        asked, late, failed: number of questions, of questions past the deadline of 2 s, and of other failures.
+        p50_ms, p95_ms: time from a question to its answer.
     """
 
     without: CamerasBench
@@ -53,16 +53,16 @@ class QuestionsBench:
 
     @property
     def moved(self) -> float:
-        """By how much the 99th percentile of the frames' age at the result has moved; 0.1 is 10 % more."""
+        """Relative change of the 99th percentile of the frames' age at the result; 0.1 means 10 % more."""
         return self.beside.result_p99_ms / self.without.result_p99_ms - 1
 
     def as_json(self) -> str:
-        """All fields as a JSON object, the rows of the cameras left out."""
+        """Return all fields as a JSON object, without the rows of the cameras."""
         parts = asdict(replace(self, without=replace(self.without, rows=()), beside=replace(self.beside, rows=())))
         return json.dumps({**parts, "moved": self.moved}, indent=2)
 
     def as_text(self) -> str:
-        """Some lines for people."""
+        """Return a readable summary."""
 
         def line(name: str, seen: CamerasBench) -> str:
             return (
@@ -96,15 +96,17 @@ def time_questions(
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
 ) -> QuestionsBench:
-    """Let cameras offer frames without questions, and then with `per_second` of them; the rest as in `time_cameras`.
+    """Run the cameras without questions, and then with `per_second` questions; see `time_cameras`.
 
     Raises:
-        EngineError: if the model cannot be loaded, or answers no questions.
+        EngineError: if the model cannot be loaded or does not answer questions.
     """
     images, large, task = shown_images(size, objects)
     with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
         if "query" not in engine.model.skills:
-            raise EngineError(f"{engine.model.name} answers no questions: give --model moondream-2-random, or another")
+            raise EngineError(
+                f"{engine.model.name} does not answer questions: use --model moondream-2-random, or another"
+            )
         with _Asking(engine, images, per_second) as warm:
             time.sleep(min(1.0, 2 / per_second))
         del warm
@@ -116,7 +118,7 @@ def time_questions(
 
 
 class _Asking:
-    """Asks at random moments, so many times a second, in a block of it."""
+    """Submits questions at random times, with a mean rate, within a `with` block."""
 
     def __init__(self, engine: Engine, images: Sequence[RgbImage], per_second: float) -> None:
         self._engine, self._images, self._per_second = ModelAskEngine(engine), images, per_second
@@ -128,7 +130,7 @@ class _Asking:
         self.asked = self.late = self.failed = 0
 
     def percentiles(self) -> tuple[float, float]:
-        """Milliseconds, median and 95th, from a question to its answer; not a number without answers."""
+        """Return the median and the 95th percentile of the answer times, in milliseconds; NaN without answers."""
         times = self._times or [float("nan")]
         return float(np.percentile(times, 50)), float(np.percentile(times, 95))
 

@@ -1,12 +1,13 @@
-"""`saccade bench bubble`: what pipelining host and device gains, predicted from the times of a step and observed.
+"""`saccade bench bubble`: the speedup of pipelining host and device, predicted from step times and measured.
 
     speedup = T_block / T_pipe · (1 − z)
 
-T_block and T_pipe are the mean periods of a decode step at depth 1 and 2, from the end of the step before it to its
-end: of all of them, since those beside a prefill cost the blocking engine more, and are many. z is the share of decoded
-sequences wasted because they had ended a step before. Observed are useful decoded sequences, by the engine's
-counters, in the wall clock's time without the prefills'. What the model leaves out: it takes steps to have as many
-sequences at both depths, wasted ones included. The table shows how many they had.
+T_block and T_pipe are the mean periods of a decode step at depth 1 and 2, from the end of the previous step to the end
+of this step. The mean covers all decode steps, because steps next to a prefill are common and cost the blocking engine
+more. z is the share of decoded sequences that are wasted, because they had already ended.
+
+The measured speedup compares useful decoded sequences per second, without the time of prefills. The prediction assumes
+equally full steps at both depths; the table shows their mean size.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from saccade.pipeline.bench.load_generator import (
 if TYPE_CHECKING:
     from saccade.engine import Engine
 
-_ROUNDS = 5  # the depths take turns, so that a machine that changes its pace changes both
+_ROUNDS = 5  # the depths alternate, so that a change of the machine's speed affects both
 
 
 @dataclass(slots=True, frozen=True)
 class BubbleRow:
-    """A number of streams. Times in milliseconds.
+    """The results for one number of streams. Times are in milliseconds.
 
     Attributes:
-        streams: in the closed loop.
-        rows_block, rows_pipe: mean sequences of a decode step.
-        forward_ms, sampling_ms: of a decode step with a full batch, on the device, pipelined: medians, as the next.
-        bookkeeping_ms: what the host does for it besides waiting, pipelined.
-        idle_block_ms, idle_pipe_ms: of its period, what the device had nothing to do.
+        streams: number of streams in the closed loop.
+        rows_block, rows_pipe: mean number of sequences per decode step.
+        forward_ms, sampling_ms: median device times of a pipelined decode step with a full batch.
+        bookkeeping_ms: median host time of such a step, without waiting.
+        idle_block_ms, idle_pipe_ms: median idle time of the device per period.
         t_block_ms, t_pipe_ms: mean period of all decode steps.
-        steps: L, mean decode steps of an answer.
-        zombies: z, share of wasted sequences of decode steps, pipelined.
-        predicted: speedup of decoding by T_block / T_pipe · (1 − z).
-        observed: useful decoded sequences in a second without prefills, pipelined over blocking.
-        prefill_ms: mean of one image, pipelined.
-        predicted_answers: speedup with the images' prefill, by the times of a step.
-        observed_answers: answers a second, pipelined over blocking.
-        answers_per_s: pipelined.
+        steps: L, mean number of decode steps per answer.
+        zombies: z, share of wasted sequences of pipelined decode steps.
+        predicted: predicted speedup of decoding, T_block / T_pipe · (1 − z).
+        observed: measured speedup of decoding: useful sequences per second without prefills, pipelined over blocking.
+        prefill_ms: mean prefill time of one image, pipelined.
+        predicted_answers: predicted speedup including prefills.
+        observed_answers: measured speedup of answers per second, pipelined over blocking.
+        answers_per_s: answers per second, pipelined.
     """
 
     streams: int
@@ -79,12 +80,12 @@ class BubbleRow:
 
 @dataclass(slots=True, frozen=True)
 class BubbleBench:
-    """The table of the cost model.
+    """The results of the benchmark.
 
     Attributes:
-        model, device, dtype: what ran, and where.
-        conf: least score of an object, chosen so that answers have some mean number of them.
-        rows: one a number of streams.
+        model, device, dtype: model, device and data type.
+        conf: score threshold, chosen for the requested mean number of objects.
+        rows: one row per number of streams.
     """
 
     model: str
@@ -138,16 +139,16 @@ def time_bubble(
     """Run the closed loop at depth 1 and 2.
 
     Args:
-        name: as `Engine.load` takes it, or `saccade.engine.golden.random_model.MOONDREAM_2`.
-        device: as `Engine.load` takes it.
-        dtype: likewise.
-        streams: how many, for each row of the table.
-        seconds: to measure for each row and depth.
-        objects: mean number that answers shall have, `MAX_OBJECTS` at most.
-        size: width and height of the images in pixels.
+        name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
+        device: see `Engine.load`.
+        dtype: see `Engine.load`.
+        streams: numbers of streams, one row each.
+        seconds: seconds per row and depth.
+        objects: mean number of objects per answer, at most `MAX_OBJECTS`.
+        size: width and height of the images, in pixels.
 
     Raises:
-        EngineError: if there is no such model, device or dtype.
+        EngineError: if the model, device or dtype does not exist.
     """
     images = mosaics(images_of(str(DEMO_CLIP), *size))
     with ExitStack() as stack:
@@ -159,7 +160,7 @@ def time_bubble(
 
 
 def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, seconds: float) -> BubbleRow:
-    """Measure one number of streams with an engine of depth 1 and one of depth 2."""
+    """Measure one number of streams with an engine of depth 1 and an engine of depth 2."""
     block, pipe = Measured(), Measured()
     wait_for_rest(engines[1])
     for _ in range(_ROUNDS):

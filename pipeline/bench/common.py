@@ -1,4 +1,4 @@
-"""What several benches share: reading their flags, and the images that they show to the model."""
+"""Shared code of the benchmarks: parsing of flags, and test images."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from saccade.pipeline.errors import ConfigError
 from saccade.sources import RgbImage, open_source
 
-MAX_COUNT = 64  # prompts at a time, as the engine has batch slots
-_IMAGES = 20  # as many different ones are shown in turn, so that the number of boxes varies as in real life
+MAX_COUNT = 64  # number of batch slots of the engine
+_IMAGES = 20  # number of different images, so that the number of boxes varies as in practice
 _STRIDE = 10  # the demo clip has 200 frames
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Read `640x360` as width and height.
+    """Parse a size such as `640x360`.
 
     Raises:
-        ConfigError: if it is anything else.
+        ConfigError: if the text is not a size.
     """
     match = re.fullmatch(r"([1-9]\d{0,4})[x×]([1-9]\d{0,4})", text.strip().lower())
     if not match:
@@ -29,34 +29,36 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_counts(text: str, flag: str) -> list[int]:
-    """Read `1,8,32` as numbers from 1 to 64.
+    """Parse numbers from 1 to 64, such as `1,8,32`.
 
     Raises:
-        ConfigError: naming the flag, if it is anything else.
+        ConfigError: if the text is not such a list; the message names the flag.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MAX_COUNT for part in parts):
-        raise ConfigError(f"{flag}: should be numbers from 1 to {MAX_COUNT} with commas, such as 1,8,32, got {text!r}")
+        raise ConfigError(
+            f"{flag}: should be numbers from 1 to {MAX_COUNT} separated by commas, such as 1,8,32, got {text!r}"
+        )
     return [int(part) for part in parts]
 
 
 def parse_small(text: str, flag: str, most: int) -> list[int]:
-    """Read `0,2` as numbers from 0 to `most`.
+    """Parse numbers from 0 to `most`, such as `0,2`.
 
     Raises:
-        ConfigError: naming the flag, if it is anything else.
+        ConfigError: if the text is not such a list; the message names the flag.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}", part) and int(part) <= most for part in parts):
-        raise ConfigError(f"{flag}: should be numbers from 0 to {most} with commas, such as 0,2, got {text!r}")
+        raise ConfigError(f"{flag}: should be numbers from 0 to {most} separated by commas, such as 0,2, got {text!r}")
     return [int(part) for part in parts]
 
 
 def parse_range(text: str, flag: str) -> tuple[float, float]:
-    """Read `5-30` or `15` as the lowest and the highest of some rates, each above 0 and at most 1000.
+    """Parse one rate or a range of rates, such as `15` or `5-30`, above 0 and at most 1000.
 
     Raises:
-        ConfigError: naming the flag, if it is anything else.
+        ConfigError: if the text is not such a range; the message names the flag.
     """
     match = re.fullmatch(r"(\d{1,4}(?:\.\d+)?)(?:-(\d{1,4}(?:\.\d+)?))?", text.strip())
     low, high = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
@@ -66,22 +68,24 @@ def parse_range(text: str, flag: str) -> tuple[float, float]:
 
 
 def parse_weights(text: str, flag: str) -> list[float]:
-    """Read `1,1,4` as weights, each from 0.01 to 100.
+    """Parse weights from 0.01 to 100, such as `1,1,4`.
 
     Raises:
-        ConfigError: naming the flag, if it is anything else.
+        ConfigError: if the text is not such a list; the message names the flag.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}(\.\d+)?", part) and 0.01 <= float(part) <= 100 for part in parts):
-        raise ConfigError(f"{flag}: should be weights from 0.01 to 100 with commas, such as 1,1,4, got {text!r}")
+        raise ConfigError(
+            f"{flag}: should be weights from 0.01 to 100 separated by commas, such as 1,1,4, got {text!r}"
+        )
     return [float(part) for part in parts]
 
 
 def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> list[RgbImage]:
-    """The first `count` images of a source, every tenth frame, scaled to `width` × `height` pixels.
+    """Return `count` images of a source, every tenth frame, scaled to `width` × `height` pixels.
 
     Raises:
-        SourceError: if it cannot be used.
+        SourceError: if the source cannot be used.
     """
     with open_source(source, vid_stride=_STRIDE) as frames:
         return [

@@ -1,4 +1,4 @@
-"""`saccade bench frame`: how long the loaded model takes from one image to its boxes, measured from outside."""
+"""`saccade bench frame`: the end-to-end time from one image to its boxes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from saccade.pipeline.runtime.tasks import tasks_for
 if TYPE_CHECKING:
     pass
 
-WARM_UP = 20  # a CPU records what it does by then, see `engine.cpu.replay`
+WARM_UP = 20  # CPU replay is recorded by then, see `engine.cpu.replay`
 
 
 @dataclass(slots=True, frozen=True)
 class FrameBench:
-    """Times of one image at a time, in milliseconds.
+    """Times of single images, in milliseconds.
 
     Attributes:
-        model, device, dtype: what ran, and where.
-        width, height: size of the images in pixels.
-        frames: how many were timed.
-        median_ms, p99_ms: from handing the image over to having its boxes.
-        prefill_ms, decode_ms: medians of the engine's own split.
-        boxes: mean number on an image, or the length that answers were given.
+        model, device, dtype: model, device and data type.
+        width, height: size of the images, in pixels.
+        frames: number of measured images.
+        median_ms, p99_ms: time from submitting an image to receiving its boxes.
+        prefill_ms, decode_ms: medians of the engine's own times.
+        boxes: mean number of boxes per image, or the fixed number of objects.
     """
 
     model: str
@@ -52,7 +52,7 @@ class FrameBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Two lines for people."""
+        """Return a readable summary of two lines."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} images, "
             f"{self.boxes:.1f} boxes each\n"
@@ -62,17 +62,17 @@ class FrameBench:
 
 
 def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
-    """Time images of the configuration's source, scaled, one after another.
+    """Time scaled images of the configuration's source, one at a time.
 
     Args:
-        config: model, source and what is asked for.
-        width: of the images, in pixels.
-        height: of the images, in pixels.
-        frames: how many to time.
-        objects: make every answer so long; as the model finds by default.
+        config: model, source and prompts.
+        width: width of the images, in pixels.
+        height: height of the images, in pixels.
+        frames: number of images.
+        objects: fixed number of objects per answer; None for the model's own answers.
 
     Raises:
-        SourceError, EngineError: if source or model cannot be used.
+        SourceError, EngineError: if the source or the model cannot be used.
     """
     images = images_of(config.source, width, height)
     from saccade.pipeline.bench.load_generator import dtypes_of, open_engine

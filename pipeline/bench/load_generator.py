@@ -1,7 +1,7 @@
-"""A closed loop of streams on an engine, and what its steps took: shared by the benches of the engine.
+"""A closed loop of streams on an engine, and the times of its steps; shared by the engine benchmarks.
 
-Each stream asks for one name on one image, and for the next as soon as it has the answer. Answers end where the model
-stops, which is not known in advance.
+Each stream submits one prompt about one image, and the next after the answer. The model decides where answers end, so
+their length is not known in advance.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 MAX_OBJECTS = 50
 OPEN_LABELS = ("person", "face", "dog", "chair", "bicycle", "traffic light", "umbrella", "cup")
-_CLOSED_LABELS = 2  # of a model that knows what it sees: the demo clip has persons and faces
-_TILES = 4  # images are mosaics of 1 × 1 to 4 × 4 of the clip's, so that the number of objects varies
-_FULL = 0.75  # a batch of more than this share of the streams counts as full: it is padded to the same size
-_WARM_UP = 0.2  # of the time that is measured, and an answer for each stream: they all start at once
+_CLOSED_LABELS = 2  # for a model with fixed classes: the demo clip shows persons and faces
+_TILES = 4  # mosaics of 1 × 1 to 4 × 4 images of the clip, so that the number of objects varies
+_FULL = 0.75  # a batch above this fraction of the streams counts as full, because it is padded to the full size
+_WARM_UP = 0.2  # fraction of the measured time; also one answer per stream, because all streams start at once
 _LONG_S = 120.0
 
 Job = tuple[RgbImage, Detect]
 
 
 class RandomWindows:
-    """As many windows of an image as `--saccades` asks for, anywhere in it, of the size in which the model sees them.
+    """Random windows of images, as with `--saccades`, in the model's input size.
 
     Args:
-        engine: the model's.
-        count: of each image.
+        engine: the engine.
+        count: number of windows per image.
     """
 
     def __init__(self, engine: Engine, count: int) -> None:
@@ -55,7 +55,7 @@ class RandomWindows:
         self._sizes: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def of(self, image: RgbImage) -> list[Window]:
-        """The windows of an image; none of one that is no larger than the model sees it."""
+        """Return the windows of an image; empty if the image is not larger than the model's input."""
         height, width = image.shape[:2]
         if not self._count:
             return []
@@ -77,15 +77,15 @@ class RandomWindows:
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """A step on the compute stream, in seconds.
+    """Times of a step on the compute stream, in seconds.
 
     Attributes:
-        decode: whether it is a decode step, else a prefill.
-        rows: sequences in it.
-        end: when it was done, on the clock of `time.perf_counter`.
-        period: from the end of the step before it to its end.
-        forward, sampling: of that, what each took; sampling is 0 where it is part of the forward's graph.
-        host: what the host did for it, waiting left out.
+        decode: whether the step is a decode step; otherwise it is a prefill.
+        rows: number of sequences in the step.
+        end: end of the step, on the clock of `time.perf_counter`.
+        period: time from the end of the previous step to the end of this step.
+        forward, sampling: parts of the period; sampling is 0 if it is part of the forward's CUDA graph.
+        host: host time of the step, without waiting.
     """
 
     decode: bool
@@ -99,12 +99,12 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything measured at one depth.
+    """The measurements at one depth.
 
     Attributes:
-        steps: that ended while it was measured.
-        answers, rows, zombies: by the engine's counters; sequences of decode steps, and the wasted ones of them.
-        elapsed: seconds on the wall's clock.
+        steps: steps that ended during the measurement.
+        answers, rows, zombies: counts of the engine: answers, decoded sequences, and wasted sequences.
+        elapsed: wall-clock seconds.
     """
 
     steps: list[StepTimes] = field(default_factory=list)
@@ -115,48 +115,48 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """z: share of decoded sequences that were wasted."""
+        """z: the share of decoded sequences that are wasted."""
         return self.zombies / self.rows
 
     @property
     def useful_steps(self) -> float:
-        """L: mean decode steps of an answer."""
+        """L: the mean number of decode steps per answer."""
         return (self.rows - self.zombies) / self.answers
 
     @property
     def decode(self) -> list[StepTimes]:
-        """Decode steps."""
+        """The decode steps."""
         return [step for step in self.steps if step.decode]
 
     @property
     def mean_rows(self) -> float:
-        """Sequences of a decode step."""
+        """The mean number of sequences per decode step."""
         return statistics.mean(step.rows for step in self.decode)
 
     @property
     def period(self) -> float:
-        """T: mean period of a decode step, of any number of sequences and beside anything else."""
+        """T: the mean period of all decode steps."""
         return statistics.mean(step.period for step in self.decode)
 
     @property
     def useful_rate(self) -> float:
-        """Useful decoded sequences in a second without prefills."""
+        """The useful decoded sequences per second, without the time of prefills."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 
     @property
     def prefill_s(self) -> float:
-        """Mean period of the prefill of one image."""
+        """The mean prefill time per image, in seconds."""
         steps = [step for step in self.steps if not step.decode]
         return sum(step.period for step in steps) / sum(step.rows for step in steps)
 
     @property
     def per_answer_s(self) -> float:
-        """Time an answer should take: its prefill, and its share of decode steps."""
+        """The expected time per answer: its prefill and its share of decode steps."""
         return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
 
     def full(self, streams: int) -> list[StepTimes]:
-        """Decode steps of a full batch; all of them if there was none."""
+        """Return the decode steps with a full batch, or all decode steps if no batch was full."""
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
 
 
@@ -170,12 +170,13 @@ def open_engine(
     kv_dtype: str | None = None,
     imgsz: int | None = None,
 ) -> Engine:
-    """Load a model, or make one of random weights; the arguments are those of `Engine.load`.
+    """Load a model or create a random model; the arguments are those of `Engine.load`.
 
-    By default a model drafts, and one of random weights does not, whose answers have nothing of those before.
+    By default, a trained model uses speculative decoding. A random model does not, because its answers do not resemble
+    earlier answers.
 
     Raises:
-        EngineError: if there is no such model, device or dtype.
+        EngineError: if the model, device or dtype does not exist.
     """
     from saccade.engine import Engine
     from saccade.engine.golden.random_model import random_engine
@@ -183,7 +184,7 @@ def open_engine(
 
     if name in RANDOM:
         if imgsz is not None:
-            raise EngineError(f"{name} sees images at one size: leave out --imgsz, which is for nano")
+            raise EngineError(f"{name} has a fixed image size: remove --imgsz, which is for nano only")
         return for_life(
             lambda: random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts), kv_dtype=kv_dtype)
         )
@@ -195,13 +196,13 @@ def open_engine(
 
 
 def dtypes_of(engine: Engine) -> str:
-    """What an engine computes in, and what it keeps keys and values in if that is something else."""
+    """Return the dtype of an engine, and the dtype of its KV cache if it differs."""
     kept = engine.config.kv_dtype
     return engine.model.dtype if kept is None else f"{engine.model.dtype} with keys and values in {kept}"
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """As many images of the same size, each one of the given or several of them, smaller, side by side."""
+    """Return as many mosaics as images, of the same size, each made of one or several images."""
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):
@@ -221,40 +222,40 @@ def _smaller(image: RgbImage, n: int) -> RgbImage:
 
 
 def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
-    """What to ask of each image, at the confidence at which answers have `objects` objects in the mean."""
+    """Return one request per label and image; the score threshold gives `objects` objects per answer on average."""
     classes = engine.model.classes
     labels = OPEN_LABELS if classes is None else classes[:_CLOSED_LABELS]
     jobs = [(image, Detect(label, most, 0.0)) for label, image in product(labels, images)]
     answers = [engine.submit(image, [task]) for image, task in jobs]
     scores = [[box.score for box in answer.result(_LONG_S).detections.boxes] for answer in answers]
     conf = conf_for(scores, objects)
-    random.Random(0).shuffle(jobs)  # or answers of one name, which are alike, would come together
+    random.Random(0).shuffle(jobs)  # otherwise similar answers with one label would be adjacent
     return [(image, replace(task, conf=conf)) for image, task in jobs]
 
 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
-    """The confidence at which answers have `objects` objects in the mean, given the scores of answers without end.
+    """Return the score threshold at which answers have `objects` objects on average, from unlimited answers' scores.
 
-    An answer ends at its first score that is not above the confidence, and no score in it is above the one before
-    (see `skills.FindObjects`): its length is the number of scores that are above the confidence.
+    An answer ends at its first score below the threshold, and its scores never increase (see `skills.FindObjects`). So
+    its length is the number of scores above the threshold.
     """
     falling = sorted(chain.from_iterable(scores), reverse=True)
     return falling[min(round(objects * len(scores)), len(falling) - 1)]
 
 
 class ClosedLoop:
-    """Requests of all streams, from one thread.
+    """Submits the requests of all streams from one thread.
 
-    A thread for each stream, which waits for its answer, is a load of its own: of `nano` on an H200 32 of them had
-    1,745 to 1,771 images a second answered, where one has 2,606 to 2,790.
+    One thread per stream would be a significant load of its own: 32 threads reduced nano on an H200 from about 2,700 to
+    1,750 images per second.
 
     Args:
-        engine: answers them.
-        jobs: what is asked, again and again.
-        windows: of each image; None for none.
+        engine: the engine.
+        jobs: the requests, repeated endlessly.
+        windows: windows of each image, or None.
 
     Attributes:
-        n_open: requests under way.
+        n_open: number of requests in flight.
     """
 
     def __init__(self, engine: Engine, jobs: Sequence[Job], windows: RandomWindows | None = None) -> None:
@@ -263,17 +264,17 @@ class ClosedLoop:
         self.n_open = 0
 
     def submit(self) -> None:
-        """Ask for the next."""
+        """Submit the next request."""
         begun, (image, task) = time.perf_counter(), next(self._jobs)
         asked = self._engine.submit(image, [task], windows=self._windows.of(image))
         asked.call_when_done(lambda future: self._over.put((begun, future)))
         self.n_open += 1
 
     def take(self, timeout: float | None = None) -> tuple[float, Result]:
-        """Seconds that the next answer took, and it. Waits for it.
+        """Wait for the next answer; return its time in seconds and the result.
 
         Raises:
-            queue.Empty: if it is not there within `timeout` seconds.
+            queue.Empty: if no answer arrives within `timeout` seconds.
         """
         begun, future = self._over.get(timeout=timeout)
         self.n_open -= 1
@@ -282,17 +283,18 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Keep `streams` requests under way, for a while unmeasured and then for `seconds`; add what was seen."""
+    """Keep `streams` requests in flight, during a warm-up and then for `seconds`; add the measurements."""
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:
-        """Submit the next as answers come, until then and at least so many."""
         while answers > 0 or time.perf_counter() < until:
             loop.take(_LONG_S)
             loop.submit()
             answers -= 1
 
-    with engine.tracing() as trace:  # from the warm-up on: a step's period starts at the end of the one before it
+    with (
+        engine.tracing() as trace
+    ):  # starts with the warm-up, because a step's period starts at the end of the previous step
         for _ in range(streams):
             loop.submit()
         turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)
@@ -311,20 +313,20 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
 
 
 def wait_for_rest(engine: Engine) -> None:
-    """Wait until wasted steps have run, too.
+    """Wait until the engine is idle, including wasted steps.
 
     Raises:
-        TimeoutError: if it does not.
+        TimeoutError: if the engine does not become idle.
     """
     latest = time.monotonic() + _LONG_S
     while engine.counters()["batch_slots_used"]:
         if time.monotonic() > latest:
-            raise TimeoutError("the engine does not come to rest")
+            raise TimeoutError("the engine does not become idle")
         time.sleep(0.001)
 
 
 def step_times(trace: Trace) -> list[StepTimes]:
-    """The steps of a trace whose beginning it holds."""
+    """Return the times of all steps whose start is in the trace."""
     device: dict[int, list[Span]] = {}
     for span in trace.spans("compute"):
         device.setdefault(_step(span), []).append(span)

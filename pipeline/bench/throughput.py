@@ -1,4 +1,4 @@
-"""`saccade bench throughput`: images a second of many streams at a time, and what they cost the CPU."""
+"""`saccade bench throughput`: images per second and CPU time with many concurrent streams."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from saccade.pipeline.bench.load_generator import ClosedLoop, RandomWindows, dty
 
 @dataclass(slots=True, frozen=True)
 class ThroughputRow:
-    """One number of streams.
+    """The results for one number of streams.
 
     Attributes:
-        streams: images in the engine at a time, one of each stream.
-        fps: images answered a second, of all streams.
-        median_ms, p99_ms: from handing an image over to its answer.
-        cpu_ms: time of all of the process's threads for an image.
+        streams: number of images in flight, one per stream.
+        fps: answered images per second of all streams.
+        median_ms, p99_ms: time from submitting an image to its answer.
+        cpu_ms: CPU time of the process per image.
     """
 
     streams: int
@@ -35,7 +35,7 @@ class ThroughputRow:
 
 @dataclass(slots=True, frozen=True)
 class ThroughputBench:
-    """What `time_throughput` measured; `boxes` is as in `frame.FrameBench`, `saccades` the windows of each image."""
+    """The results of `time_throughput`; `boxes`: see `frame.FrameBench`; `saccades`: windows per image."""
 
     model: str
     device: str
@@ -51,7 +51,7 @@ class ThroughputBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table for people."""
+        """Return a readable table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, "
             f"{self.boxes:.1f} boxes and {self.saccades} windows an image",
@@ -77,26 +77,26 @@ def time_throughput(
     seconds: float = 5.0,
     saccades: int = 0,
 ) -> ThroughputBench:
-    """Let so many streams hand in one image after another, each with one prompt, for some seconds.
+    """Measure streams that submit one image after another, each with one prompt.
 
     Args:
-        model: name, folder, hub id, or a shape with random weights.
-        device: where it runs.
-        counts: streams, a row each.
-        dtype: as `Engine.load` takes it.
-        kv_dtype: likewise.
-        label: what is asked for.
-        objects: make every answer so long; as the model finds by default.
-        size: of the images, in pixels.
-        seconds: for each row.
-        saccades: windows of each image, at random places of it.
+        model: name, folder or hub id of a model, or a random model.
+        device: device of the model.
+        counts: numbers of streams, one row each.
+        dtype: see `Engine.load`.
+        kv_dtype: see `Engine.load`.
+        label: label to detect.
+        objects: fixed number of objects per answer; None for the model's own answers.
+        size: size of the images, in pixels.
+        seconds: seconds per row.
+        saccades: windows per image, at random positions.
 
     Raises:
         EngineError: if the model cannot be loaded.
     """
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
-    # No two alike: what one costs must not be saved by another's.
+    # No two images are equal, so that no work of one image can be reused for another.
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
     rows, boxes = [], 0.0
     with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
@@ -117,7 +117,7 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Milliseconds that each image took, and the objects found, with so many under way until a moment."""
+    """Return the time of each image in ms and its object count, with `streams` requests in flight until `stop`."""
     waits: list[float] = []
     found: list[int] = []
     for _ in range(streams):

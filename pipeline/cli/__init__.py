@@ -1,1 +1,1 @@
-"""The command line: `saccade` and its commands, their options, and what they print. Its face is `main.main`."""
+"""The command line: `saccade`, its commands, their options and output. The entry point is `main.main`."""

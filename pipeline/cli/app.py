@@ -1,4 +1,4 @@
-"""Typer with the types of its help left out where they tell people nothing: of switches and of named arguments."""
+"""Typer with a shorter help: switches and named arguments show no type."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _Group(typer.core.TyperGroup):
 
 
 class App(typer.Typer):
-    """A group of commands. Takes what `typer.Typer` takes."""
+    """A group of commands; accepts the arguments of `typer.Typer`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[C], C]:
-        """As `typer.Typer.command`."""
+        """Register a command; see `typer.Typer.command`."""
         return super().command(name, **{"cls": _Command, **options})

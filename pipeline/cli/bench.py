@@ -1,4 +1,4 @@
-"""`saccade bench …`: every command that measures. What is slow to import is imported by the command that needs it."""
+"""The benchmark commands `saccade bench …`. Each command imports its slow modules only when it runs."""
 
 from __future__ import annotations
 

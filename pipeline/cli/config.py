@@ -1,4 +1,4 @@
-"""`saccade config`: commands that work with configuration files. Imports what is slow to import only inside them."""
+"""`saccade config`: commands for configuration files. Slow modules are imported only inside the commands."""
 
 from __future__ import annotations
 

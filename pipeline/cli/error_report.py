@@ -1,4 +1,4 @@
-"""Reports every error as one line on standard error and an exit code, never as a traceback."""
+"""Reports every error as one line on standard error with an exit code, never as a traceback."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FAILED = 1
 INTERRUPTED = 130
 
 _MOST_LINES = 100  # of warnings
-_AGAIN_S = 60.0  # until one of the same wording is shown again
+_AGAIN_S = 60.0  # until a warning with the same text is shown again
 
 
 class _Warnings(logging.Handler):
-    """Keeps warnings and worse until they are shown, each wording once a minute."""
+    """Collects warnings and errors for display, each text at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -32,22 +32,21 @@ class _Warnings(logging.Handler):
         self._kept_at: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the record's line."""
         line, now = one_line(record.getMessage()), time.monotonic()
         if now - self._kept_at.get(line, -_AGAIN_S) < _AGAIN_S:
             return
-        self._kept_at.pop(line, None)  # to be the newest below
+        self._kept_at.pop(line, None)  # reinserted below as the newest
         while len(self._kept_at) >= _MOST_LINES:
             del self._kept_at[next(iter(self._kept_at))]
         self._kept_at[line] = now
         self._waiting.append(line)
 
     def take(self) -> list[str]:
-        """What was not shown yet."""
+        """Return the warnings not shown yet."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def forget(self) -> None:
-        """Start anew, for another command."""
+        """Forget all warnings, for the next command."""
         self._waiting.clear()
         self._kept_at.clear()
 
@@ -56,15 +55,15 @@ _warnings = _Warnings()
 
 
 def take_warnings() -> list[str]:
-    """The warnings logged since the last call, as lines for the user."""
+    """Return the warnings logged since the last call, one line each."""
     return _warnings.take()
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Call `command` and return its exit code, or print one line on why it failed and return the code for that.
+    """Run `command` and return its exit code; on an error, print one line and return the code of the error.
 
-    Warnings that were not shown by then are shown at the end of a command that succeeded, where no progress bar
-    overwrites them; beside an error they would only distract. With SACCADE_DEBUG=1 the traceback is shown as well.
+    After a successful command, the remaining warnings are shown, when no progress bar can overwrite them. After an
+    error they are omitted. SACCADE_DEBUG=1 adds the traceback.
     """
     _warnings.forget()
     logging.getLogger().addHandler(_warnings)
@@ -76,7 +75,7 @@ def guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt as interrupt:
         return int(interrupt.args[0]) if interrupt.args else INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output is gone (`saccade models | head`): what Python would flush at exit has no reader.
+        # The reader of standard output is gone (`saccade models | head`), so Python must not flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -102,7 +101,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"{error}; `saccade doctor` shows what is missing", FAILED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"cannot write {error.filename or 'standard output'}: {error.strerror}", FAILED
-    # Only now, because these bring torch and FFmpeg with them.
+    # Imported late, because these modules import torch and FFmpeg.
     from saccade.engine import EngineError
     from saccade.sinks import SinkError
     from saccade.sources import SourceError

@@ -1,4 +1,4 @@
-"""The commands around events: `saccade rules check`, `saccade backtest` and `saccade search`."""
+"""The event commands: `saccade rules check`, `saccade backtest` and `saccade search`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ rules = App(help="Check rules for events.", no_args_is_help=True)
 
 
 def add_event_commands(app: typer.Typer) -> None:
-    """Add them to the command line."""
+    """Add the event commands to the command line."""
     app.add_typer(rules, name="rules")
     app.command()(backtest)
     app.command()(search)

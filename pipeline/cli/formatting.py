@@ -1,4 +1,4 @@
-"""Text for terminals: progress bars, summaries and tables of reports. Knows reports, not what makes them."""
+"""Text for terminals: progress bars, summaries and tables."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from saccade.engine.golden.quantity import Quantity
 
 LOST = {
-    "lost": "lost or damaged on the way",
+    "lost": "lost or damaged in transit",
     "full": "dropped because the model was busy",
-    "max_fps": "left out, as they were more than max_fps",
-    "deadline": "dropped because the result would have come too late",
+    "max_fps": "skipped by max_fps",
+    "deadline": "dropped because the deadline had passed",
     "closed": "read but not processed",
-    "failed": "that the model or a stage failed on",
-    "gate": "not admitted by a gate",
+    "failed": "dropped because the model or a stage failed",
+    "gate": "dropped by a gate",
     "sink full": "dropped because a sink was busy",
-    "sink closed": "not taken by a sink",
+    "sink closed": "dropped because a sink was closed",
 }
-"""Cause of a drop as in `Report.drops` → its wording in the summary."""
+"""Maps a cause in `Report.drops` to its text in the summary."""
 
 
 @contextmanager
 def counting() -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of what calls the function yielded with (done, all)."""
+    """Show a progress bar; yield a function that receives the number done and the total."""
     bar = progress_bar()
     task = bar.add_task("")
     with bar:
@@ -39,21 +39,21 @@ def counting() -> Iterator[Callable[[int, int], None]]:
 
 
 def show_preparation(done: int, total: int) -> None:
-    """Show on a terminal how far a GPU is prepared, in a line that is removed at the end."""
+    """Show the progress of GPU preparation on a terminal, in a line that is removed at the end."""
     if sys.stderr.isatty():
         line = f"preparing the GPU: {done} of {total}" if done < total else ""
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
-    """A progress bar on standard error, removed at its end, and absent where there is no terminal."""
+    """Return a progress bar on standard error; it disappears at the end and is disabled without a terminal."""
     console = console or Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def summary(report: Report) -> str:
-    """A line or two on what was done."""
+    """Return a summary of a run, in one or two lines."""
     latency = report.latency
     lines = [
         f"{report.frames} frames in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, {report.model_ms:.1f} ms a frame "
@@ -70,7 +70,7 @@ def summary(report: Report) -> str:
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
-    """How many of each quantity differ, and by how much at most."""
+    """Return a table of the quantities: how many values differ, and the largest difference."""
     from saccade.engine.golden.quantity import ANY_NUMBER
 
     lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]
@@ -82,5 +82,7 @@ def golden_table(quantities: Sequence[Quantity]) -> str:
     if any(one.name == "crops" and not one.ok for one in quantities):
         from PIL import __version__ as pillow
 
-        lines.append(f"Pillow {pillow} has cut these crops; its releases resize in two orders: try 13 or later, or 12")
+        lines.append(
+            f"Pillow {pillow} cut these crops; its releases resize differently: try Pillow 13 or later, or Pillow 12"
+        )
     return "\n".join(lines) if quantities else "nothing was compared"

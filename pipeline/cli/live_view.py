@@ -1,6 +1,6 @@
-"""Shows a run on a terminal while it goes on: a bar for one file, else a table, and a line for each change.
+"""Shows a run on a terminal: a progress bar for one file, otherwise a table, and a line per change.
 
-Stops it when a signal comes. Knows how streams are doing, not how they are opened.
+It stops the run when a signal arrives.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> No
                 urgent_s = 0.0 if signals.urgent_at is None else now - signals.urgent_at
                 limit_s = runner.stop(abandon=urgent_s > _URGENT_ENGINE_S)
                 if now >= stopped_at + limit_s or urgent_s > _URGENT_END_S:
-                    break  # closing the streams reports which stream does not end
+                    break  # closing the streams reports the stream that hangs
             time.sleep(_POLL_S)
 
 
@@ -103,14 +103,14 @@ def _statuses(controller: Controller) -> dict[str, StreamStatus]:
 
 
 class FileWatch:
-    """Looks once a second whether a file has changed, and reports it when it has stayed as it is for a second."""
+    """Checks once a second whether a file has changed; reports a change after one second without further changes."""
 
     def __init__(self) -> None:
         self._looked_at = 0.0
         self._seen = False
 
     def due(self, file: FileStamp) -> bool:
-        """Whether the file is to be read now."""
+        """Return whether the file should be read now."""
         now = time.monotonic()
         if now < self._looked_at + _FILE_S:
             return False
@@ -121,9 +121,9 @@ class FileWatch:
 
 
 def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
-    """The line to show of a stream, if any."""
+    """Return the line to show about a stream, or None."""
     if status.state == "failed":
-        return None if alone else f"{status.name}: {status.reason}"  # of one alone the exit reports it
+        return None if alone else f"{status.name}: {status.reason}"  # with a single stream, the exit message reports it
     if quiet or not (status.live or status.state == "stuck") or status.state == "ended":
         return None
     reason = f" ({status.reason})" if status.reason else ""
@@ -162,7 +162,7 @@ def _view(console: Console, alone: StreamStatus | None, quiet: bool) -> Iterator
 
 
 def table_of(statuses: Sequence[StreamStatus]) -> Table:
-    """The streams as a table, one a row."""
+    """Return a table with one row per stream."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("stream", "state"):
         table.add_column(heading, no_wrap=True)

@@ -1,4 +1,4 @@
-"""The command line. Imports what is slow to import only inside the command that needs it."""
+"""The command line. Each command imports its slow modules only when it runs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ app.add_typer(config_commands, name="config")
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed midway, 2 wrong input, 130 interrupted.
+    """Run the command line and exit: 0 success, 1 failure during the run, 2 invalid input, 130 interrupted.
 
-    A run that SIGTERM ends is done.
+    SIGTERM is a regular end of a run and exits with 0.
     """
-    # Read when torch is loaded, which is later. Threads that spin while they wait take the core that a decoder, an
-    # encoder or the engine's own loop needs: beside other work on two cores a frame took 67 ms, and 139 spinning.
+    # Must be set before torch is loaded. Threads that spin while they wait take cores from decoders, encoders and the
+    # engine's loop: next to other work on two cores, a frame took 139 ms with spinning and 67 ms without.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from saccade.engine.process import limit_arenas  # only now: as it is imported it asks whether threads may spin
+    from saccade.engine.process import limit_arenas  # imported here, because the import reads OMP_WAIT_POLICY
 
     limit_arenas()
     prepare_terminal()
@@ -67,7 +67,7 @@ def main() -> None:
 def root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
-    """Print the version or, without any command, the help."""
+    """Print the version or, without a command, the help."""
     if version:
         print(f"saccade {VERSION}")
     elif context.invoked_subcommand is None:
@@ -76,7 +76,7 @@ def root(
         try:
             os.getcwd()
         except OSError:
-            raise ConfigError("the working directory is gone: change to one that exists") from None
+            raise ConfigError("the working directory no longer exists: change to an existing directory") from None
 
 
 @app.command()
@@ -84,14 +84,15 @@ def root(
 def run(
     given: Settings,
     source: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE", help=f"{help_of('source')} Several are several streams.")
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help=f"{help_of('source')} Several sources make several streams."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML with any of these; flags win over it.")
+        Path | None, typer.Option(metavar="FILE", help="YAML configuration file; flags override it.")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Trace of the engine's steps to write, a .json file for ui.perfetto.dev."),
+        typer.Option(metavar="FILE", help="Write a trace of the engine's steps, a .json file for ui.perfetto.dev."),
     ] = None,
     quiet: Quiet = False,
 ) -> int:
@@ -112,20 +113,20 @@ def run(
     file = ConfigFile(config, {**sources_in(source), **given}) if config else None
     workers = has_workers(settings)
     if workers and trace is not None:
-        raise ConfigError(f"--trace: a trace is of one engine; leave out {'--ray' if settings.ray else '--workers'}")
+        raise ConfigError(f"--trace: a trace covers one engine only; remove {'--ray' if settings.ray else '--workers'}")
     with EndingSignals() as signals:
         if workers:
-            signals.catch()  # before Ray is started, which is to end with this
+            signals.catch()  # before Ray starts, because Ray must end with this command
         try:
             with (
                 opened_run(settings, file, show_preparation, given_up=lambda: bool(signals)) as opened,
                 traced(opened.controller.local.engine, trace) if trace else nullcontext(),
             ):
-                if file and not sys.stdin.isatty():  # on a terminal SIGHUP means that it was closed
+                if file and not sys.stdin.isatty():  # on a terminal, SIGHUP means that the terminal was closed
                     signals.reload_on_hangup()
                 if not signals:
                     follow(opened.controller, signals, quiet=quiet)
-        except SystemExit:  # while Ray was being started
+        except SystemExit:  # while Ray was starting
             if not signals:
                 raise
             return signals.exit_code
@@ -136,7 +137,7 @@ def run(
         raise RunFailed from failed[0]
     if not quiet:
         targets = shown_targets(settings)
-        # Where the records are printed, nothing else is.
+        # Standard output holds only records.
         stream = sys.stderr if "-" in targets else sys.stdout
         for name, one in finished.items():
             named = f"{name}: " if len(finished) > 1 else ""
@@ -148,7 +149,7 @@ def run(
     damaged = [status for status in files if status.report.corrupt_packets]
     for status in damaged:
         count = status.report.corrupt_packets
-        print(f"saccade: {status.source} is damaged: {count} of its packets were skipped", file=sys.stderr)
+        print(f"saccade: {status.source} is damaged: {count} packets skipped", file=sys.stderr)
     return FAILED if failed or damaged else signals.exit_code
 
 
@@ -365,4 +366,4 @@ def doctor(
     return FAILED if report(gpu, model, refiner) else 0
 
 
-add_event_commands(app)  # last: the help lists commands in this order
+add_event_commands(app)  # last, because the help lists commands in this order

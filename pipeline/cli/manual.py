@@ -1,6 +1,6 @@
-"""The manual of every setting, as a YAML file that is a valid configuration: made from the settings' own declarations.
+"""The manual of all settings: a YAML file that is a valid configuration, generated from the settings' declarations.
 
-`saccade configs manual` prints it; configs/manual.yaml is a copy of it.
+`saccade configs manual` prints it; configs/manual.yaml is a copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXAMPLES = {"source": "pipeline/assets/demo.mp4", "detect": ["person"]}
 
 
 def manual() -> str:
-    """The text of the manual."""
+    """Return the text of the manual."""
     parts = [_HEADER]
     for heading, keys in sections().items():
         parts.append(f"# ---- {heading}\n")

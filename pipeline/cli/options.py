@@ -1,4 +1,4 @@
-"""Command-line flags made from the settings of a configuration, and back. Imports nothing that is slow to import."""
+"""Command-line flags generated from the settings of a configuration. Imports no slow modules."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from saccade.pipeline.config import RunConfig, flags_of, takes_commas
 
 Command = Callable[..., Any]
 Settings = dict[str, Any]
-"""The settings that were given on the command line, by their keys in a configuration."""
+"""The settings given on the command line, by configuration key."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 
 def help_of(key: str) -> str:
-    """The description of a setting, with its default."""
+    """Return the description of a setting, with its default."""
     field = RunConfig.model_fields[key]
     shown = field.default not in (None, "", [], {}, False)
     return f"{field.description}{f' (default {field.default})' if shown else ''}"
 
 
 def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
-    """Give a command a flag for each of these settings; it is called with those given, as its first argument.
+    """Add a flag for each setting to a command; the command receives the given settings as its first argument.
 
     Args:
-        keys: of the settings, in the order of the help.
-        panels: the heading of the help that a setting is below, by its key; by default all are below one.
+        keys: keys of the settings, in the order of the help.
+        panels: heading in the help for each key; without it, all flags share one heading.
     """
 
     def decorate(command: Command) -> Command:
@@ -56,20 +56,20 @@ def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callab
 
 
 def settings_in(values: Mapping[str, Any]) -> Settings:
-    """The flags that were given, as settings: those of a list that takes commas as one text."""
+    """Return the given flags as settings; a list setting that accepts commas becomes one text."""
     given = {key: value for key, value in values.items() if value not in (None, [], ())}
     return {key: ",".join(value) if takes_commas(key) else value for key, value in given.items()}
 
 
 def sources_in(sources: Sequence[str] | None) -> Settings:
-    """One source, or several, as settings."""
+    """Return one or several sources as settings."""
     if not sources:
         return {}
     return {"source": sources[0]} if len(sources) == 1 else {"streams": [{"source": source} for source in sources]}
 
 
 def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
-    """The configuration of a command: its file, if it has one, and its flags over it.
+    """Load the configuration of a command: its file, if any, overridden by its flags.
 
     Raises:
         ConfigError: if a value is invalid.

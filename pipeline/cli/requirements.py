@@ -1,4 +1,4 @@
-"""What the distribution needs, as it says itself: in `pyproject.toml` of a checkout, else in its installed metadata."""
+"""The requirements of the package, from `pyproject.toml` in a checkout, otherwise from the installed metadata."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from saccade.distribution import DISTRIBUTION, install_command
 OTHER_BUILDS = {
     "opencv-python": ("opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
 }
-"""Distribution → others that bring the same module."""
+"""Maps a distribution to other distributions that provide the same module."""
 
-_MODULES = {"opencv-python": "cv2"}  # of what may be built from source, without metadata
+_MODULES = {"opencv-python": "cv2"}  # distributions that may be built from source, without metadata
 
 _EXTRA = re.compile(r'extra == "([\w.-]+)"')
 _FOR_DEVELOPERS = ("dev",)
@@ -29,22 +29,22 @@ _FOR_DEVELOPERS = ("dev",)
 
 @dataclass(slots=True, frozen=True)
 class Dependency:
-    """A distribution that is needed.
+    """A required distribution.
 
     Attributes:
-        requirement: its name and versions.
-        extra: the extra that it is for; "" if every run needs it.
+        requirement: name and versions.
+        extra: the extra that needs the distribution; empty if every run needs it.
     """
 
     requirement: Requirement
     extra: str
 
     def check(self) -> str:
-        """The installed version, after an import; with a name, that of another build.
+        """Import the distribution and return its version, with the name of an alternative build.
 
         Raises:
-            ImportError: if it is not installed, or its module cannot be imported.
-            RuntimeError: if the version is another than required.
+            ImportError: if the distribution is not installed, or its module cannot be imported.
+            RuntimeError: if another version is required.
         """
         name = self.requirement.name
         found = _installed(name)
@@ -58,12 +58,12 @@ class Dependency:
 
     @property
     def remedy(self) -> str:
-        """The command that installs it, of an extra; else ""."""
+        """The install command for a distribution of an extra; otherwise empty."""
         return install_command(self.extra) if self.extra else ""
 
 
 def dependencies() -> list[Dependency]:
-    """All but those of developers, in the order in which they are declared."""
+    """Return all dependencies except those of developers, in the order of declaration."""
     found = []
     for text in _declared():
         requirement = Requirement(text)
@@ -75,7 +75,7 @@ def dependencies() -> list[Dependency]:
 
 
 def _declared() -> list[str]:
-    """Requirements as metadata has them: with the extra in a marker."""
+    """Return the requirements as in package metadata, with the extra in a marker."""
     if (file := Path(saccade.__file__).resolve().parents[1] / "pyproject.toml").is_file():
         project = tomllib.loads(file.read_text()).get("project", {})
         if project.get("name") == DISTRIBUTION:
@@ -92,7 +92,7 @@ def _installed(name: str) -> metadata.Distribution | None:
 
 
 def _module_of(found: metadata.Distribution, name: str) -> str:
-    """The module whose import shows that a distribution works: of its own name, or the first that it brings."""
+    """Return the module whose import shows that a distribution works: the module of its name, or its first module."""
     mine = {
         module
         for module, owners in metadata.packages_distributions().items()

@@ -47,6 +47,6 @@ _LAST_SECTION = "server"
 
 
 def sections() -> dict[str, list[str]]:
-    """Heading → the keys below it, each key once."""
+    """Return the keys of each section by heading; each key occurs once."""
     listed = {key for keys in _SECTIONS.values() for key in keys}
     return {**_SECTIONS, _LAST_SECTION: [key for key in RunConfig.model_fields if key not in listed]}

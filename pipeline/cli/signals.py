@@ -1,7 +1,6 @@
-"""SIGINT, SIGTERM and SIGHUP during a command: they are collected while files are closed, and have a time limit.
+"""Handles SIGINT, SIGTERM and SIGHUP during a command: signals are collected, and the shutdown has a time limit.
 
-Knows nothing of streams. Handlers only note the signal: they interrupt the main thread anywhere, so taking a lock in
-one could block for ever.
+A handler only records the signal. It interrupts the main thread at any point, so taking a lock in it could deadlock.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Self
 
 from saccade.pipeline.cli.error_report import INTERRUPTED
 
-LIMIT_S = 4.7  # from SIGTERM, SIGHUP or a second SIGINT to the end of the process, whatever hangs; promised are 5 s
+LIMIT_S = 4.7  # from SIGTERM, SIGHUP or a second SIGINT to the exit of the process; the documented limit is 5 s
 _POLL_S = 0.1
 _EXIT_CODE = 1
 
@@ -24,24 +23,24 @@ _CAUGHT = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 
 
 class EndingSignals:
-    """Collects the signals that end a command, from `catch` to the end of its block.
+    """Collects the signals that stop a command, from `catch` to the end of the `with` block.
 
-    A first SIGINT only asks for the end, since a person who presses Ctrl-C can press it again. Any other signal is
-    urgent: the process exits within 5 s, even if a part of it hangs.
+    The first SIGINT only requests a shutdown, because a user can press Ctrl-C again. Any other signal is urgent: the
+    process exits within 5 s, even if a part of it hangs.
     """
 
     def __init__(self) -> None:
-        self._reload: bool | None = None  # whether it was asked for; None where SIGHUP ends the command
-        self._caught: list[tuple[int, float]] = []  # number, and when by time.monotonic()
+        self._reload: bool | None = None  # whether a reload was requested; None if SIGHUP stops the command
+        self._caught: list[tuple[int, float]] = []  # signal number and time.monotonic()
         self._previous: dict[int, signal.Handlers | object] = {}
         self._done = threading.Event()
 
     def reload_on_hangup(self) -> None:
-        """From now on SIGHUP asks for the configuration to be read anew, and does not end the command."""
+        """Make SIGHUP request a reload of the configuration instead of stopping the command."""
         self._reload = False
 
     def take_reload(self) -> bool:
-        """Whether that was asked for since the last call."""
+        """Return whether a reload was requested since the last call."""
         asked = self._reload is True
         if asked:
             self._reload = False
@@ -52,31 +51,30 @@ class EndingSignals:
         if self._previous:
             return
         for number in _CAUGHT:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` has SIGHUP ignored
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
                 self._previous[number] = signal.signal(number, self._note)
         threading.Thread(target=self._watch, name="ending signals", daemon=True).start()
 
     def __bool__(self) -> bool:
-        """Whether a signal came."""
+        """Return whether a signal arrived."""
         return bool(self._caught)
 
     @property
     def exit_code(self) -> int:
-        """0 after SIGTERM, by which service managers ask for an orderly end, and without a signal; else 130."""
+        """0 without a signal or after SIGTERM, which service managers use for a regular shutdown; otherwise 130."""
         return INTERRUPTED if self._caught and self._caught[0][0] != signal.SIGTERM else 0
 
     @property
     def urgent_at(self) -> float | None:
-        """`time.monotonic()` of the first urgent signal; None without one."""
+        """`time.monotonic()` of the first urgent signal, or None."""
         urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
         return min(urgent, default=None)
 
     def __enter__(self) -> Self:
-        """Return the signals; none are caught yet."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let signals do again what they did before; the limit of an urgent one holds to the end of the process."""
+        """Restore the previous signal handlers; the time limit of an urgent signal remains active."""
         if self.urgent_at is None:
             self._done.set()
         for number, handler in self._previous.items():
@@ -89,9 +87,13 @@ class EndingSignals:
         self._caught.append((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Exit when the limit has passed; in a thread, since the main thread may be what hangs."""
+        """Exit when the time limit has passed; runs in a thread, because the main thread may hang."""
         while not self._done.wait(_POLL_S):
             urgent_at = self.urgent_at
             if urgent_at is not None and time.monotonic() > urgent_at + LIMIT_S:
-                print("saccade: not everything could be closed within 5 s of the signal", file=sys.stderr, flush=True)
+                print(
+                    "saccade: forced exit, because closing took longer than 5 s after the signal",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 os._exit(_EXIT_CODE)

@@ -1,4 +1,4 @@
-"""Makes standard output and error safe to print to, whatever their encoding is and whether they are open."""
+"""Makes standard output and standard error safe to print to, for any encoding and even if they are closed."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _LIKE = {
     "“": '"',
     "”": '"',
 }
-"""Characters of our own messages, and what they are where the encoding lacks them."""
+"""ASCII replacements for characters of our messages that an encoding lacks."""
 _ERRORS = "saccade.terminal"
 
 
 def prepare_terminal() -> None:
-    r"""Have every text printable, and the numbers 0 to 2 taken by no other file.
+    r"""Make all text printable, and reserve the file descriptors 0 to 2.
 
-    A character that the encoding lacks is written as one like it, or as \uXXXX. A closed standard error goes nowhere:
-    print() would write its lines to standard output. A closed standard output stays None: print() ignores it.
+    A character that the encoding lacks is replaced by a similar one or by \uXXXX. Output to a closed standard error is
+    discarded; otherwise print() would write it to standard output. A closed standard output stays None, and print()
+    ignores it.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
-        except OSError:  # else the first file that is opened gets this number, and what C libraries print
+        except OSError:  # otherwise the next opened file gets this descriptor and the output of C libraries
             os.open(os.devnull, os.O_RDWR)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -50,7 +51,7 @@ def prepare_terminal() -> None:
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON to print: readable where standard output is UTF-8, else with escapes, and always the same value."""
+    """Return indented JSON for printing; non-ASCII characters are escaped unless standard output is UTF-8."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     return json.dumps(value, indent=2, ensure_ascii=not encoding.lower().startswith("utf"))
 

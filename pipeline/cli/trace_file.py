@@ -1,4 +1,4 @@
-"""`saccade run --trace`: what the engine did and when, as a file for https://ui.perfetto.dev."""
+"""`saccade run --trace`: writes a timeline of the engine for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def check_file(path: Path | None) -> None:
-    """Refuse, before anything has been opened, what can hold no trace.
+    """Check the trace file's path before anything is opened.
 
     Raises:
-        ConfigError: if it is no .json file in a folder that exists.
+        ConfigError: if the path is not a .json file in an existing folder.
     """
     if path is not None and path.suffix != ".json":
         raise ConfigError(f"--trace: should be a .json file, got {str(path)!r}")
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"--trace: no file can be written at {str(path)!r}: there is no such folder")
+        raise ConfigError(f"--trace: cannot write {str(path)!r}: the folder does not exist")
 
 
 @contextmanager

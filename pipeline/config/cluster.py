@@ -1,4 +1,4 @@
-"""The settings of `saccade run --ray`: which cluster, and what each worker takes of it."""
+"""The settings of `saccade run --ray`: the cluster, and the resources of each worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from saccade.pipeline.settings import NullIsUnset, Text, setting
 
 
 class ClusterSettings(NullIsUnset):
-    """Where workers run that are not on this machine alone."""
+    """The settings for workers on a Ray cluster."""
 
     ray: Text | None = setting(
         None,

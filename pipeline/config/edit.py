@@ -1,6 +1,6 @@
-"""Writes streams into a configuration file, and leaves all else in it as it is: order, comments, quotes.
+"""Writes streams into a configuration file and keeps the rest of its text: order, comments and quotes.
 
-The file is replaced at once or not at all, and is on disk then. Knows nothing that runs.
+The file is replaced atomically and flushed to disk.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _KINDS: dict[str, type[BaseModel]] = {"zones": ZoneSettings, "lines": LineSettin
 def save_streams(
     path: Path, given: RunConfig, wanted: RunConfig, check: Callable[[Path], object] = lambda path: None
 ) -> None:
-    """Write the streams that are wanted; order, comments and quotes of all else stay.
+    """Write the wanted streams; the order, comments and quotes of everything else stay.
 
     Args:
-        path: of a valid configuration file.
-        given: what it says.
+        path: a valid configuration file.
+        given: the current configuration in the file.
         wanted: named streams with all of their settings (`RunConfig.resolved`).
-        check: reads the new file before it replaces the old one; raises ConfigError to leave all as it was.
+        check: reads the new file before it replaces the old file; raises ConfigError to cancel.
 
     Raises:
-        ConfigError: if the file cannot be read or written, has another shape by now, or `check` refuses it.
+        ConfigError: if the file cannot be read or written, was changed in the meantime, or `check` refuses it.
     """
     try:
         before = path.read_text(encoding="utf-8")
@@ -53,16 +53,18 @@ def save_streams(
         if text != before:
             _replace(path, text, check)
     except (YAMLError, KeyError, IndexError, TypeError, ValueError):
-        raise ConfigError(f"{path}: nothing can be written to it: it has been changed meanwhile") from None
+        raise ConfigError(
+            f"{path}: not saved, because the file was changed in the meantime; reload it and try again"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
 def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
-    """The text of a configuration that says `given`, changed to say what is wanted.
+    """Return the text of a configuration, changed from `given` to `wanted`.
 
     Raises:
-        yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if it has another shape.
+        yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text does not match `given`.
     """
     before, after = given.named(), wanted.named()
     added = [stream for name, stream in after.items() if name not in before]
@@ -85,7 +87,7 @@ def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
 
 
 def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given: RunConfig) -> str:
-    """The text with other settings of a stream that is at a place of it."""
+    """Return the text with new settings of the stream at a path."""
     for key in ListedStream.model_fields:
         value = getattr(new, key)
         if key == "name" or getattr(old, key) == value:
@@ -102,7 +104,7 @@ def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given:
 
 
 def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, BaseModel]) -> str:
-    """The text with other zones, or lines, in the mapping that is at a place of it."""
+    """Return the text with new zones or lines in the mapping at a path."""
     for name, region in new.items():
         if old.get(name) != region:
             text = with_key(text, at, name, _region(str(at[-1]), region))
@@ -113,7 +115,7 @@ def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, B
 
 
 def _as_list(text: str, given: RunConfig) -> str:
-    """The text of a configuration of one source, with that as the only one of its streams."""
+    """Convert the text of a single-source configuration into a list of one stream."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
     stream["source"] = value_of(_required(text, ("source",)))
@@ -140,7 +142,7 @@ def _is_mapping(text: str, at: At) -> bool:
 
 
 def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
-    """A stream as it is written as one of several: what is not by default or as for all streams."""
+    """Return the settings of a stream that differ from the defaults and from the common settings."""
     values: dict[str, Any] = {"name": stream.name, "source": stream.source}
     for key in ListedStream.model_fields:
         if key not in values and getattr(stream, key) != _without_setting(key, given, in_list=True):
@@ -149,14 +151,14 @@ def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
 
 
 def _without_setting(key: str, given: RunConfig, *, in_list: bool) -> Any:
-    """What a stream has for a key that it does not set itself."""
+    """Return the value of a key that a stream does not set itself."""
     if in_list and key in StreamConfig.model_fields.keys() & given.model_fields_set - {"source"}:
         return getattr(given, key)
     return ListedStream.model_fields[key].get_default(call_default_factory=True)
 
 
 def plain_setting(stream: ListedStream, key: str) -> Any:
-    """A setting as it is written by hand."""
+    """Return a setting as plain values, in the short form used in files."""
     if key == "rules":
         return [values_of_rule(rule) for rule in stream.rules]
     if key in _KINDS:
@@ -165,7 +167,7 @@ def plain_setting(stream: ListedStream, key: str) -> Any:
 
 
 def _region(kind: str, region: BaseModel) -> Any:
-    """A zone or a line as it is written by hand: its points alone where nothing else of it is set."""
+    """Return a zone or line in the short form: only its points if nothing else is set."""
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points
@@ -189,7 +191,7 @@ def _replace(path: Path, text: str, check: Callable[[Path], object]) -> None:
             os.close(folder)
     except ConfigError as error:
         beside.unlink(missing_ok=True)
-        raise ConfigError(f"nothing is saved: {str(error).replace(str(beside), path.name)}") from None
+        raise ConfigError(f"not saved: {str(error).replace(str(beside), path.name)}") from None
     except OSError:
         beside.unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""Writes rules into the text of a configuration, and as a text of their own. Knows no files."""
+"""Writes rules into the text of a configuration, and as separate text."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _UNITS = {"d": 86400, "h": 3600, "m": 60}
 
 
 def text_of_rules(rules: Sequence[RuleSettings], indent: str = "") -> str:
-    """Rules as a list in YAML, as a person would write it."""
+    """Return rules as a YAML list."""
     return "".join(item_lines(values_of_rule(rule), indent) for rule in rules)
 
 
 def with_rules(text: str, at: tuple[str | int, ...], rules: Sequence[RuleSettings]) -> str:
-    """The text of a configuration with other rules in it.
+    """Return the text of a configuration with new rules.
 
     Args:
-        text: of the configuration.
-        at: the path of the mapping that has them, such as ("streams", 0).
-        rules: in their order. Those that the text has are left as they are written, with their comments.
+        text: text of the configuration.
+        at: path of the mapping that contains the rules, such as ("streams", 0).
+        rules: the new rules in order. Unchanged rules keep their text and comments.
 
     Raises:
-        yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text has another shape.
+        yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text has no mapping at this path.
     """
     place = node_at(yaml.compose(text, Loader=yaml.SafeLoader), at)
     if not isinstance(place, yaml.MappingNode):
@@ -52,7 +52,7 @@ def with_rules(text: str, at: tuple[str | int, ...], rules: Sequence[RuleSetting
     else:
         changed = with_key(text, at, "rules", [values_of_rule(rule) for rule in rules])
     if _read(changed, at) != list(rules):
-        raise ValueError("the rules read back are others")
+        raise ValueError("the written rules differ when read back")
     return changed
 
 
@@ -67,12 +67,12 @@ def _read(text: str, at: tuple[str | int, ...]) -> list[RuleSettings]:
 
 
 def _edited(text: str, node: yaml.SequenceNode, rules: Sequence[RuleSettings]) -> str:
-    """The lines of a list of rules, changed."""
+    """Return the lines of a list of rules with the new rules."""
     old = {rule.name: rule for rule in _RULES.validate_python(value_of(node))}
     indent = " " * (node.start_mark.index - line_start(text, node.start_mark.index))
     parts: dict[
         str, tuple[str, str, int, yaml.Node]
-    ] = {}  # by name: what is above an item, its lines, where they begin
+    ] = {}  # by name: lines above the item, its own lines, and their start
     last = line_start(text, node.start_mark.index)
     for name, item in zip(old, node.value, strict=True):
         start = dash_line(text, last)
@@ -92,13 +92,13 @@ def _edited(text: str, node: yaml.SequenceNode, rules: Sequence[RuleSettings]) -
 
 
 def _changed(lines: str, start: int, item: yaml.Node, old: RuleSettings, new: RuleSettings) -> str | None:
-    """The lines of one rule, which begin at `start` of the text, with other values; None if it must be written anew."""
+    """Return the lines of one rule with new values, or None if the rule must be rewritten."""
     if not isinstance(item, yaml.MappingNode) or item.flow_style:
         return None
     nodes = {key.value: (key, value) for key, value in item.value}
     pad = " " * (item.start_mark.index - start)
     wanted = values_of_rule(new)
-    edits: list[tuple[int, int, str]] = []  # from, to, and what comes there
+    edits: list[tuple[int, int, str]] = []  # start, end and replacement
     for name in RuleSettings.model_fields:
         if getattr(old, name) == getattr(new, name):
             continue
@@ -108,7 +108,7 @@ def _changed(lines: str, start: int, item: yaml.Node, old: RuleSettings, new: Ru
         key, value = nodes[name]
         if name not in wanted:
             if key.start_mark.index == item.start_mark.index:
-                return None  # it stands behind the dash
+                return None  # the key follows the dash
             begin, end = line_start(lines, key.start_mark.index - start), line_end(lines, end_of(value) - start)
             edits.append((begin, end, ""))
         elif isinstance(value, yaml.ScalarNode) and value.style not in ("|", ">"):
@@ -124,7 +124,7 @@ def _changed(lines: str, start: int, item: yaml.Node, old: RuleSettings, new: Ru
 
 
 def values_of_rule(rule: RuleSettings) -> dict[str, Any]:
-    """What of a rule is not by default."""
+    """Return the settings of a rule that differ from the defaults."""
     values = rule.model_dump(mode="json", exclude_defaults=True)
     if "threshold" in values:
         values["threshold"] = rule.threshold.model_dump()

@@ -1,4 +1,4 @@
-"""Reads a configuration: a YAML file, and the command line's values over it, into one object; and rules alone.
+"""Reads a configuration: a YAML file, overridden by values of the command line. Also reads rules alone.
 
 Every complaint is one line that names the file, line and key, or the flag, and repeats nothing that may be secret.
 """
@@ -21,19 +21,19 @@ from saccade.pipeline.events.settings import Rules, RuleSettings
 from saccade.pipeline.settings import NullIsUnset, PlacedError
 
 MAX_DEPTH = 8
-NOT_UNICODE = "a text has bytes that are not UTF-8; only names of files may"
+NOT_UNICODE = "a value has bytes that are not UTF-8; only file names may have them"
 
 _NESTED: dict[int | str, type[BaseModel]] = {"rules": RuleSettings, "zones": ZoneSettings, "lines": LineSettings}
-"""Whose keys there are below a key."""
+"""The model whose keys are valid below a key."""
 
 VALUE = "\0"
-"""Last step of the path of a value, such as that of a text on one line, in which there may be a mistake."""
+"""Last step of the path of a value, for example of a one-line text in which a mistake has an offset."""
 
 KeyPath = tuple[int | str, ...]
 Where = tuple[int, int]
 """Line and column in a YAML file, both from 1."""
 Places = dict[KeyPath, Where]
-"""Where each key and list item of a text is, by its path."""
+"""The place of each key and list item, by its path."""
 
 
 class RuleList(NullIsUnset):
@@ -45,22 +45,22 @@ class RuleList(NullIsUnset):
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> RunConfig:
-    """Read `path`, if given, and put `overrides` (the command line's values, by key) over it.
+    """Load the configuration file `path`, if given, and override it with `overrides` from the command line.
 
     Args:
-        path: of the file.
+        path: path of the file.
         overrides: values by key.
-        source: what stands for the source where the file names neither one nor streams.
+        source: default source for a file with neither source nor streams.
 
     Raises:
-        ConfigError: if the file cannot be read, is not YAML, or any value in it is invalid.
+        ConfigError: if the file cannot be read or is not YAML, or any value is invalid.
     """
     values, places = _read_yaml(path, _read_text(path)) if path is not None else ({}, {})
     return _validated(values, places, path, overrides, source)
 
 
 def load_text(text: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Read the text of a configuration file that is not there; errors and `overrides` as in `load`."""
+    """Load a configuration from the text of a file; `overrides` and errors are those of `load`."""
     path = Path("configuration")
     return _validated(*_read_yaml(path, text), path, overrides or {}, None)
 
@@ -87,14 +87,14 @@ def _validated(
 
 
 def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[RuleSettings]:
-    """Read the rules of one stream from YAML: a list of them.
+    """Parse the rules of one stream from a YAML list.
 
     Args:
-        text: as a person has written it.
-        check: raises PlacedError for rules that a stream cannot have.
+        text: text written by the user.
+        check: raises PlacedError for rules that the stream does not support.
 
     Raises:
-        TextError: if there is a mistake in it.
+        TextError: if the text has a mistake.
     """
     values, places = _parse(text, ("rules",))
     try:
@@ -109,7 +109,7 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
 
 
 def first_mistake(error: ValidationError) -> ErrorDetails:
-    """The mistake to report: the first one, or why it is one, a misspelt key beside the one that is missing."""
+    """Return the mistake to report: the first, or a misspelt key that explains a missing key."""
     first, *others = error.errors()
     if first["type"] == "missing":
         unknown = (one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
@@ -118,13 +118,13 @@ def first_mistake(error: ValidationError) -> ErrorDetails:
 
 
 def _key_of(error: ErrorDetails) -> KeyPath:
-    """The path of the setting with the mistake."""
+    """Return the path of the setting with the mistake."""
     cause = error.get("ctx", {}).get("error")
     return cause.key if isinstance(cause, PlacedError) and cause.key else error["loc"]
 
 
 def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tuple[Where, str]:
-    """Where in a text a mistake is, and half a line about it."""
+    """Return the place of a mistake in the text, and a short explanation."""
     cause, key = error.get("ctx", {}).get("error"), _key_of(error)
     if isinstance(cause, PlacedError) and (*key, VALUE) in places:
         return _place_in(cause, key, places), f"{_named(error, key)}{cause}"
@@ -132,7 +132,7 @@ def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tupl
 
 
 def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
-    """The place of a mistake inside the value of a setting."""
+    """Return the place of a mistake inside the value of a setting."""
     if (*key, VALUE) not in places:
         return _nearest(key, places)
     line, column = places[*key, VALUE]
@@ -140,22 +140,22 @@ def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
 
 
 def _nearest(key: KeyPath, places: Places) -> Where:
-    """The place of a setting, or of the innermost around it that has one."""
+    """Return the place of a setting, or of the innermost enclosing setting with a known place."""
     return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 
 def _named(error: ErrorDetails, key: KeyPath) -> str:
-    """The setting with the mistake, where the message does not name it."""
+    """Return a prefix that names the setting with the mistake, if the message does not name it."""
     return f"{_called(key).lstrip('.')}: " if error["loc"] else ""
 
 
 def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = True) -> str:
-    """Turn pydantic's error into half a line: which key or flag, and what is wrong with it.
+    """Convert a pydantic error to a short text: the key or flag, and what is wrong with it.
 
     Args:
-        error: as pydantic reports it.
-        known: whose keys there are, at the place of the error.
-        from_file: name it as a key; otherwise as a flag of the command line.
+        error: the error of pydantic.
+        known: the model whose keys are valid at the place of the error.
+        from_file: name the setting as a key; otherwise as a command-line flag.
     """
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if error["type"] == "model_type":  # pydantic names a class
@@ -176,7 +176,7 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
         called, inside = ("SOURCE", []) if key == "source" else (flags_of(called)[0], inside)
     called += _called(inside)
     given = error["input"]
-    # The address of a sink may hold keys in its path, and a list or mapping may hold one anywhere.
+    # The address of a sink may contain secrets in its path, and a list or mapping may contain one anywhere.
     shown = isinstance(given, str | int | float) and key not in ("http", "http_token", "sinks")
     return f"{called}: {reason}" + (f", got {given!r}" if shown else "")
 
@@ -195,7 +195,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
-    """The file's mapping, and the place of every key and list item in it by its path."""
+    """Return the file's mapping, and the place of every key and list item by its path."""
     try:
         values, places = _parse(text)
     except TextError as error:
@@ -209,7 +209,7 @@ def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
 
 
 def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
-    """What a YAML text says, and the place of every key and list item in it by its path, which begins with `at`."""
+    """Parse a YAML text; return its values and the places of all keys and list items, with paths starting at `at`."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         places: Places = {(): (1, 1)}
@@ -228,15 +228,15 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
 
 
 def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
-    """Note where every key and item is; refuse a key given twice, of which YAML would silently keep the last."""
-    if len(at) > MAX_DEPTH:  # also ends a document whose aliases lead back into itself
+    """Record the place of every key and item; refuse duplicate keys, of which YAML would silently keep the last."""
+    if len(at) > MAX_DEPTH:  # also stops at recursive aliases
         raise TextError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*at, str(key.value))
             where = _where(key)
             if inner in places:
-                raise TextError(f"'{key.value}' is given twice, first in line {places[inner][0]}", *where)
+                raise TextError(f"'{key.value}' is defined twice, first in line {places[inner][0]}", *where)
             places[inner] = where
             _note_places(value, inner, places)
             if isinstance(value, yaml.ScalarNode) and value.start_mark.line == value.end_mark.line:

@@ -1,4 +1,4 @@
-"""The settings of the HTTP server of `saccade run`: its address, and who may do what."""
+"""The settings of the HTTP server of `saccade run`: address and access control."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.web.tokens import is_loopback, read_token
 
 
 class HttpSettings(NullIsUnset):
-    """Where other programs may ask, and who may."""
+    """The settings of the HTTP server."""
 
     http: Text | None = setting(
         None,
@@ -34,7 +34,7 @@ class HttpSettings(NullIsUnset):
     http_token_file: FileText | None = setting(None, "File with the token, instead of http_token.", metavar="FILE")
     http_access: FileText | None = setting(
         None,
-        "File that says who may do what over http: viewers, operators and admins, each with a token.",
+        "Access file of the HTTP server: viewers, operators and admins, each with a token.",
         more="Also by streams, with the headers of a proxy that authenticates people, and with an audit of every "
         "change; docs/guides/http.md shows one. The token of http_token is an admin's then.",
         metavar="FILE",
@@ -63,10 +63,10 @@ class HttpSettings(NullIsUnset):
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """Read `HOST:PORT`, `:PORT`, `PORT` or `HOST`; what is left out is 127.0.0.1 and 8080.
+    """Parse `HOST:PORT`, `:PORT`, `PORT` or `HOST`; the defaults are 127.0.0.1 and 8080.
 
     Raises:
-        ValueError: if it is none of these.
+        ValueError: if the text has none of these forms.
     """
     try:
         parts = urlsplit(f"//:{text}" if text.isdecimal() else with_plain_zone(f"//{text}"))
@@ -82,19 +82,19 @@ def check_open(host: str, token: str | None) -> None:
     """Refuse to serve the network without authentication.
 
     Raises:
-        ConfigError: if other machines can reach `host`, and there is no token.
+        ConfigError: if other machines can reach `host` and there is no token.
     """
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"{host} can be reached from the network, so a token is needed: --http-token-file or SACCADE_TOKEN"
+            f"{host} is reachable from the network and needs a token: use --http-token-file or set SACCADE_TOKEN"
         )
 
 
 def tls_of(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """The TLS context of a certificate's files, or None without one.
+    """Return the TLS context of a certificate, or None without a certificate.
 
     Raises:
-        ConfigError: if they cannot be used.
+        ConfigError: if the certificate or key cannot be used.
     """
     try:
         return optional_context(cert, key)
@@ -103,10 +103,10 @@ def tls_of(cert: str | None, key: str | None) -> ssl.SSLContext | None:
 
 
 def token_of(token: str | None, token_file: str | None) -> str | None:
-    """The token, or else the one in the file, if there is one.
+    """Return the token, or the token in the file, or None.
 
     Raises:
-        ConfigError: if the file holds no token.
+        ConfigError: if the file contains no token.
     """
     try:
         return token or (read_token(token_file) if token_file else None)

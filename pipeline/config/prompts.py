@@ -1,7 +1,4 @@
-"""What is found in a stream's frames and how much of the model it gets: the settings that may change while it runs.
-
-Knows no sources, rules or outputs.
-"""
+"""The prompts of a stream and its share of the model: settings that can change while the stream runs."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Saccades = Annotated[str, BeforeValidator(read_number), Field(pattern="^([0-8]|a
 
 
 class Prompts(NullIsUnset):
-    """What to find."""
+    """The prompts: what the model looks for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,11 +68,11 @@ class Prompts(NullIsUnset):
 
     @property
     def nothing(self) -> str | None:
-        """The complaint that there is nothing to find; None if there is something."""
+        """The error message if there are no prompts, otherwise None."""
         return (
             None
             if self.asked
-            else "nothing to look for: give detect, point or query, such as `detect: person` or --detect person"
+            else "no prompts: set detect, point or query, such as `detect: person` or --detect person"
         )
 
     @property
@@ -85,14 +82,14 @@ class Prompts(NullIsUnset):
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """Every task as its skill and what is asked."""
+        """Every task as a pair of skill and text."""
         named = [(skill, text) for skill in ("detect", "point", "segment", "query") for text in getattr(self, skill)]
         others = (one.partition("=") for one in self.task)
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
 class ShareSettings(NullIsUnset):
-    """What a stream gets of the model, beside others."""
+    """The scheduling settings of a stream: its share of the model among other streams."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -136,9 +133,9 @@ class ShareSettings(NullIsUnset):
 
     @property
     def most_saccades(self) -> int | None:
-        """Most windows a frame; None for as many as the engine has idle time for."""
+        """The maximum number of windows per frame; None uses the engine's idle time."""
         return None if self.saccades == "auto" else int(self.saccades)
 
 
 class Changes(Prompts, ShareSettings):
-    """What may change of a stream while it runs."""
+    """The settings of a stream that can change while it runs."""

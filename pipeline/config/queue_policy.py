@@ -1,4 +1,4 @@
-"""How many frames may wait, and what happens to one too many: `wait`, `newest` or `keep N`."""
+"""Queue policies: how many frames wait, and which frame is dropped when the queue is full."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MAX_SIZE = 1000  # frames: 3 GB of 1280x720
 
 @dataclass(slots=True, frozen=True)
 class QueuePolicy:
-    """How many items a queue holds and what happens to one too many."""
+    """The size of a queue and its behaviour when full."""
 
     size: int
     when_full: WhenFull
 
     @classmethod
     def parse(cls, text: str) -> QueuePolicy:
-        """Read `wait` (the producer waits), `newest` (only the newest is kept) or `keep N` (the newest N are kept).
+        """Parse `wait` (backpressure), `newest` (keeps only the newest item) or `keep N` (keeps the newest N items).
 
         Raises:
-            ValueError: if the text is none of these.
+            ValueError: if the text is not a queue policy.
         """
         words = text.strip().lower()
         if words == "wait":
@@ -37,6 +37,6 @@ class QueuePolicy:
         )
 
 
-# Four frames ride out the jitter of decoding; more would only cost memory (25 MB each at 4K).
+# Four frames absorb the jitter of decoding; more would only cost memory (25 MB each at 4K).
 WAIT = QueuePolicy(4, "wait")
 NEWEST = QueuePolicy(1, "drop oldest")

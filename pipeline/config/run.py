@@ -1,8 +1,7 @@
-"""Every setting of a run: those of its streams, its model, its outputs and its server.
+"""All settings of a run: streams, model, outputs and server.
 
-Each is declared once, with its type, default, constraint and description; the command line's flags (`cli.options`),
-the manual (`cli.manual`) and the HTTP API all come from these models. Knows nothing of models, sources or sinks beyond
-names.
+Each setting is declared once, with type, default, constraints and description. The command-line flags (`cli.options`),
+the manual (`cli.manual`) and the HTTP API are generated from these models.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from saccade.pipeline.events.settings import KeepSettings, check_places
 from saccade.pipeline.settings import Address, FileText, PlacedError, Text, setting, split_names
 
 STREAM = "{stream}"
-"""Replaced by the name of the stream in the address or path of an output, so that each stream has its own."""
+"""Placeholder for the stream's name in the address or path of an output, so that each stream has its own output."""
 
 
 class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
-    """Every setting of `saccade run`. Paths are relative to the directory the command is run in."""
+    """All settings of `saccade run`. Paths are relative to the working directory."""
 
     source: Address = setting(
         "",
@@ -120,7 +119,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if self.source and self.streams:
-            raise ValueError("there are a source and streams: give one or the other")
+            raise ValueError("source and streams are both set: remove one of them")
         if not (self.source or self.streams or self.http):
             raise ValueError(f"source is missing: {type(self).model_fields['source'].description}")
         for number, stream in enumerate(self.each()):
@@ -138,7 +137,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """The streams, each with its own settings and those for all of them."""
+        """Return the streams, each with its own and the common settings applied."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]
@@ -150,7 +149,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         ]
 
     def named(self) -> dict[str, ListedStream]:
-        """The streams by name, each with all of its settings and its name: the one given, else one like its source."""
+        """Return the streams by name, with all settings; a stream without a name gets one derived from its source."""
         common = self.source or self.model_fields_set & StreamConfig.model_fields.keys()
         if not common and all(stream.name for stream in self.streams):  # as in one that is resolved
             return {stream.name or "": stream for stream in self.streams}
@@ -166,18 +165,18 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return named
 
     def resolved(self) -> RunConfig:
-        """The same run as a list of named streams that take nothing from settings for all of them."""
+        """Return the same run as a list of named streams without common settings."""
         return self.with_streams(self.named().values())
 
     def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
-        """The settings of the run with these streams, each with a name and all of its settings."""
+        """Return the settings of the run with the given streams, which must be named and complete."""
         ours = self.model_fields_set - StreamConfig.model_fields.keys()
         values = {key: getattr(self, key) for key in ours | {"streams"}} | {"streams": list(streams)}
         return RunConfig.model_construct(ours | {"streams"}, **values)
 
 
 def flags_of(key: str) -> list[str]:
-    """The command-line flags of a setting of `RunConfig`, its usual one first."""
+    """Return the command-line flags of a setting of `RunConfig`, the usual flag first."""
     field = RunConfig.model_fields.get(key)
     extra = field.json_schema_extra if field else None
     flags = extra.get("flags") if isinstance(extra, dict) else None
@@ -185,6 +184,6 @@ def flags_of(key: str) -> list[str]:
 
 
 def takes_commas(key: str) -> bool:
-    """Whether a setting of `RunConfig` is a list that may be written as one text with commas."""
+    """Return whether a setting of `RunConfig` is a list that can be given as comma-separated text."""
     metadata = RunConfig.model_fields[key].metadata
     return any(isinstance(one, BeforeValidator) and one.func is split_names for one in metadata)

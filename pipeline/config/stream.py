@@ -1,7 +1,4 @@
-"""Every setting of one stream: where it comes from, what to find in it, and what becomes of the results.
-
-Knows nothing of models, sources or sinks beyond names.
-"""
+"""The settings of one stream: source, prompts and processing of results."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from saccade.pipeline.settings import Address, FileText, Names, Seconds, Text, s
 
 
 class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
-    """One stream: where it comes from, what to find in it, and how."""
+    """The settings of one stream."""
 
     name: str | None = setting(
         None,
@@ -125,12 +122,12 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     @property
     def nothing(self) -> str | None:
-        """The complaint that there is nothing to do; None if there is something."""
+        """The error message if the stream has nothing to do, otherwise None."""
         return None if self.record else super().nothing
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """Every task as its skill and what is asked; also what rules name and nothing else asks for."""
+        """Every task as a pair of skill and text, including labels that only rules use."""
         asked = super().asked
         named = {text for skill, text in asked if skill in ("detect", "point")}
         return [*asked, *(("detect", label) for label in self.rule_labels if label not in named)]
@@ -167,6 +164,6 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
 
 class ListedStream(StreamConfig):
-    """One of several streams, with outputs of its own."""
+    """The settings of one of several streams, with its own outputs."""
 
     sinks: list[FileText] = setting([], "Outputs of this stream only, besides those of all streams.")

@@ -1,4 +1,4 @@
-"""Names of streams: safe in file names, topics, addresses and labels."""
+"""Stream names: safe in file names, topics, addresses and labels."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ _LIMIT = 64
 
 
 def check_name(name: str) -> str:
-    """Return `name`.
+    """Return `name` if it is a valid stream name.
 
     Raises:
-        ValueError: if it is not valid for a stream, in one line for the user.
+        ValueError: if the name is invalid.
     """
     if not re.fullmatch(r"\w[\w.-]*", name) or len(name) > _LIMIT:
         shown = " ".join(name[:80].split()).encode(errors="backslashreplace").decode()
-        raise ValueError(f"'{shown}' is no name for a stream: use up to {_LIMIT} letters, digits, '.', '_' and '-'")
+        raise ValueError(f"'{shown}' is not a valid stream name: use up to {_LIMIT} letters, digits, '.', '_' and '-'")
     return name
 
 
 def check_free(name: str, taken: Container[str]) -> None:
-    """Check that a stream may have a name.
+    """Check that a new stream can have a name.
 
     Raises:
-        StreamError: if it cannot be used, or is taken.
+        StreamError: if the name is invalid or taken.
     """
     try:
         check_name(name)
     except ValueError as error:
         raise StreamError(str(error)) from None
     if name in taken:
-        raise StreamError(f"there is a stream called '{name}' already")
+        raise StreamError(f"a stream named '{name}' already exists")
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
-    """A valid name like `wanted` that is not `taken`: `door`, else `door-2` and so on."""
+    """Return a free valid name derived from `wanted`: `door`, otherwise `door-2` and so on."""
     name = re.sub(r"[^\w.-]+", "-", wanted).strip(".-")[:_LIMIT] or "stream"
     number = 1
     free = name
@@ -50,8 +50,8 @@ def free_name(wanted: str, taken: Container[str]) -> str:
 
 
 def name_of(source: str) -> str:
-    """A name like the one that a source gives itself, without opening it; it may be invalid or taken."""
-    from saccade.sources.urls import stream_name  # its package brings FFmpeg
+    """Return a name derived from a source without opening it; the name may be invalid or taken."""
+    from saccade.sources.urls import stream_name  # its package imports FFmpeg
 
     if source.startswith("webrtc:"):
         return "webrtc"

@@ -1,4 +1,4 @@
-"""A stream's configuration for people: as it holds, without secrets, as plain values and as YAML."""
+"""A stream's configuration for display, without secrets: as plain values and as YAML."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from saccade.pipeline.config.yaml_text import key_lines
 
 
 def shown_stream(stream: ListedStream) -> dict[str, Any]:
-    """Every setting of a stream that has a value, as it is written in a file; addresses without their credentials."""
-    from saccade.sources import redact  # its package brings FFmpeg
+    """Return every setting of a stream that has a value, with credentials removed from addresses."""
+    from saccade.sources import redact  # its package imports FFmpeg
 
     shown: dict[str, Any] = {"name": stream.name, "source": redact(stream.source)}
     for key in ListedStream.model_fields:
@@ -21,12 +21,12 @@ def shown_stream(stream: ListedStream) -> dict[str, Any]:
 
 
 def text_of_stream(stream: ListedStream) -> str:
-    """The same as YAML, to be put into a configuration."""
+    """Return the configuration of a stream as YAML, without secrets."""
     return "".join(key_lines(key, value, "") for key, value in shown_stream(stream).items())
 
 
 def _without_secrets(sink: str) -> str:
-    """An output without the options of an address, where tokens are."""
+    """Return an output without the options of its address, which can contain tokens."""
     from saccade.sinks.urls import redact_target
 
     return redact_target(sink).partition("?")[0] if "://" in sink or sink.startswith("whep:") else sink

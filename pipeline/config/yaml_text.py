@@ -1,7 +1,7 @@
-"""Changes a YAML text where a key or a list item is, and leaves all else as it is written, to the byte.
+"""Edits keys and list items of a YAML text and leaves all other bytes unchanged.
 
-The text is cut where the YAML parser says that values begin and end. An editor of whole documents (ruamel.yaml) loses
-the comments behind a list item that it deletes. Knows no settings.
+The YAML parser gives the start and end of values, and the text is cut there. An editor of whole documents (ruamel.yaml)
+would lose the comments after a deleted list item.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ At = tuple[str | int, ...]
 
 
 def root_of(text: str) -> yaml.Node | None:
-    """The document of a text; raises yaml.YAMLError."""
+    """Return the root node of a YAML text; raises yaml.YAMLError."""
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     return node
 
 
 def with_key(text: str, at: At, key: str, value: Any) -> str:
-    """The text with a value for a key of the mapping at a place.
+    """Return the text with a value for a key in the mapping at a path.
 
     Args:
-        text: of the document.
-        at: the path of the mapping.
-        key: its key.
-        value: plain values. A mapping or a list of mappings is written in lines of its own where the key is new.
+        text: text of the document.
+        at: path of the mapping.
+        key: the key to set.
+        value: plain values; a mapping or a list of mappings for a new key is written as a block.
 
     Raises:
-        yaml.YAMLError, KeyError, IndexError, TypeError: if the text has another shape.
+        yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no mapping at this path.
     """
     place = _mapping_at(text, at)
     found = _entry(place, key)
@@ -55,7 +55,10 @@ def with_key(text: str, at: At, key: str, value: Any) -> str:
 
 
 def without_key(text: str, at: At, key: str) -> str:
-    """The text without a key of the mapping at a place; the same where it has none. Errors as in `with_key`."""
+    """Return the text without a key of the mapping at a path; unchanged if the key is missing.
+
+    Errors: see `with_key`.
+    """
     place = _mapping_at(text, at)
     found = _entry(place, key)
     if found is None:
@@ -69,7 +72,7 @@ def without_key(text: str, at: At, key: str) -> str:
         start = end_of(place.value[number - 1][1]) if number else name.start_mark.index
         return text[:start] + text[end_of(old) :]
     start = line_start(text, name.start_mark.index)
-    if text[start : name.start_mark.index].strip():  # it stands behind the dash of a list item
+    if text[start : name.start_mark.index].strip():  # the key follows the dash of a list item
         if following is None:
             return f"{text[: name.start_mark.index]}{{}}{text[end_of(old) :]}"
         return text[: name.start_mark.index] + text[following:]
@@ -79,7 +82,7 @@ def without_key(text: str, at: At, key: str) -> str:
 
 
 def with_item(text: str, key: str, value: dict[str, Any]) -> str:
-    """The text with one more mapping at the end of the list under a key of the document. Errors as in `with_key`."""
+    """Return the text with a mapping appended to the list under a top-level key. Errors: see `with_key`."""
     root = root_of(text)
     if root is None:
         return f"{_ended(text)}{key}:\n{item_lines(value, '  ')}"
@@ -97,9 +100,9 @@ def with_item(text: str, key: str, value: dict[str, Any]) -> str:
 
 
 def without_item(text: str, key: str, number: int) -> str:
-    """The text without an item of the list under a key of the document, and the comments above it.
+    """Return the text without an item of the list under a top-level key, and without the comments above it.
 
-    Errors are as in `with_key`.
+    Errors: see `with_key`.
     """
     node = node_at(root_of(text), (key,))
     if not isinstance(node, yaml.SequenceNode):
@@ -139,7 +142,7 @@ def _added(text: str, place: yaml.MappingNode, key: str, value: Any) -> str:
 
 
 def key_lines(key: str, value: Any, pad: str) -> str:
-    """A key with its value in lines of their own."""
+    """Return the lines of a key with its value."""
     key = inline_text(key)
     if isinstance(value, dict) and value and key in ("zones", "lines"):
         return f"{pad}{key}:\n" + "".join(
@@ -151,7 +154,7 @@ def key_lines(key: str, value: Any, pad: str) -> str:
 
 
 def item_lines(value: dict[str, Any], indent: str) -> str:
-    """A mapping as an item of a list, with lines of its own."""
+    """Return the lines of a mapping as a list item."""
     lines = "".join(key_lines(key, one, f"{indent}  ") for key, one in value.items())
     return f"{indent}- {lines[len(indent) + 2 :]}"
 
@@ -161,7 +164,7 @@ def _ended(text: str) -> str:
 
 
 def dash_line(text: str, after: int) -> int:
-    """Where the line of the next item of a list begins; raises ValueError if there is none."""
+    """Return the start of the line of the next list item; raises ValueError if there is no item."""
     found = re.compile(r"^[ \t]*-(?=\s)", re.MULTILINE).search(text, after)
     if found is None:
         raise ValueError("no item")
@@ -172,7 +175,7 @@ def dash_line(text: str, after: int) -> int:
 
 
 def block_text(value: Any) -> str:
-    """A value in one line, behind the key of a mapping in lines of its own."""
+    """Return a value as one line, for use after a key in block style."""
     if not isinstance(value, str):
         return inline_text(value)
     style = '"' if "\n" in value else None
@@ -181,8 +184,11 @@ def block_text(value: Any) -> str:
 
 
 def inline_text(value: Any) -> str:
-    """A value in one line, which may stand in any place."""
-    if isinstance(value, dict) and value.keys() == {"on", "off"}:  # which YAML takes for booleans, and so do we
+    """Return a value as one line, for use in any place."""
+    if isinstance(value, dict) and value.keys() == {
+        "on",
+        "off",
+    }:  # YAML parses these keys as booleans, and the settings accept them
         return f"{{on: {value['on']:g}, off: {value['off']:g}}}"
     listed = yaml.safe_dump([value], default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return listed.strip()[1:-1]
@@ -192,7 +198,7 @@ def inline_text(value: Any) -> str:
 
 
 def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
-    """The node at a path below another; raises KeyError, IndexError or TypeError if there is none."""
+    """Return the node at a path below `node`; raises KeyError, IndexError or TypeError if the path does not exist."""
     for step in at:
         if isinstance(step, int) and isinstance(node, yaml.SequenceNode):
             node = node.value[step]
@@ -204,12 +210,12 @@ def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
 
 
 def value_of(node: yaml.Node) -> Any:
-    """The plain values of a node."""
+    """Return the plain values of a node."""
     return yaml.constructor.SafeConstructor().construct_document(node)
 
 
 def end_of(node: yaml.Node) -> int:
-    """Where the last value in a node ends; the parser's own end is behind the comments that follow."""
+    """Return the end of the last value in a node; the parser's own end lies after the comments that follow."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return end_of(last[1] if isinstance(last, tuple) else last)
@@ -217,13 +223,13 @@ def end_of(node: yaml.Node) -> int:
 
 
 def line_start(text: str, at: int) -> int:
-    """Where the line of a place begins."""
+    """Return the start of the line that contains a position."""
     return text.rfind("\n", 0, at) + 1
 
 
 def line_end(text: str, at: int) -> int:
-    """Where the line after that of a place begins."""
-    if at and text[at - 1] == "\n":  # behind a text of several lines
+    """Return the start of the line after a position."""
+    if at and text[at - 1] == "\n":  # after a multi-line text
         return at
     end = text.find("\n", at)
     return len(text) if end < 0 else end + 1

@@ -91,7 +91,7 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         "at-table: people in table for 2s",
         "leaves: person crosses right forward",
         "empty: absent from table for 2s",
-        "3 rules are fine",
+        "3 rules are valid",
     ]
     rules.write_text(RULES.replace("for 2s}", "fro 2s}", 1))
     done = saccade("rules", "check", rules, cwd=tmp_path)

@@ -94,7 +94,7 @@ def test_the_command_lists_the_likeliest_first(folder: Path, tmp_path: Path, sac
     with closing(EventStore(tmp_path / "without")) as store:
         store.write(event(1))
     found = saccade("search", "person", "--store", "without", cwd=tmp_path).stdout
-    assert found == "no event with a snapshot was found\n"
+    assert found == "no events with a snapshot found\n"
 
 
 def ask(url: str) -> tuple[int, Any]:

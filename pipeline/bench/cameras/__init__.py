@@ -1,1 +1,1 @@
-"""`saccade bench cameras`: cameras of mixed rates that offer more than the model can answer."""
+"""`saccade bench cameras`: overloads a model with cameras of mixed frame rates."""

@@ -1,8 +1,8 @@
-"""`saccade bench cameras`: simulated cameras of mixed rates that offer more than the model can answer.
+"""`saccade bench cameras`: overloads a model with simulated cameras of mixed frame rates.
 
-How old frames are when their prefill is launched and when their result is there, what is dropped and why, and whether
-each camera gets its share. One camera freezes for a third of the time, one sends its frames in bursts of a second, one
-is in 4K. Frames come from memory: sources cost nothing here.
+It measures the age of frames at the launch of their prefill and at their result, drops by cause, and fairness between
+cameras. One camera freezes for a third of the time, one sends bursts of one second, and one is 4K. Frames come from
+memory, so sources cost nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
     from saccade.engine import Engine, Result
 
-_CLOSED_LOOP = 32  # streams that always have a frame, for the rate to compare with
-SETTLE_S = 0.5  # of answers that are not counted, while estimates are learned
+_CLOSED_LOOP = 32  # number of streams of the closed loop that measures the capacity
+SETTLE_S = 0.5  # warm-up that is not counted, while the scheduler learns its estimates
 _END_S = 60.0
 _LARGE_SIZE = (3840, 2160)
 FREEZES, BURSTS, LARGE = "freezes", "bursts", "4K"
-"""Names of special cameras."""
+"""Names of the special cameras."""
 
 
 def time_cameras(
@@ -55,23 +55,23 @@ def time_cameras(
     size: tuple[int, int] = (640, 360),
     saccades: int = 0,
 ) -> CamerasBench:
-    """Let so many cameras offer frames, each with one prompt, for some seconds.
+    """Let cameras submit frames, each with one prompt, and measure the results.
 
     Args:
-        model: name, folder, hub id, or a shape with random weights.
-        device: where it runs.
-        streams: cameras, 4 or more.
-        fps: rates of the slowest and of the fastest; the others lie evenly between them.
-        dtype: as `Engine.load` takes it.
-        kv_dtype: likewise.
-        seconds: how long.
-        deadline_ms: by when after a frame its result is wanted; None for no limit.
-        load: change the rates so that together they offer this many times what the model answers in a closed loop.
-        weights: of the cameras in turn.
-        objects: make every answer so long; as the model finds by default.
-        label: what is asked for.
-        size: of the images, in pixels.
-        saccades: windows of each frame, at random places of it.
+        model: name, folder or hub id of a model, or a random model.
+        device: device of the model.
+        streams: number of cameras, at least 4.
+        fps: lowest and highest frame rate; all others lie evenly between them.
+        dtype: see `Engine.load`.
+        kv_dtype: see `Engine.load`.
+        seconds: duration in seconds.
+        deadline_ms: deadline of a result after its frame; None for no limit.
+        load: scale the rates to this multiple of the model's capacity in a closed loop.
+        weights: weights of the cameras in turn.
+        objects: fixed number of objects per answer; None for the model's own answers.
+        label: label to detect.
+        size: size of the images, in pixels.
+        saccades: windows per frame, at random positions.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -84,7 +84,7 @@ def time_cameras(
 def shown_images(
     size: tuple[int, int], objects: int | None = None, label: str = "person"
 ) -> tuple[list[RgbImage], list[RgbImage], Detect]:
-    """What cameras show, what one in 4K does, and what is asked for; the arguments as in `time_cameras`."""
+    """Return the images of normal cameras, the images of the 4K camera, and the task; see `time_cameras`."""
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
@@ -106,11 +106,11 @@ def run_cameras(
     weights: Sequence[float],
     saccades: int = 0,
 ) -> CamerasBench:
-    """What `time_cameras` does with an engine, images, and those of the camera that is in 4K."""
+    """Run the benchmark with a given engine, images and 4K images; see `time_cameras`."""
     windows = RandomWindows(engine, saccades)
     for image in [*images[:3], *large]:
         engine.submit(image, [task], windows=windows.of(image)).result()
-    # With as many large ones among them as there are among the looks, if these are shared alike.
+    # The share of large images equals their share of looks under fair scheduling.
     mixed = [*(images[i % len(images)] for i in range(streams - 1)), large[0]]
     capacity = closed_loop(engine, mixed, task, max(1.0, seconds / 5), windows)
     rates = [fps[0] + (fps[1] - fps[0]) * i / (streams - 1) for i in range(streams)]
@@ -135,7 +135,7 @@ def run_cameras(
 
 
 class _Camera:
-    """One camera: what it offers, and what became of that. Frames within `SETTLE_S` of the start do not count."""
+    """One simulated camera and the outcome of its frames. Frames within `SETTLE_S` of the start do not count."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Camera:
         engine.configure_stream(self._key, StreamSettings(weight=weight))
 
     def offer(self, number: int, due: float, limit_s: float | None, *, counts: bool) -> None:
-        """Hand over a frame that came at `due`, on the clock of `time.monotonic`."""
+        """Submit a frame that was due at the `time.monotonic` time `due`."""
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
         with self._lock:
@@ -170,11 +170,11 @@ class _Camera:
 
     @property
     def open(self) -> int:
-        """Frames without an outcome."""
+        """The number of frames in flight."""
         return self._open
 
     def close(self) -> None:
-        """Let the engine forget it."""
+        """Remove the camera from the engine."""
         self._engine.forget_stream(self._key)
 
     def _take(self, future: Future[Result], due: float, *, counts: bool) -> None:
@@ -194,21 +194,21 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Let one of the cameras of middling rates freeze, one send in bursts, and one be in 4K."""
+    """Make three cameras of medium rates special: one freezes, one sends bursts, and one is 4K."""
     special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
     for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):
         row.name = name
 
 
 def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float, int]]:
-    """When which camera, by its number, offers a frame: in seconds from the start, in order; the same each time."""
+    """Yield the time in seconds and the camera index of each frame, in order; the sequence is deterministic."""
     dice = random.Random(0)
     due = [(dice.random() / row.fps, i) for i, row in enumerate(rows)]
     heapq.heapify(due)
     while due[0][0] < seconds:
         at, i = heapq.heappop(due)
         row = rows[i]
-        if row.name == BURSTS:  # a second's frames at once
+        if row.name == BURSTS:  # all frames of a second at once
             yield from [(at, i)] * max(1, round(row.fps))
             later = at + 1.0
         else:
@@ -219,7 +219,7 @@ def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float,
 
 
 def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> None:
-    """Offer every frame when it is due, in this thread."""
+    """Submit every frame when it is due, in this thread."""
     begun = time.monotonic() + 0.05
     for number, (at, i) in enumerate(arrivals([camera.row for camera in cameras], seconds)):
         if (wait_s := begun + at - time.monotonic()) > 0:
@@ -228,7 +228,7 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
     latest = time.monotonic() + _END_S
     while any(camera.open for camera in cameras):
         if time.monotonic() > latest:
-            raise TimeoutError("the engine does not answer")
+            raise TimeoutError("the engine does not respond")
         time.sleep(0.01)
     for camera in cameras:
         camera.close()
@@ -237,7 +237,7 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
 def closed_loop(
     engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float, windows: RandomWindows
 ) -> float:
-    """Images answered a second while 32 streams always have one; the first fifth of the time is not counted."""
+    """Return the images per second of 32 saturated streams; a warm-up of a fifth of the time is not counted."""
     numbers, done = count(), list[float]()
     stop = time.monotonic() + 1.2 * seconds
     open_now = threading.Semaphore(0)
@@ -258,6 +258,6 @@ def closed_loop(
         submit()
     for _ in range(_CLOSED_LOOP):
         if not open_now.acquire(timeout=_END_S):
-            raise TimeoutError("the engine does not answer")
+            raise TimeoutError("the engine does not respond")
     counted = [at for at in done if stop - seconds <= at < stop]
     return max(1, len(counted)) / seconds

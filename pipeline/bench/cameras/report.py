@@ -1,4 +1,4 @@
-"""What cameras that share an engine have seen: ages, drops by cause, and whether each got its share."""
+"""The report of cameras that share an engine: frame ages, drops by cause, and fairness."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from saccade.engine.errors import DeadlineError, SupersededError
 
 @dataclass(slots=True)
 class CameraRow:
-    """One camera.
+    """The results of one camera.
 
     Attributes:
-        name: what is special of it, if anything.
-        fps: frames that it offers a second.
-        weight: of its stream.
-        offered: frames that it has offered.
-        looks: of these, those that were answered.
-        launch_p50_ms, launch_p99_ms: age of its frames when their prefill was launched.
-        result_p50_ms, result_p99_ms: the same when their result was there.
-        dropped: the others by cause: superseded by a newer frame, deadline, or failed.
-        share: looks by what a fair scheduler would give it in each second, of the frames that it offered at different
-            moments, see `fair_shares`.
+        name: role of a special camera, otherwise its number.
+        fps: frame rate.
+        weight: scheduling weight.
+        offered: number of submitted frames.
+        looks: number of answered frames.
+        launch_p50_ms, launch_p99_ms: age of its frames at the launch of their prefill.
+        result_p50_ms, result_p99_ms: age of its frames at their result.
+        dropped: number of dropped frames by cause: superseded by a newer frame, deadline, or failed.
+        share: answered frames relative to the share of a fair scheduler, see `fair_shares`.
     """
 
     name: str
@@ -44,15 +43,15 @@ class CameraRow:
 
 @dataclass(slots=True, frozen=True)
 class CamerasBench:
-    """What `time_cameras` measured.
+    """The results of `time_cameras`.
 
     Attributes:
-        offered_fps, fps: frames offered and answered a second, by all cameras.
-        closed_loop_fps: answered a second where 32 streams always have a frame.
+        offered_fps, fps: submitted and answered frames per second of all cameras.
+        closed_loop_fps: answered frames per second of 32 saturated streams.
         launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: ages over all cameras.
-        jain: Jain's index (1984) over the cameras' shares: 1 where each has its own.
-        deadlines_met: of the frames whose prefill was launched, those with a result by the deadline; 0 to 1.
-        cpu_ms: time of all of the process's threads for an answered frame.
+        jain: Jain's fairness index of the cameras' shares; 1 is fair.
+        deadlines_met: fraction of launched frames with a result before their deadline.
+        cpu_ms: CPU time of the process per answered frame.
     """
 
     model: str
@@ -77,7 +76,7 @@ class CamerasBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table for people."""
+        """Return a readable table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}: {len(self.rows)} cameras offer {self.offered_fps:.0f} "
             f"frames/s; answered {self.fps:.1f}, {100 * self.fps / self.closed_loop_fps:.0f} % of "
@@ -101,14 +100,14 @@ class CamerasBench:
 
 @dataclass(slots=True)
 class CameraLog:
-    """What became of a camera's frames; times in seconds.
+    """The outcome of a camera's frames; times are in seconds.
 
     Attributes:
-        row: its line of the report.
-        moments: at which frames came.
-        answered: at which those came that were answered.
-        launch, result: ages of these when their prefill was launched, and when their result was there.
-        failed_late: frames that were given up after their prefill was launched.
+        row: the camera's row of the report.
+        moments: arrival times of all frames.
+        answered: arrival times of the answered frames.
+        launch, result: ages of the answered frames at the launch of their prefill and at their result.
+        failed_late: number of frames dropped after the launch of their prefill.
     """
 
     row: CameraRow
@@ -119,7 +118,7 @@ class CameraLog:
     failed_late: int = 0
 
     def lost(self, error: BaseException) -> None:
-        """Count a frame that was not answered."""
+        """Count a frame without a result."""
         cause = "failed"
         if isinstance(error, SupersededError):
             cause = "superseded"
@@ -130,7 +129,7 @@ class CameraLog:
 
 
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """What each gets of a total in max-min fairness: in proportion to weights, and no more than it has offered."""
+    """Divide a total by max-min fairness: in proportion to weights, and never more than offered."""
     shares, open_now, left = [0.0] * len(offered), set(range(len(offered))), total
     while open_now and left > 1e-9:
         level = left / sum(weights[i] for i in open_now)
@@ -144,7 +143,7 @@ def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness (Jain, Chiu and Hawe 1984): 1 where all are equal, 1/n where one has everything."""
+    """Return Jain's fairness index (Jain, Chiu and Hawe 1984): 1 for equal values, 1/n if one value has everything."""
     squares = sum(value**2 for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
@@ -157,15 +156,15 @@ def summarize(
     used_s: float,
     model: tuple[str, str, str],
 ) -> CamerasBench:
-    """What cameras have seen, in all.
+    """Summarize the results of all cameras.
 
     Args:
-        cameras: what became of the frames of each.
-        seconds: for how long frames were offered.
-        capacity: images answered a second in a closed loop.
-        limit_s: age by which results were wanted.
-        used_s: CPU time in all.
-        model: its name, device and dtype.
+        cameras: logs of the cameras.
+        seconds: duration of the measurement.
+        capacity: images per second in a closed loop.
+        limit_s: deadline of results, in seconds.
+        used_s: total CPU time, in seconds.
+        model: name, device and dtype of the model.
     """
     for camera in cameras:
         row = camera.row

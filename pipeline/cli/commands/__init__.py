@@ -1,1 +1,1 @@
-"""What single commands do, where it is more than a call: one module for each."""
+"""The commands that are more than one call, one module each."""

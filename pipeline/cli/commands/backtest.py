@@ -1,4 +1,4 @@
-"""`saccade backtest`: what rules would have found in videos, by the same code as live, as fast as the model goes."""
+"""`saccade backtest`: runs rules over recorded videos with the same code as for live streams, at the model's speed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from saccade.sources import open_source
 
 _TICK_S = 0.2
 _MAX_FPS = 15
-"""Frames a second that are looked at, unless `vid_stride` says otherwise: tracks go by time, so no rule needs more, and
-nano on two cores takes 22, fewer than many cameras record."""
+"""Default limit of frames per second; `vid_stride` overrides it.
+
+Tracks follow time and not frames, so rules need no higher rate. The model nano reaches 22 frames per second on two
+cores, less than many cameras record.
+"""
 _OUTPUTS: dict[str, Any] = {"sinks": [], "jsonl": None, "out": None, "display": False, "http": None}
 
 
 @dataclass(slots=True, frozen=True)
 class Backtest:
-    """What has been found.
+    """The result of a backtest.
 
     Attributes:
-        events: the record of each event at its end, in the order of videos and times.
-        video_s: for how long the videos last, in seconds.
-        took_s: how long it took.
-        vid_stride: every so manieth frame was looked at: of the video with the most, if they differ.
+        events: the final record of each event, in the order of videos and times.
+        video_s: total duration of the videos, in seconds.
+        took_s: run time, in seconds.
+        vid_stride: every Nth frame was processed; the largest N if the videos differ.
     """
 
     events: list[dict[str, Any]]
@@ -42,12 +45,12 @@ class Backtest:
     vid_stride: int = 1
 
     def as_json(self) -> str:
-        """As JSON."""
+        """Return the result as JSON."""
         pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2), "vid_stride": self.vid_stride}
         return json_text({"events": self.events, **pace})
 
     def as_text(self) -> str:
-        """As a table, times in the videos."""
+        """Return the result as a table; times refer to the videos."""
         rows = [("video", "begins", "ends", "rule", "what", "score")]
         for event in self.events:
             tracks = ", ".join(str(number) for number in event["tracks"])
@@ -65,13 +68,13 @@ class Backtest:
 
 
 def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
-    """Run the rules of a configuration over videos, with nothing sent anywhere.
+    """Run the rules of a configuration over videos without any output.
 
     Args:
-        path: the configuration, which needs no source.
-        videos: files, each a stream of its own that begins anew.
-        given: settings that win over the file's.
-        stream: whose settings to take where the file has several streams.
+        path: the configuration file; a source is optional.
+        videos: video files, each processed as a stream of its own.
+        given: settings that override the file.
+        stream: stream whose settings to use if the file has several streams.
 
     Raises:
         ConfigError: if the configuration cannot be used, or has no rules.
@@ -81,7 +84,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
     config = load(path, given, source="video.mp4")
     chosen = _choose(config.each(), stream)
     if not chosen.rules:
-        raise ConfigError(f"{path}: there are no rules in it")
+        raise ConfigError(f"{path}: the file has no rules; add a rules section")
     streams = [
         chosen.model_copy(
             update={
@@ -111,7 +114,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
         began = time.monotonic()
         runs = Controller(local, config, first=opened).start()
         while not all(run.join(_TICK_S) for run in runs):
-            pass  # so that Ctrl-C is heard
+            pass  # keeps the main thread responsive to Ctrl-C
         local.events.hub.flush()
         if failed := next((run for run in runs if run.error), None):
             raise RunFailed from failed.error
@@ -124,13 +127,13 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
 
 
 def _stride_of(video: str) -> int:
-    """Which frames of a video are looked at: every one, or every so manieth of many."""
+    """Return the N for a video: every Nth frame is processed."""
     with open_source(video) as source:
         return max(1, ceil((source.info.average_rate or 0) / _MAX_FPS))
 
 
 def _seconds_of(run: Run, vid_stride: int) -> float:
-    """How much of a video was read, also where a gate kept frames from the model."""
+    """Return how many seconds of a video were read, including frames that a gate dropped."""
     rate = run.source.info.average_rate
     return float(run.report().read * vid_stride / rate) if rate else 0.0
 
@@ -141,5 +144,5 @@ def _choose(streams: Sequence[ListedStream], name: str | None) -> ListedStream:
     named = {stream.name: stream for stream in streams if stream.name}
     if name is None or name not in named:
         wrong = "has several streams" if name is None else f"has no stream '{name}'"
-        raise ConfigError(f"--stream: the file {wrong}; give one of {', '.join(named) or 'those with a name'}")
+        raise ConfigError(f"--stream: the file {wrong}; give one of {', '.join(named) or 'the named streams'}")
     return named[name]

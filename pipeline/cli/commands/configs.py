@@ -1,4 +1,4 @@
-"""`saccade configs`: the ready-made configurations that ship inside the package, listed and printed."""
+"""`saccade configs`: lists and prints the configurations included in the package."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"
 
 
 def list_configs() -> dict[str, str]:
-    """Name of each configuration → the first sentence of its first line, in alphabetical order."""
+    """Return the first sentence of each configuration by name, in alphabetical order."""
     return {name: text.partition("\n")[0].lstrip("# ").rstrip(":") for name, text in sorted(_texts().items())}
 
 
 def read_config(name: str) -> str:
-    """The text of a configuration, with the demo clip's path as it is on this machine.
+    """Return the text of a configuration, with the path of the demo clip on this machine.
 
     Raises:
-        ConfigError: if none of that name ships.
+        ConfigError: if no configuration has this name.
     """
     texts = _texts()
     wanted = name.removesuffix(".yaml")
     if wanted not in texts:
-        raise ConfigError(f"no configuration is called '{name}'; there are {', '.join(sorted(texts))}")
+        raise ConfigError(f"there is no configuration '{name}'; available: {', '.join(sorted(texts))}")
     return texts[wanted].replace(_CLIP_IN_CHECKOUT, str(DEMO_CLIP))
 
 
 def describe(config: RunConfig) -> str:
-    """What a configuration would run: a line for each stream, and one for the model.
+    """Return what a configuration would run: one line per stream and one for the model.
 
     Raises:
-        EngineError: if the model does not know a name that is looked for.
-        ConfigError: if an address cannot be one, or a file that is to be read is not there.
+        EngineError: if the model does not know a label.
+        ConfigError: if an address is invalid, or an input file does not exist.
     """
     check_labels(config)
     _check_files(config)
@@ -59,10 +59,10 @@ def describe(config: RunConfig) -> str:
 
 
 def _check_files(config: RunConfig) -> None:
-    """Check that the files are there which a configuration names to be read, but for sources."""
+    """Check that the input files named in a configuration exist, except sources."""
     named = {key: getattr(config, key) for key in ("http_token_file", "http_access", "http_cert", "http_key")}
     for key, model in (("model", config.model), ("ask", config.ask.model if config.ask else "")):
-        if model.startswith(("/", "./", "../")):  # else it may be the name of one on a hub
+        if model.startswith(("/", "./", "../")):  # otherwise it may be a hub id
             named[key] = model
     for key, path in named.items():
         if path and not Path(path).exists():
@@ -70,10 +70,10 @@ def _check_files(config: RunConfig) -> None:
 
 
 def check_labels(config: RunConfig) -> None:
-    """Check what is looked for against the names that the model knows, where that takes no loading.
+    """Check the labels of prompts and rules against the model's labels, if this is possible without loading the model.
 
     Raises:
-        EngineError: if it does not know one.
+        EngineError: if the model does not know a label.
     """
     names = read_names(config.model)
     if names is not None:
@@ -83,15 +83,15 @@ def check_labels(config: RunConfig) -> None:
 
 
 def changes_of(path: Path, url: str, token: str | None) -> list[str]:
-    """What a configuration file would change of a running Saccade: a line for each change.
+    """Return what a configuration file would change in a running Saccade, one line per change.
 
     Args:
-        path: of a valid file.
-        url: of the HTTP API.
-        token: what it wants; None if it wants none.
+        path: a valid configuration file.
+        url: address of the HTTP API.
+        token: bearer token, or None.
 
     Raises:
-        ConfigError: if it does not answer, or refuses.
+        ConfigError: if the server does not respond or refuses the request.
     """
     from saccade.pipeline.cli.mcp.api_client import ApiClient, ApiError
 
@@ -110,6 +110,6 @@ def _texts() -> dict[str, str]:
     shipped = {
         path.name.removesuffix(".yaml"): path.read_text(encoding="utf-8")
         for path in folder.iterdir()
-        if path.name.endswith(".yaml")  # beside them is a folder for monitoring
+        if path.name.endswith(".yaml")  # the folder also contains a folder for monitoring
     }
     return {**shipped, "manual": manual()}

@@ -1,4 +1,4 @@
-"""`saccade demo`: serves the demo page from the terminal until it is ended, and shows how its streams are doing."""
+"""`saccade demo`: serves the demo page until a signal stops it, and shows the state of its streams."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from saccade.web.tokens import is_loopback
 
 
 def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False, browser: bool, quiet: bool) -> None:
-    """Serve the page until a signal ends it, and show how its streams are doing.
+    """Serve the demo page until a signal stops it, and show the state of its streams.
 
     Args:
-        config: the model, the prompts at first, the streams to start with, and a token or none.
-        host: address to listen on; where other machines can reach it and there is no token, one is made.
-        port: the port; 0 for any that is free.
-        self_sign: serve over TLS with a certificate made for this, if the configuration names none.
+        config: model, initial prompts, initial streams and token.
+        host: address to listen on; without a token, one is generated if other machines can reach the address.
+        port: port to listen on; 0 for any free port.
+        self_sign: serve TLS with a self-signed certificate if the configuration has none.
         browser: open the page in a browser if standard output is a terminal.
         quiet: print only the address.
 
     Raises:
-        ConfigError, SourceError, EngineError, StreamError: if something cannot be used.
+        ConfigError, SourceError, EngineError, StreamError: if an input cannot be used.
     """
     chosen = token_of(config.http_token, config.http_token_file)
     token = chosen or (None if is_loopback(host) else secrets.token_urlsafe(12))
@@ -42,15 +42,15 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
         ) as demo,
     ):
         demo.controller.start()
-        # A token that the user chose is not repeated, since what is printed may be kept.
+        # A token that the user chose is not printed, because output may be logged.
         shown = "" if token is None else f"?token={token if chosen is None else '…'}"
-        print(f"saccade: open {demo.url}{shown}  (Ctrl-C ends it)", flush=True)
+        print(f"saccade: open {demo.url}{shown}  (Ctrl-C stops it)", flush=True)
         if browser and sys.stdout.isatty():
             webbrowser.open(f"{demo.url}{f'?token={token}' if token else ''}")
         follow(demo.controller, signals, quiet=quiet)
 
 
 def as_cameras(config: RunConfig) -> RunConfig:
-    """The configuration with its files played over and over, as if they were cameras."""
+    """Return the configuration with its files looped, as if they were cameras."""
     resolved = config.resolved()
     return resolved.with_streams(stream.model_copy(update={"loop": True}) for stream in resolved.streams)

@@ -1,4 +1,4 @@
-"""`saccade discover`: the ONVIF cameras on the network, with their profiles."""
+"""`saccade discover`: lists the ONVIF cameras on the network and their profiles."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class FoundCamera:
     """A camera that answered.
 
     Attributes:
-        device: where it is, and what it is called.
-        source: what to open it with, without credentials.
-        profiles: its streams; empty when no user was given, or it refuses.
-        chosen: token of the profile that `source` opens; "" when there are none.
-        problem: why there are no profiles; "" when there are.
+        device: address and name of the camera.
+        source: URL for opening the camera, without credentials.
+        profiles: streams of the camera; empty without a user name or if the camera refuses it.
+        chosen: token of the profile that `source` opens; empty without profiles.
+        problem: reason for missing profiles; empty if there are profiles.
     """
 
     device: DiscoveredDevice
@@ -40,8 +40,12 @@ class FoundCameras:
         return json.dumps([asdict(camera) for camera in self.cameras], indent=2)
 
     def as_text(self) -> str:
-        """A line for each camera and each profile."""
-        lines = [] if self.cameras else ["no ONVIF camera answered; is it in this network, and ONVIF switched on?"]
+        """Return one line per camera and per profile."""
+        lines = (
+            []
+            if self.cameras
+            else ["no ONVIF camera answered; check that the camera is on this network and that ONVIF is enabled"]
+        )
         for camera in self.cameras:
             named = ", ".join(filter(None, (camera.device.name, camera.device.hardware)))
             lines.append(f"{camera.source}  {named}".rstrip())
@@ -58,7 +62,13 @@ class FoundCameras:
 def find_cameras(
     seconds: float, user: str | None, password: str | None, group: tuple[str, int] = GROUP
 ) -> FoundCameras:
-    """Probe the network for `seconds` seconds; with `user`, ask each camera for its profiles as well.
+    """Search the network for cameras; with a user name, also list their profiles.
+
+    Args:
+        seconds: seconds to wait for answers.
+        user: user name of the cameras, or None.
+        password: password of the cameras, or None.
+        group: multicast address and port of WS-Discovery.
 
     Raises:
         SourceError: if the network cannot be probed.
@@ -66,7 +76,7 @@ def find_cameras(
     try:
         devices = discover(seconds, group)
     except OSError as error:
-        raise SourceError(f"the network cannot be probed: {error.strerror or error}") from error
+        raise SourceError(f"cannot probe the network: {error.strerror or error}") from error
     return FoundCameras(tuple(_camera(device, user, password) for device in devices))
 
 

@@ -1,4 +1,4 @@
-"""`saccade doctor`: checks that everything a run needs is installed. Changes nothing and downloads nothing."""
+"""`saccade doctor`: checks that everything a run needs is installed. It changes and downloads nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
 ENCODERS = {"libx264": True, "h264_nvenc": False}
-"""Codec → whether a run may need it."""
-_COVERED = 0.4  # mean intersection over union from which boxes are where things are
+"""Maps each codec to whether a run may need it."""
+_COVERED = 0.4  # lowest mean IoU at which boxes count as correct
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,10 +30,10 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: its name.
-        ok: whether it is installed and works.
-        needed: whether a run can fail without it.
-        detail: version, device or reason; one line.
+        what: name of the check.
+        ok: whether the component is installed and works.
+        needed: whether a run can fail without the component.
+        detail: version, device or reason, in one line.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Check everything in turn, the slow things last."""
+    """Run all checks in turn, the slow ones last."""
     yield Finding("python", sys.version_info >= (3, 11), True, f"{platform.python_version()} on {platform.platform()}")
     for one in dependencies():
         yield _try(one.requirement.name, not one.extra, _installed, one)
@@ -58,12 +58,12 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_gpu() -> Iterator[Finding]:
-    """Run the embedded model on every GPU, and hold its answers to those on the CPU; takes a minute for each GPU."""
+    """Run the embedded model on every GPU and compare its results with the CPU's; takes a minute per GPU."""
     import torch
 
     if not torch.cuda.is_available():
         yield Finding(
-            "gpu", False, True, "torch finds no CUDA device: check the driver, and that torch is a CUDA build"
+            "gpu", False, True, "torch finds no CUDA device: check the driver, and install a CUDA build of torch"
         )
     for index in range(torch.cuda.device_count()):
         device = f"cuda:{index}"
@@ -74,11 +74,11 @@ def examine_gpu() -> Iterator[Finding]:
 
 
 def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
-    """Load a model, and see which reading of its region heads finds the people that nano finds in the demo clip.
+    """Load a model and report which variant of its region heads detects the people in the demo clip.
 
     Args:
-        name: of the model.
-        refiner: the file or hub id of a refiner for it.
+        name: name of the model.
+        refiner: file or hub id of a refiner for the model.
     """
     from saccade.engine import Engine
     from saccade.engine.golden.region_readings import compare_readings
@@ -92,7 +92,7 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
         with Engine.load("nano", "cpu") as engine:
             people = engine.detect(image, "person").boxes
         readings = compare_readings(loaded, image, "person", people)
-    except Exception as error:  # whatever keeps it from running is the finding
+    except Exception as error:  # any error is a finding
         yield Finding(f"model {name}", False, True, " ".join(f"{error or type(error).__name__}".split()))
         return
     yield Finding("model", True, True, f"{info.parameters / 1e9:.2f} B parameters, {info.dtype} on {info.device}")
@@ -108,28 +108,28 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
         best = max(readings, key=lambda one: one.overlap)
         advice = f'"reads": "{best.name}" in the region section of its config.json is right'
         if best.overlap < _COVERED:
-            advice = "no reading finds the people: are these trained weights?"
+            advice = "no variant detects the people: check that the weights are trained"
         yield Finding("region heads", best.overlap >= _COVERED and best is readings[0], False, advice)
 
 
 def _refiner(loaded: LoadedModel, name: str) -> str:
-    """What a refiner's file holds, for a model that takes one."""
+    """Check that a refiner fits a model and return a line about it."""
     from saccade.engine.models.model_files import find_refiner
 
     if loaded.load_refiner is None:
-        raise ValueError("this model takes no refiner, which is for Moondream 3")
+        raise ValueError("this model does not support a refiner; use Moondream 3")
     path = find_refiner(name)
     loaded.load_refiner(path)
     return f"{path} fits the model's vision encoder"
 
 
 def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
-    """Print all findings, and whether anything needed is broken.
+    """Print all findings; return whether a needed component is broken.
 
     Args:
         gpu: run the embedded model on every GPU.
-        model: a model to try, see `examine_model`.
-        refiner: of that model's outlines.
+        model: model to check, see `examine_model`.
+        refiner: refiner to check with the model.
     """
     console = Console(soft_wrap=True, highlight=False)
     broken = []
@@ -138,7 +138,7 @@ def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
         console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
         if finding.needed and not finding.ok:
             broken.append(finding.what)
-    console.print(f"[red]needed, but broken: {', '.join(broken)}[/]" if broken else "everything needed is here")
+    console.print(f"[red]required, but broken: {', '.join(broken)}[/]" if broken else "all required components work")
     return bool(broken)
 
 
@@ -158,29 +158,31 @@ def _kernels(device: str) -> str:
     from saccade.engine import kernels
 
     if not kernels.available(torch.device(device)):
-        raise RuntimeError("plain torch runs in their place: they need Triton and compute capability 8.0")
+        raise RuntimeError(
+            "not available, so plain torch is used: they need Triton and a GPU with compute capability 8.0 or higher"
+        )
     return "Triton compiles them"
 
 
 def agreement(device: str, dtype: str) -> str:
-    """What a device answers, compared with the CPU; other dtypes than float32 only have to run.
+    """Compare a device's results with the CPU's; in dtypes other than float32, the model only has to run.
 
     Raises:
-        RuntimeError: if it answers otherwise.
+        RuntimeError: if the results differ.
     """
     from saccade.engine.golden.self_check import compare_devices
 
     found = compare_devices(device, dtype)
-    detail = f"{found.compared - found.differing} of {found.compared} answers are the CPU's"
+    detail = f"{found.compared - found.differing} of {found.compared} answers match the CPU's"
     if dtype == "float32" and not found.ok:
-        raise RuntimeError(f"only {detail}: the largest difference is {found.largest:.3f} of the image's size")
+        raise RuntimeError(f"only {detail}; largest difference: {found.largest:.3f} of the image size")
     return detail
 
 
 def _try(what: str, needed: bool, check: Callable[..., str], *args: object) -> Finding:
     try:
         return Finding(what, True, needed, check(*args))
-    except Exception as error:  # whatever an import or a driver raises is the finding
+    except Exception as error:  # any error of an import or a driver is a finding
         return Finding(what, False, needed, " ".join(f"{error or type(error).__name__}".split()))
 
 
@@ -216,13 +218,13 @@ def _encoding(name: str) -> str:
 
     try:
         try_encoder(name)
-    except av.error.FFmpegError as error:  # whose text names the options that it was opened with
+    except av.error.FFmpegError as error:  # its text includes the encoder options
         raise RuntimeError(f"in FFmpeg, but no session can be opened here: {error.strerror}") from None
     return av.Codec(name, "w").long_name
 
 
 def _decoding() -> str:
-    """How live video is decoded by itself beside a model on the first GPU."""
+    """Return how live video is decoded next to a model on the first GPU."""
     from saccade.sources.gpu import gpu_decoding
 
     gpu_decoding("cuda", 0)
@@ -231,7 +233,7 @@ def _decoding() -> str:
 
 def _screen() -> Finding:
     there = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return Finding("screen", there, False, "there" if there else "none, so no --display")
+    return Finding("screen", there, False, "there" if there else "no screen found: --display is unavailable")
 
 
 def _nano() -> str:

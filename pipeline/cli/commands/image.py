@@ -1,4 +1,4 @@
-"""`saccade image`: finds things in one image."""
+"""`saccade image`: detects objects in one image."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from saccade.sources import Frame, SourceError, open_source
 
 @dataclass(slots=True, frozen=True)
 class ProcessedImage:
-    """An image and what was found in it."""
+    """An image and its result."""
 
     frame: Frame
     result: Result
     latency: Latency
 
     def as_json(self) -> str:
-        """The record that `saccade run --jsonl` writes, indented."""
+        """Return the JSON record of `saccade run --jsonl`, indented."""
         return json_text(make_record(self.frame, self.result, self.latency))
 
     def as_text(self) -> str:
-        """One line for each thing found, places in pixels."""
+        """Return one line per detection, with positions in pixels."""
         width, height = self.frame.width, self.frame.height
         lines = []
         for box in self.result.detections.boxes:
@@ -49,16 +49,16 @@ class ProcessedImage:
         return "\n".join(lines) or "nothing found"
 
     def save(self, path: str) -> None:
-        """Write the annotated image; its suffix decides the format.
+        """Write the annotated image; the file suffix selects the format.
 
         Raises:
-            SinkError: if it cannot be written.
+            SinkError: if the image cannot be written.
         """
         save_still(path, draw(self.frame.image, self.result))
 
 
 def _shares(text: Text) -> str:
-    """The probabilities of an answer's choices, likeliest first."""
+    """Return the probabilities of an answer's choices, most probable first."""
     if text.probabilities is None:
         return ""
     ranked = sorted(text.probabilities.items(), key=lambda one: -one[1])
@@ -66,11 +66,11 @@ def _shares(text: Text) -> str:
 
 
 def process_image(config: RunConfig) -> ProcessedImage:
-    """Find what the configuration asks for in its source, which must be one image.
+    """Process the source of the configuration, which must be one image.
 
     Raises:
-        ConfigError: if the source is more than one image, or would be overwritten.
-        SourceError, EngineError: if source or model cannot be used.
+        ConfigError: if the source has more than one image, or would be overwritten.
+        SourceError, EngineError: if the source or the model cannot be used.
         SinkError: if the annotated image cannot be written.
     """
     check_targets(targets_of(config), [config.source])
@@ -81,7 +81,7 @@ def process_image(config: RunConfig) -> ProcessedImage:
         frame = next(frames, None)
         count = source.info.frames
         if (count is not None and count > 1) or next(frames, None) is not None:
-            raise ConfigError(f"{source.info.url} is more than one image; use `saccade run` for it")
+            raise ConfigError(f"{source.info.url} has more than one image; use `saccade run`")
     if frame is None:
         raise SourceError(f"{config.source}: no image could be read")
     if config.out:

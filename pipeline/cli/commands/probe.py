@@ -1,4 +1,4 @@
-"""`saccade probe`: opens any source for a moment and reports what it is."""
+"""`saccade probe`: opens any source briefly and reports its properties."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from saccade.sources import Frame, LiveSource, StreamStats
 from saccade.sources.rtp import PLAUSIBLE_S
 
 LONG_GOP_S = 4.0
-ENOUGH_FRAMES = 100  # of a file, which does not come at a pace of its own
+ENOUGH_FRAMES = 100  # for a file, which has no pace of its own
 
 
 @dataclass(slots=True, frozen=True)
 class Probe:
-    """What was seen of a source.
+    """The properties of a source.
 
     Attributes:
-        source: path or address, free of credentials.
-        live: whether frames come by themselves.
-        codec, decoder: its codec, and what decodes it ("" where that is not known).
+        source: path or address, without credentials.
+        live: whether the source is live.
+        codec, decoder: codec and decoder; empty if unknown.
         width, height: size in pixels.
-        fps: frames a second, measured on the frames' own clock; None when there were too few.
-        frames: how many frames were read.
-        age_ms: median time from capture to decoded frame by the sender's RTCP clock, in milliseconds; None while
-            that is not known.
-        lost: frames lost or damaged on the way.
-        corrupt_packets: packets lost or damaged on the way.
-        transport: how an RTSP camera's packets came; "" where that does not apply.
-        key_interval_s: seconds from one key frame to the next; None when fewer than two were seen.
-        clock_off_s: how far the sender's RTCP clock is from ours; None where it reports none.
-        advice: what to change on the camera or in the configuration, a line each.
-        image: file the last frame was written to.
+        fps: measured frame rate by the frames' timestamps; None with too few frames.
+        frames: number of frames read.
+        age_ms: median time from capture to decoded frame by the sender's RTCP clock, in milliseconds; None if unknown.
+        lost: number of frames lost or damaged in transit.
+        corrupt_packets: number of packets lost or damaged in transit.
+        transport: transport of an RTSP camera; empty for other sources.
+        key_interval_s: seconds between key frames; None with fewer than two key frames.
+        clock_off_s: offset of the sender's RTCP clock from the local clock, in seconds; None without a report.
+        advice: recommended changes to the camera or the configuration, one line each.
+        image: file to which the last frame was written.
     """
 
     source: str
@@ -58,11 +57,11 @@ class Probe:
     image: str | None
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A few lines for people."""
+        """Return a readable summary."""
         rate = f"{self.fps:.2f} fps" if self.fps else "fps unknown"
         lines = [f"{self.source}: {self.codec} {self.width}x{self.height}, {rate}"]
         if self.live:
@@ -82,16 +81,16 @@ class Probe:
 def examine(
     target: str, *, seconds: float, hwaccel: str, transport: str, tls: str = "verify", out: str | None
 ) -> Probe:
-    """Watch a source: a live one for `seconds` from its first frame, a file for its first 100.
+    """Measure a source: a live source for `seconds` from its first frame, a file for its first 100 frames.
 
     Raises:
-        SourceError: if it cannot be used; a `LiveError` with its code for a live source.
-        ConfigError: if there is no such hwaccel or transport.
+        SourceError: if the source cannot be used; a `LiveError` with a code for a live source.
+        ConfigError: if the hwaccel or transport does not exist.
         SinkError: if the image cannot be written.
     """
     with open_once(target, hwaccel, transport, tls) as source:
         if out:
-            with suppress(OSError):  # which check_still() reports
+            with suppress(OSError):  # check_still() reports the error
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
             check_still(out, source.info.width, source.info.height)
         frames: list[tuple[int, float]] = []
@@ -103,7 +102,7 @@ def examine(
             now = time.monotonic()
             end = end or now + seconds
             if frame.capture_clock == "rtcp":
-                # As of the moment it was decoded: what this loop takes is not the camera's fault.
+                # The age at decoding, because the time of this loop is not the camera's fault.
                 ages.append(1000 * (time.time() - (now - frame.decoded_at) - frame.captured_at))
             frames.append((frame.pts, now))
             lost, last = lost + frame.dropped_before, frame
@@ -135,7 +134,7 @@ def examine(
 
 
 def _advice(stats: StreamStats, seconds: float) -> list[str]:
-    """What to change where the stream is not as good as it could be."""
+    """Return advice for a stream that could be better."""
     lines = []
     interval = stats.key_interval_s if stats.key_interval_s is not None else seconds if seconds > LONG_GOP_S else 0.0
     if interval > LONG_GOP_S:
@@ -147,7 +146,7 @@ def _advice(stats: StreamStats, seconds: float) -> list[str]:
         share = 100 * stats.lost / (stats.received + stats.lost)
         lines.append(f"{share:.1f} % of the packets are lost: set rtsp_transport: tcp")
     if stats.clock_off_s is not None and abs(stats.clock_off_s) > PLAUSIBLE_S:
-        lines.append("the camera's clock is wrong, so the time of arrival is used: set its NTP server")
+        lines.append("the camera's clock is wrong, so Saccade uses the time of arrival: set the camera's NTP server")
     if stats.late:
         lines.append(f"{stats.late} frames were dropped because decoding was late: lower resolution or rate")
     return lines

@@ -1,4 +1,4 @@
-"""`saccade rules check`: reads the rules of a configuration, and says what they are or where one is wrong."""
+"""`saccade rules check`: checks the rules of a configuration and lists them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from saccade.pipeline.config.file import load
 
 
 def check(path: Path) -> str:
-    """Every rule of a file, stream by stream; the file needs no source.
+    """Return a line for each rule of a file; the file needs no source.
 
     Raises:
-        ConfigError: if one is wrong, with line, column and what was expected.
-        EngineError: if one names what the model does not know.
+        ConfigError: if a rule is wrong, with line, column and the expected input.
+        EngineError: if a rule names a label that the model does not know.
     """
     lines = []
     config = load(path, {}, source="video.mp4")
@@ -23,5 +23,5 @@ def check(path: Path) -> str:
         lines += [f"{named}{rule.name}: {rule.when}" for rule in stream.rules]
     count = len(lines)
     return "\n".join(
-        [*lines, "no rules" if not count else "1 rule is fine" if count == 1 else f"{count} rules are fine"]
+        [*lines, "no rules" if not count else "1 rule is valid" if count == 1 else f"{count} rules are valid"]
     )

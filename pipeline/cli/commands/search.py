@@ -1,4 +1,4 @@
-"""`saccade search`: stored events that show something, the likeliest first; in a folder, or of a running saccade."""
+"""`saccade search`: finds stored events that match a text, in a folder or through a running Saccade."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
 from saccade.pipeline.runtime.stream import load_engine
 from saccade.pipeline.search import Found, Progress, Searched, search_events
 
-_ANSWER_S = 180.0  # between two answers of a slow model
+_ANSWER_S = 180.0  # longest wait between two answers of a slow model
 
 
 @dataclass(slots=True, frozen=True)
 class Search:
-    """What was found, and where the snapshot of an event is, by its id."""
+    """The results of a search, and a function that returns the snapshot of an event by its ID."""
 
     searched: Searched
     snapshot: Callable[[str], str]
 
     def as_json(self) -> str:
-        """As JSON, `match` from 0 to 1."""
+        """Return the results as JSON; `match` is from 0 to 1."""
         return json_text(self.searched.to_json())
 
     def as_text(self) -> str:
-        """As a table, with the snapshot of each."""
+        """Return the results as a table with their snapshots."""
         lines = []
         for one in self.searched.found:
             event = one.event
@@ -47,15 +47,15 @@ class Search:
             about = f"{when}  {event['stream']}  {event['rule']}  {event['label']}"
             lines.append(f"{one.p_yes:4.2f}  {about}  {self.snapshot(event['id'])}")
         if self.searched.away:
-            lines.append(f"not asked, since they do not answer: {', '.join(self.searched.away)}")
-        return "\n".join(lines) or "no event with a snapshot was found"
+            lines.append(f"not searched, because they do not respond: {', '.join(self.searched.away)}")
+        return "\n".join(lines) or "no events with a snapshot found"
 
 
 def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, progress: Progress) -> Search:
-    """Search a store.
+    """Search an event store.
 
     Raises:
-        ConfigError: if there is no store, or nothing to search for that the model knows.
+        ConfigError: if there is no store, or the model does not know the text.
         EngineError: if the model cannot be used.
     """
     try:
@@ -68,19 +68,19 @@ def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, prog
 
 
 def search_at(url: str, token: str | None, text: str, query: EventQuery, progress: Progress) -> Search:
-    """Have a running saccade search its stores, by its own model.
+    """Search the stores of a running Saccade with its own model.
 
     Raises:
-        ConfigError: if none answers there, or it refuses.
+        ConfigError: if no server responds at the address, or the server refuses the request.
     """
     if not _is_address(url):
-        raise ConfigError("--url: should be the address of a running saccade, such as http://127.0.0.1:8080")
+        raise ConfigError("--url: should be the address of a running Saccade, such as http://127.0.0.1:8080")
     url = url.rstrip("/")
     asked = urlencode({**filters_of(query), "q": text})
     headers = {"Accept": "text/event-stream", **({"Authorization": f"Bearer {token}"} if token else {})}
     try:
         request = urllib.request.Request(f"{url}/events/search?{asked}", headers=headers)
-        look_up(urlsplit(url).hostname or "")  # urlopen cannot give up on a resolver
+        look_up(urlsplit(url).hostname or "")  # urlopen has no timeout for name resolution
         with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
             for line in answer:
                 if not line.startswith(b"data: "):
@@ -96,8 +96,8 @@ def search_at(url: str, token: str | None, text: str, query: EventQuery, progres
     except urllib.error.HTTPError as error:
         raise ConfigError(f"--url: {_reason(error)}") from None
     except (OSError, http.client.HTTPException) as error:
-        raise ConfigError(f"--url: {url} does not answer: {one_line(str(error))}") from None
-    raise ConfigError(f"--url: {url} has ended the search")
+        raise ConfigError(f"--url: {url} does not respond: {one_line(str(error))}") from None
+    raise ConfigError(f"--url: {url} closed the connection during the search; try again")
 
 
 def _is_address(url: str) -> bool:
@@ -109,7 +109,7 @@ def _is_address(url: str) -> bool:
 
 def _reason(error: urllib.error.HTTPError) -> str:
     if error.code == 404:
-        return "it keeps no events: start it with --store DIR, and give it rules"
+        return "this Saccade stores no events: start it with --store DIR and rules"
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

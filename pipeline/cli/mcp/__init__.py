@@ -1,1 +1,1 @@
-"""`saccade mcp`: the Model Context Protocol, so that assistants can use the cameras of a running Saccade."""
+"""`saccade mcp`: a Model Context Protocol server that lets assistants use the cameras of a running Saccade."""

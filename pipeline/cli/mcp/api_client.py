@@ -1,4 +1,4 @@
-"""Asks a running Saccade over its HTTP API; every failure is one line. Knows no MCP."""
+"""A client of a running Saccade's HTTP API; every failure is one line."""
 
 from __future__ import annotations
 
@@ -13,87 +13,85 @@ import httpx
 
 from saccade.addresses import with_plain_zone
 
-_ANSWER_S = 130.0  # more than the server takes at most for an answer
+_ANSWER_S = 130.0  # longer than the server's own limit for an answer
 _MAX_BYTES = 32 * 1024 * 1024
 
 
 class ApiError(Exception):
-    """The server refuses, or does not answer; `str()` of it is one line."""
+    """The server refuses the request or does not respond; the message is one line."""
 
 
 class ApiClient:
-    """The HTTP API of a running Saccade.
+    """A client of the HTTP API of a running Saccade.
 
     Args:
-        url: its address, such as http://127.0.0.1:8080.
-        token: what it wants; None if it wants none.
+        url: address of the server, such as http://127.0.0.1:8080.
+        token: bearer token, or None.
 
     Raises:
-        ValueError: if the address is not one of HTTP.
+        ValueError: if the address is not an HTTP address.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
         url = with_plain_zone(url)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("should be the address of a running saccade, such as http://127.0.0.1:8080")
+            raise ValueError("should be the address of a running Saccade, such as http://127.0.0.1:8080")
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
-        """Open it."""
         timeout = httpx.Timeout(_ANSWER_S, connect=10)
         self._session = httpx.AsyncClient(headers=self._headers, timeout=timeout, trust_env=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
         assert self._session is not None
         await self._session.aclose()
 
     async def streams(self) -> list[dict[str, Any]]:
-        """The streams and how they are doing.
+        """Return the streams and their state.
 
         Raises:
-            ApiError: as every method.
+            ApiError: if the request fails; all methods raise it.
         """
         listed: list[dict[str, Any]] = (await self._json("GET", "/streams"))["streams"]
         return listed
 
     async def frame(self, stream: str, *, drawn: bool) -> bytes:
-        """The next frame of a stream, as JPEG, with what was found drawn on it or not."""
+        """Return the next frame of a stream as JPEG, with or without the overlay."""
         overlay = "" if drawn else "?overlay=off"
         return await self._request("GET", f"/streams/{quote(stream, safe='')}/frame.jpg{overlay}")
 
     async def detect(self, image: str, name: str) -> list[dict[str, Any]]:
-        """The boxes of a name in an image given as data URL."""
+        """Return the boxes of a label in an image, given as a data URL."""
         found: list[dict[str, Any]] = (await self._json("POST", "/v1/detect", {"image_url": image, "object": name}))[
             "objects"
         ]
         return found
 
     async def ask(self, image: str, question: str) -> str:
-        """The answer to a question about an image given as data URL."""
+        """Return the answer to a question about an image, given as a data URL."""
         answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
         return answer
 
     async def events(self, **filters: str) -> list[dict[str, Any]]:
-        """Stored events, the newest first: by stream, rule, label, zone, since, q and limit."""
+        """Return stored events, newest first; filters: stream, rule, label, zone, since, q and limit."""
         asked = "&".join(f"{key}={quote(value, safe='')}" for key, value in filters.items() if value)
         found: list[dict[str, Any]] = (await self._json("GET", f"/events?{asked}"))["events"]
         return found
 
     async def snapshot(self, event: str) -> bytes:
-        """The best image of an event, as JPEG."""
+        """Return the snapshot of an event as JPEG."""
         return await self._request("GET", f"/events/{quote(event, safe='')}/snapshot.jpg")
 
     def clip_url(self, event: str) -> str:
-        """Where the clip of an event is, for clients with the token."""
+        """Return the URL of an event's clip; the client must send the token."""
         return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
 
     async def config_changes(self, text: str) -> list[str]:
-        """What another text of its configuration file would change: a line for each."""
+        """Return what a new text of the configuration file would change, one line per change."""
         answer = await self._request("POST", "/config/diff", text=text)
         changes: list[str] = json.loads(answer)["changes"]
         return changes
@@ -115,22 +113,22 @@ class ApiClient:
                         break
         except (TimeoutError, httpx.HTTPError) as error:
             raise ApiError(
-                f"no saccade answers at {self._url}: is it running with --http? ({type(error).__name__})"
+                f"no Saccade responds at {self._url}: start it with --http ({type(error).__name__})"
             ) from None
         if response.is_success:
             return data
         if response.status_code == 404 and path.startswith("/events?"):
-            raise ApiError("this saccade keeps no events: start it with --store DIR, and give it rules")
+            raise ApiError("this Saccade stores no events: start it with --store DIR and rules")
         raise ApiError(_reason(data) or f"{response.status_code} {response.reason_phrase}")
 
 
 def data_url(jpeg: bytes) -> str:
-    """A JPEG file as a data URL."""
+    """Return a JPEG file as a data URL."""
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 
 def _reason(data: bytes) -> str:
-    """The error that a response describes; "" if it does not."""
+    """Return the error message in a response, or an empty string."""
     try:
         error = json.loads(data)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
@@ -139,6 +137,6 @@ def _reason(data: bytes) -> str:
 
 
 def summary_of(stream: dict[str, Any]) -> dict[str, Any]:
-    """What an assistant needs to know of a stream."""
+    """Return the fields of a stream that an assistant needs."""
     keys: Sequence[str] = ("name", "state", "ok", "reason", "detect", "point", "query", "fps", "objects")
     return {key: stream.get(key) for key in keys}

@@ -1,4 +1,4 @@
-"""Serves the tools: over standard input and output to the program that started this, or over HTTP."""
+"""Serves the MCP tools over standard input and output, or over HTTP."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], 
 
 
 def serve(url: str, token: str | None, token_file: str | None, http: str | None) -> None:
-    """Serve until the client goes, or over HTTP until a signal ends it.
+    """Serve until the client disconnects; over HTTP, until a signal stops the server.
 
     Args:
         url: the HTTP API of a running Saccade.
-        token: for it, and what clients over HTTP must send.
-        token_file: the file that holds it.
-        http: where to listen, HOST:PORT; None for standard input and output.
+        token: bearer token of the API; HTTP clients of this server must send it, too.
+        token_file: file with the token.
+        http: address to listen on, HOST:PORT; None for standard input and output.
 
     Raises:
-        ConfigError: if an address cannot be used, or mcp is not installed.
+        ConfigError: if an address cannot be used, or the package mcp is not installed.
     """
     try:
         from saccade.pipeline.cli.mcp.api_client import ApiClient
@@ -35,7 +35,7 @@ def serve(url: str, token: str | None, token_file: str | None, http: str | None)
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "mcp":
             raise
-        raise ConfigError(f"this needs the package mcp: {install_command('mcp')}") from None
+        raise ConfigError(f"this command needs the package mcp: {install_command('mcp')}") from None
     try:
         token = token or (read_token(token_file) if token_file else None)
         api = ApiClient(url, token)
@@ -43,7 +43,7 @@ def serve(url: str, token: str | None, token_file: str | None, http: str | None)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if place and token is None and not is_loopback(place[0]):
-        raise ConfigError(f"{place[0]} can be reached from the network, so a token is needed: SACCADE_TOKEN")
+        raise ConfigError(f"{place[0]} is reachable from the network and needs a token: set SACCADE_TOKEN")
 
     async def run() -> None:
         async with api:
@@ -63,12 +63,12 @@ async def _serve_http(server: Any, place: tuple[str, int], token: str | None) ->
     application = server.streamable_http_app(host=host)
     guarded = application if token is None else with_token(application, token)
     config = uvicorn.Config(guarded, host=host, port=port, log_level="warning", access_log=False, lifespan="on")
-    print(f"saccade: MCP at http://{host}:{port}/mcp  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    print(f"saccade: MCP at http://{host}:{port}/mcp  (Ctrl-C stops it)", file=sys.stderr, flush=True)
     await uvicorn.Server(config).serve()
 
 
 def with_token(application: Asgi, token: str) -> Asgi:
-    """The application, for requests that carry the token as `Authorization: Bearer` alone."""
+    """Wrap an application so that every request must carry the token as `Authorization: Bearer`."""
     wanted = f"Bearer {token}".encode()
 
     async def guard(
@@ -80,6 +80,6 @@ def with_token(application: Asgi, token: str) -> Asgi:
             return
         headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"error": "a bearer token is needed, and this is not it"}'})
+        await send({"type": "http.response.body", "body": b'{"error": "invalid or missing bearer token"}'})
 
     return guard

@@ -1,4 +1,4 @@
-"""The tools that an assistant is given: the streams of a running Saccade, their frames, and questions about them."""
+"""The MCP tools for assistants: the streams of a running Saccade, their frames, and questions about them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from saccade.pipeline.cli.mcp.api_client import ApiClient, ApiError, data_url, s
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _INSTRUCTIONS = (
-    "Live cameras and videos, and a model that finds things in them. list_streams says which there are; look shows "
-    "what one sees now; detect and ask examine its newest frame. Boxes are fractions of the frame's width and height."
+    "Live cameras and videos, and a model that detects objects in them. list_streams lists the streams; look shows "
+    "the newest frame of a stream; detect and ask examine it. Boxes are fractions of the frame's width and height."
 )
 
 _POLL_S = 1.0
 _OF_EVENTS = ("id", "rule", "stream", "label", "zones", "start_time", "end_time", "top_score", "answers", "clip")
 
-Stream = Annotated[str, Field(description="the name of a stream, as list_streams has it")]
+Stream = Annotated[str, Field(description="name of a stream, as returned by list_streams")]
 T = TypeVar("T")
 
 
 def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
-    """An MCP server whose tools ask `api`, which must be open while it is used."""
+    """Return an MCP server whose tools use `api`; the client must be open while the server runs."""
     server: MCPServer[Any] = MCPServer("saccade", instructions=_INSTRUCTIONS, version=version, log_level="WARNING")
 
     @server.tool(annotations=_READS)
     async def list_streams() -> list[dict[str, Any]]:
-        """List the streams: name, whether it is healthy and why not, what is looked for, how much is found."""
+        """List the streams: name, health and reason, prompts, and number of detections."""
         return [summary_of(stream) for stream in await _plain(api.streams())]
 
     @server.tool(annotations=_READS)
     async def look(
         stream: Stream,
-        boxes: Annotated[bool, Field(description="draw what was found on it")] = True,
+        boxes: Annotated[bool, Field(description="draw the detections on the frame")] = True,
     ) -> Image:
         """Show the newest frame of a stream."""
         return Image(data=await _plain(api.frame(stream, drawn=boxes)), format="jpeg")
@@ -48,27 +48,27 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
     async def detect(
         stream: Stream,
         objects: Annotated[
-            list[str], Field(description="what to find, such as ['person', 'car']", min_length=1, max_length=16)
+            list[str], Field(description="labels to detect, such as ['person', 'car']", min_length=1, max_length=16)
         ],
     ) -> list[dict[str, Any]]:
-        """Find things in the newest frame of a stream: their labels, scores and boxes."""
+        """Detect objects in the newest frame of a stream; returns labels, scores and boxes."""
         image = data_url(await _plain(api.frame(stream, drawn=False)))
         return [box for name in objects for box in await _plain(api.detect(image, name))]
 
     @server.tool(annotations=_READS)
     async def ask(stream: Stream, question: Annotated[str, Field(min_length=1, max_length=4096)]) -> str:
-        """Ask a question about the newest frame of a stream, where the model can talk."""
+        """Ask a question about the newest frame of a stream; needs a model that answers questions."""
         return await _plain(api.ask(data_url(await _plain(api.frame(stream, drawn=False))), question))
 
     @server.tool(annotations=_READS)
     async def events(
         stream: Annotated[str, Field(description="of this stream only")] = "",
         rule: Annotated[str, Field(description="of this rule only")] = "",
-        since: Annotated[str, Field(description="how long ago, such as 15m, 2h or 1d; or a Unix time")] = "",
-        words: Annotated[str, Field(description="to search for in labels, rules and answers")] = "",
+        since: Annotated[str, Field(description="maximum age, such as 15m, 2h or 1d; or a Unix time")] = "",
+        words: Annotated[str, Field(description="words to search for in labels, rules and answers")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
     ) -> list[dict[str, Any]]:
-        """List what has happened by the rules of the streams, the newest first."""
+        """List the events of the streams' rules, newest first."""
         found = await _plain(api.events(stream=stream, rule=rule, since=since, q=words, limit=str(limit)))
         return [{key: event.get(key) for key in _OF_EVENTS} for event in found]
 
@@ -78,7 +78,7 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
         rule: Annotated[str, Field(description="of this rule only")] = "",
         seconds: Annotated[float, Field(gt=0, le=300, description="to wait at most")] = 60.0,
     ) -> dict[str, Any] | None:
-        """Wait until a rule fires, and return the event; null if none does in time."""
+        """Wait until a rule begins an event and return it; returns null on timeout."""
         known = {event["id"] for event in await _plain(api.events(stream=stream, rule=rule, limit="50"))}
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -90,14 +90,14 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS, structured_output=False)
     async def clip(event: Annotated[str, Field(description="the id of an event")]) -> list[Any]:
-        """Show the best image of an event, and say where its clip can be downloaded."""
+        """Show the snapshot of an event, with the download URL of its clip."""
         return [Image(data=await _plain(api.snapshot(event)), format="jpeg"), f"Clip: {api.clip_url(event)}"]
 
     return server
 
 
 async def _plain(work: Awaitable[T]) -> T:
-    """The result of asking the API; what it refuses is the tool's error, in one line."""
+    """Return the result of an API request; turn an API error into a tool error of one line."""
     try:
         return await work
     except ApiError as error:

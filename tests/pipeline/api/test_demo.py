@@ -199,7 +199,7 @@ def test_an_invalid_message_is_answered_and_changes_nothing(demo: Demo) -> None:
     with publishing_page(demo) as page:
         cases: list[tuple[object, str]] = [
             ({"detect": ["unicorn"]}, "unicorn"),
-            ({"detect": []}, "nothing to look for"),
+            ({"detect": []}, "no prompts"),
             ("{", "not JSON"),
             ("[" * 4000, "not JSON"),
             ({"query": ["why?"]}, "not query"),

@@ -87,7 +87,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path, command: list[object])
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "saccade: the working directory is gone: change to one that exists\n"
+    assert done.stderr == "saccade: the working directory no longer exists: change to an existing directory\n"
 
 
 @pytest.mark.parametrize(

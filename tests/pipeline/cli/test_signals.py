@@ -152,4 +152,4 @@ def test_the_process_ends_in_5_s_whatever_hangs(tmp_path: Path, number: signal.S
         _, stderr = process.communicate(timeout=LONG_S)
         assert time.monotonic() - sent_at < 10  # 4.7 s, and what a busy machine adds
     assert process.returncode == 1
-    assert stderr == "saccade: not everything could be closed within 5 s of the signal\n"
+    assert stderr == "saccade: forced exit, because closing took longer than 5 s after the signal\n"

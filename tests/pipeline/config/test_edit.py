@@ -159,7 +159,7 @@ def test_rules_come_into_files_of_every_shape(before: str, after: str, tmp_path:
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "camera.yaml"
     path.write_text(RULES)
-    with pytest.raises(ConfigError, match=r"nothing is saved: camera.yaml:6:21: .*no zone 'door'"):
+    with pytest.raises(ConfigError, match=r"not saved: camera.yaml:6:21: .*no zone 'door'"):
         save(path, {0: {"rules": rules_of("a=person in door")}}, lambda new: load(new, {}))
     assert path.read_text() == RULES
     assert [one.name for one in tmp_path.iterdir()] == ["camera.yaml"]
@@ -186,7 +186,7 @@ def test_rules_as_text_are_read_back_as_they_were() -> None:
         ("- name: a\n", 1, 3, "when is missing"),
         ("- name: a\n  when: dog\n  cooldwn: 1s\n", 3, 3, "did you mean 'cooldown'?"),
         ("- name: a\n   when: u", 2, 8, "broken YAML"),
-        ("- name: a\n  when: u\n  when: v", 3, 3, "given twice, first in line 2"),
+        ("- name: a\n  when: u\n  when: v", 3, 3, "defined twice, first in line 2"),
         ("a: 3", 1, 1, "should be a list, such as [{name: visitor, "),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_file_of_another_shape_is_left_alone(text: str, tmp_path: Path) -> Non
     before = load(path, {})
     path.write_text(text)
     changed = [stream.model_copy(update={"rules": OLD, "conf": 0.1}) for stream in before.named().values()]
-    with pytest.raises(ConfigError, match="changed meanwhile"):
+    with pytest.raises(ConfigError, match="changed in the meantime"):
         save_streams(path, before, before.resolved().with_streams(changed))
     assert path.read_text() == text
     assert [one.name for one in tmp_path.iterdir()] == ["cameras.yaml"]

@@ -64,7 +64,7 @@ async def use_tools(target: Any) -> dict[str, Any]:
         asked = await client.call_tool("ask", {"stream": "hall", "question": "Who is it?"})
         missing = await client.call_tool("look", {"stream": "nowhere"})
         events = await client.call_tool("events", {})
-        assert "keeps no events" in events.content[0].text
+        assert "stores no events" in events.content[0].text
         return {"named": named, "streams": streams, "look": shown, "detect": found, "ask": asked, "missing": missing}
 
 
@@ -153,7 +153,7 @@ def status_of(url: str) -> int | None:
 @pytest.mark.parametrize(
     ("url", "http", "message"),
     [
-        ("rtsp://127.0.0.1", None, "should be the address of a running saccade"),
+        ("rtsp://127.0.0.1", None, "should be the address of a running Saccade"),
         ("http://127.0.0.1:1", "0.0.0.0:9000", "a token is needed"),
         ("http://127.0.0.1:1", "a b:c", "should be HOST:PORT"),
     ],
