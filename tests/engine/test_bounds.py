@@ -11,7 +11,7 @@ import torch
 
 from saccade.engine import Detect, Engine, StreamSettings
 from saccade.engine.config import EngineConfig
-from saccade.engine.cpu import onednn
+from saccade.engine.cpu import layers
 from saccade.engine.cpu.layers import Replay
 from saccade.engine.errors import Fallbacks
 from saccade.engine.model_loader import ModelInfo
@@ -47,7 +47,7 @@ def test_tasks_streams_and_drafts_without_end(engine: Engine) -> None:
 
 
 def test_shapes_without_end_are_neither_recorded_nor_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "_MOST_COUNTED", 16)
+    monkeypatch.setattr(layers, "_MOST_COUNTED", 16)
     play = Replay(lambda x: (x + 1,), object(), Fallbacks())
     for size in range(1, 200):
         (found,) = play(torch.ones(size))
