@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,31 @@ def _cuda(executor: Any) -> CudaExecutor:
     return executor
 
 
+def _times(
+    executor: CudaExecutor, work: Callable[[], object], repeats: int, begin_with: Callable[[], object] = lambda: None
+) -> list[float]:
+    """Seconds on the device's clock of work done again and again, while nothing else runs; the first few left out.
+
+    Args:
+        executor: on whose compute stream.
+        work: to be timed.
+        repeats: how often.
+        begin_with: done before each time, and not timed.
+    """
+    pairs, stream = [], executor._compute.stream
+    torch.cuda.synchronize(stream.device)
+    with torch.cuda.stream(stream):
+        for _ in range(repeats + 5):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin_with()
+            begin.record()
+            work()
+            end.record()
+            pairs.append((begin, end))
+    torch.cuda.synchronize(stream.device)
+    return [begin.elapsed_time(end) / 1e3 for begin, end in pairs[5:]]
+
+
 @torch.inference_mode()
 def _step(executor: CudaExecutor, rows: int, position: int, repeats: int) -> list[float]:
     cache, device = executor.cache, executor.model.device
@@ -60,9 +86,7 @@ def _step(executor: CudaExecutor, rows: int, position: int, repeats: int) -> lis
     # Rows that differ, as a step's do: with experts, how many are read depends on it.
     states = torch.randn_like(executor._state[:bucket])
     job = executor._decode_job(executor._slots[0], bucket, COORDS)
-    times = executor._compute.time(
-        lambda: executor.graphs.run(*job), repeats, lambda: executor._state[:bucket].copy_(states)
-    )
+    times = _times(executor, lambda: executor.graphs.run(*job), repeats, lambda: executor._state[:bucket].copy_(states))
     executor._tables.zero_()
     torch.cuda.synchronize(device)  # not on the compute stream: the next prefill must not come before it
     return times
@@ -73,7 +97,7 @@ def _sampling(executor: CudaExecutor, rows: int) -> float:
     executor._steps.device["outs"].fill_(executor._spare)
     executor._steps.device["phases"].fill_(Phase.X_OR_EOS)
     job = executor._first_job(executor._slots[0], bucket_of(executor._sizes.batch, rows), COORDS)
-    return float(np.median(executor._compute.time(lambda: executor.graphs.run(*job), repeats=100)))
+    return float(np.median(_times(executor, lambda: executor.graphs.run(*job), 100)))
 
 
 def _experts(executor: CudaExecutor, rows: int) -> float | None:

@@ -35,7 +35,7 @@ from saccade.engine.errors import (
 from saccade.engine.futures import CallbackThread, ResultFuture, TextStream
 from saccade.engine.image import Image, LazyImage, Pixels, YuvImage, as_array, as_pixels
 from saccade.engine.model_loader import ModelInfo, open_model, start
-from saccade.engine.models.lora import LoadedAdapters
+from saccade.engine.models.lora import load_adapter
 from saccade.engine.models.model_files import find_refiner
 from saccade.engine.models.protocol import Adapter, DeepEncoder, DraftingEncoder, LoadedModel, ModelLimits, Ref
 from saccade.engine.results import Detections, Outline, Points, Result, Text
@@ -70,7 +70,7 @@ class Engine:
         self._loaded, self._vocabulary, model = loaded, vocabulary, loaded.model
         texts = bool({"query", "caption"} & {*info.skills})
         self._executor, self._loop = executor, loop = start(model, config, texts=texts, progress=progress)
-        self._adapters = LoadedAdapters()
+        self._adapters: dict[str, Adapter] = {}
         self._refiner: RefineThread | None = None
         if config.refiner is not None:
             self._refiner = self._start_refiner(config.refiner)
@@ -184,7 +184,9 @@ class Engine:
         Raises:
             AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
         """
-        self._adapters.load(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
+        if name in self._adapters:
+            raise AdapterError(f"there is an adapter '{name}' already: unload it first")
+        self._adapters[name] = load_adapter(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; what was submitted with it is still answered with it.
@@ -192,7 +194,14 @@ class Engine:
         Raises:
             AdapterError: if there is none of this name.
         """
-        self._adapters.unload(name)
+        del self._adapters[self._adapter(name).name]
+
+    def _adapter(self, name: str) -> Adapter:
+        """The adapter of a name; raises AdapterError if there is none."""
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise AdapterError(f"there is no adapter '{name}'; loaded: {', '.join(self._adapters) or 'none'}")
+        return adapter
 
     def submit(
         self,
@@ -300,7 +309,7 @@ class Engine:
             AdapterError, EngineClosedError, ValueError, EngineError: as for `submit`.
         """
         array, kept = as_array(image), KeptPrefix()
-        chosen = None if adapter is None else self._adapters.find(adapter)
+        chosen = None if adapter is None else self._adapter(adapter)
         future = self._submit(array, [], adapter=adapter, keeps=kept)
         try:
             future.result()
@@ -439,7 +448,7 @@ class Engine:
             raise ValueError("deadline_s is a number of seconds")
         if previous is not None and not isinstance(previous, Result):
             raise ValueError(f"previous is the result of an earlier image; got {type(previous).__name__}")
-        chosen = None if adapter is None else self._adapters.find(adapter)
+        chosen = None if adapter is None else self._adapter(adapter)
         expanded = tuple([one for task in tasks for one in self.expand(task)])
         if not isinstance(tiles, int) or tiles < 1:
             raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,21 +86,24 @@ class Detections:
         Raises:
             ImportError: if supervision is not installed; its message is the command that does.
         """
-        try:
-            import supervision
-        except ImportError as error:
-            raise ImportError(f"supervision is not installed: {install_command('supervision')}") from error
-
         boxes = [box for box in self.boxes if not box.predicted]
         names = sorted({box.label for box in boxes})
         xyxy = np.array([box.pixels(self.width, self.height) for box in boxes], dtype=np.float32).reshape(-1, 4)
-        return supervision.Detections(
+        return _supervision(
             xyxy=xyxy,
             confidence=np.array([box.score for box in boxes], dtype=np.float32),
             class_id=np.array([names.index(box.label) for box in boxes], dtype=int),
             tracker_id=_tracker_ids(boxes),
             data={"class_name": np.array([box.label for box in boxes], dtype=str)},
         )
+
+
+def _supervision(**arrays: Any) -> supervision.Detections:
+    try:
+        import supervision
+    except ImportError as error:
+        raise ImportError(f"supervision is not installed: {install_command('supervision')}") from error
+    return supervision.Detections(**arrays)
 
 
 def _tracker_ids(boxes: Sequence[Box]) -> NDArray[np.int64] | None:
@@ -265,16 +268,11 @@ class Result:
         Raises:
             ImportError: if supervision is not installed.
         """
-        try:
-            import supervision
-        except ImportError as error:
-            raise ImportError(f"supervision is not installed: {install_command('supervision')}") from error
-
         found, width, height = self.segments, self.detections.width, self.detections.height
         names = sorted({one.label for one in found})
         corners = np.array([one.box for one in found], dtype=np.float32).reshape(-1, 4)
         masks = [one.mask(width, height) for one in found]
-        return supervision.Detections(
+        return _supervision(
             xyxy=corners * np.array([width, height, width, height], dtype=np.float32),
             mask=np.stack(masks) if masks else np.zeros((0, height, width), dtype=bool),
             class_id=np.array([names.index(one.label) for one in found], dtype=int),

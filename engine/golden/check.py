@@ -24,10 +24,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from saccade.engine.errors import EngineError, ModelFilesError
-from saccade.engine.golden.check_engine import MAX_OBJECTS, MAX_TOKENS, compare_engine, read_image
-from saccade.engine.golden.dense_cache import DenseCache
-from saccade.engine.golden.quantity import ANY_NUMBER, ANYTHING, Quantity
-from saccade.engine.golden.reference import Generator
+from saccade.engine.golden.check_engine import (
+    ANY_NUMBER,
+    ANYTHING,
+    MAX_OBJECTS,
+    MAX_TOKENS,
+    Quantity,
+    compare_engine,
+    read_image,
+)
+from saccade.engine.golden.reference import DenseCache, Generator
 from saccade.engine.model_loader import choose_device, load_folder
 from saccade.engine.models.protocol import Prompts, ReadableHeads
 from saccade.engine.tasks.output_state import DecodedObject

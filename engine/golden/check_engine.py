@@ -8,6 +8,7 @@ the engine stops (a score below one half): its objects are the first of the refe
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from PIL import Image
 
 from saccade.engine.api import Engine
 from saccade.engine.config import EngineConfig
-from saccade.engine.golden.quantity import ANYTHING, Quantity
 from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models.protocol import LoadedModel
 from saccade.engine.results import Reasoning, Result, Text
@@ -27,6 +27,34 @@ from saccade.engine.tasks import Caption, Detect, Point, Query, TextTask
 from saccade.engine.tasks.task import Task
 
 MAX_OBJECTS, MAX_TOKENS = 6, 24
+ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
+"""Tolerances of what is only shown; the second one's numbers must be numbers still."""
+
+
+@dataclass(slots=True)
+class Quantity:
+    """One kind of number: how many were compared and differ, the largest disagreement, and the largest allowed."""
+
+    name: str
+    tolerance: float
+    compared: int = 0
+    differing: int = 0
+    worst: float = 0.0
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was compared agrees. A disagreement that is not a number is one."""
+        return self.worst <= self.tolerance
+
+    def add(self, difference: float, where: str) -> None:
+        """Note one comparison."""
+        self.compared += 1
+        self.differing += difference != 0
+        if math.isnan(difference):
+            difference = math.inf
+        if difference > self.worst:
+            self.worst, self.where = difference, where
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,8 +3,8 @@
     upload stream    image → (YUV → RGB) → resize → crops
     compute stream   crops → features → image tokens
 
-Most images that are one crop are uploaded together, see `cuda_uploads`; others, and the first for which an idle device
-waits, by the submitting thread, see `tiled_uploads`. Knows nothing of prompts or steps.
+Most images that are one crop are uploaded together, see `uploads`; others, and the first for which an idle device
+waits, by the submitting thread. Knows nothing of prompts or steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
 from saccade.engine.runtime.graph_capture import Graphs, Job
 from saccade.engine.runtime.step_inputs import bucket_of
-from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
-from saccade.engine.runtime.uploads.tiled_uploads import TiledImage, TiledUploads
+from saccade.engine.runtime.uploads import CudaUploads, StagedImage, TiledImage, TiledUploads
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, get_args
 
 from saccade.engine.core.request import Outcome, Step, StepKind
@@ -260,7 +259,7 @@ class Monitor:
 
     def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
         """A block that the host thread spends on something."""
-        return _NOTHING if self.trace is None else _HostSpan(self.trace, name, doing)
+        return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
         """Record the numbers that a trace shows as curves; `flying` are the steps in flight."""
@@ -310,17 +309,10 @@ class Monitor:
         return counts
 
 
-class _HostSpan:
-    __slots__ = ("_args", "_name", "_start", "_trace")
-
-    def __init__(self, trace: Trace, name: str, doing: StepPart | None) -> None:
-        self._trace, self._name = trace, name
-        self._args = {} if doing is None else doing.args
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._trace.add(Span(self._name, "host", self._start, time.perf_counter(), self._args))
+@contextmanager
+def _host_span(trace: Trace, name: str, args: Mapping[str, object]) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        trace.add(Span(name, "host", start, time.perf_counter(), args))

@@ -279,29 +279,6 @@ class CudaStream:
         assert isinstance(event, torch.cuda.Event)
         self.stream.wait_event(event)
 
-    def time(
-        self, work: Callable[[], object], repeats: int, begin_with: Callable[[], object] = lambda: None
-    ) -> list[float]:
-        """Seconds on the device's clock of work done again and again, while nothing else runs; the first few left out.
-
-        Args:
-            work: to be timed.
-            repeats: how often.
-            begin_with: done before each time, and not timed.
-        """
-        pairs = []
-        torch.cuda.synchronize(self.stream.device)
-        with torch.cuda.stream(self.stream):
-            for _ in range(repeats + 5):
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin_with()
-                begin.record()
-                work()
-                end.record()
-                pairs.append((begin, end))
-        torch.cuda.synchronize(self.stream.device)
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs[5:]]
-
     def watch(self, watcher: Watcher | None) -> None:
         """Notify a watcher, or none any more, of the work submitted from now on."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from saccade.pipeline.runtime.stats import Report
 
 if TYPE_CHECKING:
-    from saccade.engine.golden.quantity import Quantity
+    from saccade.engine.golden.check_engine import Quantity
 
 LOST = {
     "lost": "lost or damaged in transit",
@@ -71,7 +71,7 @@ def summary(report: Report) -> str:
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
     """Return a table of the quantities: how many values differ, and the largest difference."""
-    from saccade.engine.golden.quantity import ANY_NUMBER
+    from saccade.engine.golden.check_engine import ANY_NUMBER
 
     lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]
     for one in quantities:

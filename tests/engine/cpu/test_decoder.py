@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from saccade.engine.cpu.decoder import CpuPagedCache, CpuPagedRows, FusedDecoder
-from saccade.engine.golden.dense_cache import DenseCache
+from saccade.engine.golden.reference import DenseCache
 from saccade.engine.models.moondream.text import Block, TextDecoder
 from tests.support.engine import TINY, TINY_3, one_thread, random_model
 from tests.support.engine.onednn import needs_bfloat16

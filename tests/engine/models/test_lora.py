@@ -104,7 +104,7 @@ def test_mixed_requests_get_what_merged_weights_give(
 
 
 def test_rows_without_an_adapter_are_exactly_what_they_were(model: Moondream, tmp_path: Path) -> None:
-    from saccade.engine.golden.dense_cache import DenseCache
+    from saccade.engine.golden.reference import DenseCache
     from saccade.engine.models.lora import AdapterBank, load_adapter
 
     save_file(matrices(model, 4, 5), tmp_path / "a")

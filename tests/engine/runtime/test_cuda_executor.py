@@ -22,7 +22,7 @@ from saccade.engine import Caption, Detect, Engine, Point, Query, Result, Stream
 from saccade.engine.golden.check import check
 from saccade.engine.image import YuvImage, as_array
 from saccade.engine.runtime.cuda_executor import CudaExecutor
-from saccade.engine.runtime.uploads.cuda_uploads import StagedImage
+from saccade.engine.runtime.uploads import StagedImage
 from saccade.engine.tasks.task import Task
 from tests.support.engine import GOLDEN, SCREEN, noise, square
 

@@ -14,8 +14,7 @@ from saccade.engine.models.moondream.config import VisionConfig
 from saccade.engine.models.moondream.vision import make_crops, tiling_of
 from saccade.engine.runtime.cuda_executor import CudaExecutor
 from saccade.engine.runtime.image_encoder import cut_crops
-from saccade.engine.runtime.uploads.cuda_uploads import StagedImage
-from saccade.engine.runtime.uploads.tiled_uploads import TiledImage
+from saccade.engine.runtime.uploads import StagedImage, TiledImage
 from tests.support.engine import GOLDEN, noise
 
 pytestmark = [

@@ -20,8 +20,7 @@ from saccade.engine.core.request import Request, Sequence
 from saccade.engine.core.resources import PagePool
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.errors import EngineClosedError, RequestTooLargeError
-from saccade.engine.golden.dense_cache import DenseCache
-from saccade.engine.golden.reference import Generator
+from saccade.engine.golden.reference import DenseCache, Generator
 from saccade.engine.models.moondream.model import Moondream, load
 from saccade.engine.models.moondream.prompts import CodePointTokenizer, MoondreamPrompts
 from saccade.engine.models.protocol import ImageCrops

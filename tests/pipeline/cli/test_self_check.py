@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.engine.golden import self_check
-from saccade.engine.golden.quantity import Quantity
+from saccade.engine.golden.check_engine import Quantity
 from saccade.engine.golden.self_check import Agreement
 from saccade.pipeline.cli.commands import doctor
 from saccade.pipeline.cli.formatting import golden_table

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.golden.dense_cache import DenseCache
-from saccade.engine.golden.reference import Generator
+from saccade.engine.golden.reference import DenseCache, Generator
 from saccade.engine.models.moondream.config import TextConfig
 from saccade.engine.models.moondream.text import TextDecoder, rotate, rotation_table
 from tests.support.engine import TINY, one_thread, random_model

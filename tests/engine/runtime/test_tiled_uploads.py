@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine.image import YuvImage
-from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads, lease_of, pieces_of
+from saccade.engine.runtime.uploads import TiledUploads, lease_of, pieces_of
 from tests.support.engine import noise
 from tests.support.engine.eager_cuda import Now
 

@@ -17,8 +17,7 @@ from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import Tiling, crop_count
 from saccade.engine.runtime import graph_capture
 from saccade.engine.runtime.image_encoder import cut_crops_into
-from saccade.engine.runtime.uploads.cuda_uploads import CudaUploads, StagedImage
-from saccade.engine.runtime.uploads.tiled_uploads import TiledUploads
+from saccade.engine.runtime.uploads import CudaUploads, StagedImage, TiledUploads
 from tests.support.engine import noise
 from tests.support.engine.eager_cuda import Now, pageable
 from tests.support.engine.kernels import DEVICE, needs_triton
@@ -140,7 +139,7 @@ def test_images_come_without_graphs_there_is_no_memory_for(device: torch.device,
 
 
 def test_crops_of_any_place_are_those_of_pillow(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.runtime.uploads.tiled_uploads.pieces_of.__defaults__", (1000,))
+    monkeypatch.setattr("saccade.engine.runtime.uploads.pieces_of.__defaults__", (1000,))
     stream = torch.cuda.Stream()
     tiled = TiledUploads(device, stream, (7, SIDE, SIDE, 3), partial(cut_crops_into, margin=MARGIN))
     shown: list[tuple[Pixels, Tiling]] = [
@@ -169,7 +168,7 @@ def test_an_image_that_cannot_be_copied_gives_its_place_back(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is not copied any more: its place may be another's."""
-    monkeypatch.setattr("saccade.engine.runtime.uploads.tiled_uploads.pieces_of.__defaults__", (1000,))
+    monkeypatch.setattr("saccade.engine.runtime.uploads.pieces_of.__defaults__", (1000,))
     tiled = TiledUploads(device, torch.cuda.Stream(), (7, SIDE, SIDE, 3), partial(cut_crops_into, margin=MARGIN))
     image, ended, late = noise(40, 64, 1), threading.Event(), list[str]()
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from saccade.engine.runtime.uploads.pinned_memory import PinnedMemory, PinnedPart
+from saccade.engine.runtime.uploads import PinnedMemory, PinnedPart
 
 
 def test_parts_are_never_in_each_others_place() -> None:

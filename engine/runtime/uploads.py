@@ -1,0 +1,504 @@
+"""Images on their way to CUDA: many of one crop each together (`CudaUploads`), others one by one (`TiledUploads`).
+
+    submitting thread                  pixels → pinned memory, but for those that a GPU has decoded
+    upload stream, at the launch       pinned memory → device → crops
+
+To send and resize one image by itself takes the interpreter 150 µs and the driver's lock six times, of which a small
+model on an H200 has less than 400 µs an image. Of a prefill that is nearly full of images alike all are resized by one
+graph: nano answers 32 streams 1,820 times a second on an H100 so, and 1,690 without.
+
+    submitting thread, and helpers     a piece of the image → pinned memory → device
+    upload stream, behind the pieces   image → (YUV → RGB) → resize → crops
+
+A Full HD image is 6 MB, for which one thread that copies, allocates and launches takes 2.3 ms, three with a graph 1.2:
+a frame in FP8 takes an H200 22.8 ms in place of 23.8. An image has a place of its own, with fixed addresses, until it
+is dropped; few have at a time. Knows nothing of what crops are for.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from saccade.engine.image import Factors, Pixels, YuvImage, bytes_of
+from saccade.engine.models.protocol import Tiling, crop_count
+from saccade.engine.runtime.graph_capture import GraphsByKind
+
+_LARGEST = 1 << 23  # bytes of an image that is staged or has a place; a larger one, as in 4K, is worth its own copy
+ALIGNED = 256
+"""Bytes of which a part is a multiple."""
+_PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
+_MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
+_STAGED_GRAPHS = 32  # sizes
+_ABOUT = 13  # as `kernels.resize.ABOUT`
+_RGB = (0,) * (_ABOUT - 2)
+_SPARE = 8  # images that a graph may resize for nothing
+
+_Kind = tuple[int, int, bool]
+"""Rows and columns of an image, and whether it is YUV."""
+_PLACES = 4
+_PIECE = 1 << 20  # bytes that are copied, and then sent; a Full HD frame with ½, 1 and 2 MB: 23.08, 22.76, 22.73 ms
+_HELPERS = 2  # threads that copy beside the submitting one; with none, 1 and 2: 23.34, 22.87, 22.76 ms
+_TILED_GRAPHS = 16  # kinds of images
+
+_TiledKind = tuple[int, int, Tiling, Factors | None]
+"""Rows and columns of an image, its tiling, and of YUV its factors."""
+CutInto = Callable[[torch.Tensor, Tiling, torch.Tensor], list[torch.Tensor]]
+"""Cuts an image (height, width, 3) into crops (n, size, size, 3) on the device; returns what else its kernels read."""
+
+
+class PinnedPart:
+    """Bytes `start` to before `end` of pinned memory, until this is dropped."""
+
+    __slots__ = ("_dropped", "end", "start")
+
+    def __init__(self, start: int, end: int, dropped: deque[int]) -> None:
+        self.start, self.end, self._dropped = start, end, dropped
+
+    def __del__(self) -> None:
+        self._dropped.append(self.start)  # nothing else: any thread may be here, also one that is about to take a part
+
+
+class PinnedMemory:
+    """Pinned memory that is given in parts, and allocated with the first one. Any thread may take parts.
+
+    What waits in line goes over in one copy, and nothing is allocated for it: to allocate pinned memory takes the
+    interpreter 15 µs, and each copy the driver's lock. The lowest free place is taken, so that the same few megabytes
+    are written again and again while they are in the processor's cache: a copy of 691 KB takes 57 µs into 32 MB, 126 µs
+    into 128 MB (on the H200's host).
+
+    Args:
+        size: in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory, self._bytes = torch.empty(0), np.empty(0, np.uint8)
+        self._held: list[tuple[int, int]] = []  # from where to where parts are, in order
+        self._dropped: deque[int] = deque()  # where parts were
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> PinnedPart | None:
+        """So many bytes, aligned; None where there are not so many free ones in line."""
+        count = -(-count // ALIGNED) * ALIGNED
+        with self._lock:
+            dropped = {self._dropped.popleft() for _ in range(len(self._dropped))}
+            self._held = [held for held in self._held if held[0] not in dropped]
+            start, place = 0, 0
+            for first, end in self._held:
+                if start + count <= first:
+                    break
+                start, place = end, place + 1
+            if start + count > self.size:
+                return None
+            if not len(self._bytes):
+                self._memory = torch.empty(self.size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+                self._bytes = self._memory.numpy()
+            self._held.insert(place, (start, start + count))
+        return PinnedPart(start, start + count, self._dropped)
+
+    def tensor(self, start: int, end: int) -> torch.Tensor:
+        """Bytes of it."""
+        return self._memory[start:end]
+
+    def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
+        """The first bytes of a part."""
+        return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
+
+
+# ---- images of one crop, together
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class StagedImage:
+    """An image of (rows, columns) pixels, in pinned memory or on the device, until it is dropped; to be one crop.
+
+    Attributes:
+        place: in pinned memory: RGB, or the luma of YUV; or the luma on the device.
+        yuv: where u and v are behind it, and the rest of `kernels.resize.ABOUT`; None of RGB.
+        chroma: on the device.
+    """
+
+    rows: int
+    columns: int
+    place: PinnedPart | torch.Tensor
+    yuv: tuple[int, ...] | None = None
+    chroma: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def tiling(self) -> Tiling:
+        """That of one crop."""
+        return 1, 1
+
+
+class CudaUploads:
+    """What comes to a device, and the crops that are made of it there. `stage` may be called by any thread.
+
+    Args:
+        device: where they go.
+        depth: step slots.
+        most: images at a time.
+        size: side of a crop in pixels.
+
+    Attributes:
+        stream: on which images are sent.
+        crops: of each slot, (most, size, size, 3) uint8 on the device.
+    """
+
+    def __init__(self, device: torch.device, depth: int, most: int, size: int) -> None:
+        self._device, self._size = device, size
+        self.stream = torch.cuda.Stream(device)
+        # Each by itself: kernels are compiled for what begins at a multiple of 16.
+        self.crops = [torch.zeros(most, size, size, 3, dtype=torch.uint8, device=device) for _ in range(depth)]
+        self._compiling = threading.Lock()
+        self._compiled: set[_Kind] = set()
+        self._graphs = GraphsByKind[_Kind](device, _STAGED_GRAPHS)  # of as many as there may be, one for each slot
+        self._pinned = PinnedMemory(2 * most * _PINNED)
+        # Each by itself, likewise.
+        self._about = [torch.zeros(most, _ABOUT, dtype=torch.int64, pin_memory=True) for _ in range(depth)]
+        self._numbers = [about.numpy() for about in self._about]
+        self._about_there = [torch.zeros(most, _ABOUT, dtype=torch.int64, device=device) for _ in range(depth)]
+        self._ready = [torch.cuda.Event() for _ in range(depth)]
+
+    def compile_for(self, rows: int, columns: int, *, yuv: bool) -> None:
+        """Have what images of a size and kind need compiled, which takes a second the first time."""
+        if (rows, columns, yuv) not in self._compiled:
+            self._compile(rows, columns, yuv)
+
+    def stage(self, image: Pixels) -> StagedImage | None:
+        """Copy an image to where it waits, unless it is on the device; None if it is too large, or there is no room.
+
+        `compile_for` must have been called for its size and kind.
+        """
+        rows, columns, _ = image.shape
+        yuv = isinstance(image, YuvImage)
+        if isinstance(image, YuvImage) and image.y.is_cuda:
+            y, u, v = image.y, image.u, image.v
+            at = y.data_ptr()
+            about = u.data_ptr() - at, v.data_ptr() - at, y.stride(0), *u.stride(), *image.factors
+            return StagedImage(rows, columns, y, about, (u, v))
+        size = bytes_of(rows, columns, yuv)
+        part = self._pinned.take(size) if size <= _LARGEST else None
+        if part is None:
+            return None
+        if not isinstance(image, YuvImage):
+            np.copyto(self._pinned.array(part, rows, columns, 3), image)  # and lets other threads run meanwhile
+            return StagedImage(rows, columns, part)
+        planes = self._pinned.array(part, 6, rows // 2, columns // 2)
+        for there, plane in ((planes[:4].reshape(rows, columns), image.y), (planes[4], image.u), (planes[5], image.v)):
+            np.copyto(there, plane.numpy())
+        luma = rows * columns
+        about = luma, luma + luma // 4, columns, columns // 2, 1, *image.factors
+        return StagedImage(rows, columns, part, about)
+
+    def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
+        """Send images and resize them, each to its place in the slot's crops; does not wait.
+
+        The images must be kept, and the slot must not be used again, before the event that is returned.
+
+        Args:
+            slot: whose crops.
+            images: with their places.
+            current: the stream that is the current one, which stays so.
+        """
+        # What is on the device was decoded on its default stream, and its memory is written again there.
+        decoded = any(isinstance(image.place, torch.Tensor) for _, image in images)
+        stream = torch.cuda.default_stream(self._device) if decoded else self.stream
+        torch.cuda.set_stream(stream)
+        try:
+            self._cut(slot, images, on_stream=not decoded)
+        except BaseException:
+            stream.synchronize()  # what is on the stream reads the images, which are dropped now
+            raise
+        finally:
+            torch.cuda.set_stream(current)
+        ready = self._ready[slot]
+        ready.record(stream)
+        return ready
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self.stream.synchronize()
+
+    def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], *, on_stream: bool) -> None:
+        parts = sorted(
+            {one.place for _, one in images if isinstance(one.place, PinnedPart)}, key=lambda part: part.start
+        )
+        pixels = torch.empty(sum(part.end - part.start for part in parts), dtype=torch.uint8, device=self._device)
+        addresses, first = dict[PinnedPart, int](), pixels.data_ptr()
+        runs: list[tuple[int, int, int]] = []  # what lies in line, and where it goes
+        at = 0
+        for part in parts:
+            if runs and runs[-1][1] == part.start:
+                runs[-1] = runs[-1][0], part.end, runs[-1][2]
+            else:
+                runs.append((part.start, part.end, at))
+            addresses[part] = first + at
+            at += part.end - part.start
+        alike: dict[_Kind, list[tuple[int, ...]]] = {}
+        for number, one in images:
+            base = addresses[one.place] if isinstance(one.place, PinnedPart) else one.place.data_ptr()
+            alike.setdefault(_kind_of(one), []).append(_about(one, base, number))
+        for start, end, at in runs:
+            pixels[at : at + end - start].copy_(self._pinned.tensor(start, end), non_blocking=True)
+        count, most = len(images), len(self._numbers[slot])
+        # What the graph resizes beyond the last one is for nothing, but the host's two launches take longer: 0.2 ms.
+        nearly_full = on_stream and len(alike) == 1 and most - count < min(count, _SPARE)
+        graphs = self._graphs.get(next(iter(alike))) if nearly_full else None
+        abouts = [about for group in alike.values() for about in group]
+        if not graphs:
+            self._numbers[slot][:count] = abouts
+            self._resize(slot, alike)
+        else:
+            self._numbers[slot][:] = abouts + abouts[-1:] * (most - count)
+            graphs[slot].replay()
+
+    def _resize(self, slot: int, alike: Mapping[_Kind, Sequence[object]]) -> None:
+        """Resize images, of whose kinds there are so many behind each other."""
+        from saccade.engine.kernels.resize import resize_all
+
+        count, at = sum(map(len, alike.values())), 0
+        self._about_there[slot][:count].copy_(self._about[slot][:count], non_blocking=True)
+        for (rows, columns, yuv), group in alike.items():
+            about_these = self._about_there[slot][at : at + len(group)]
+            resize_all(about_these, rows, columns, self.crops[slot], yuv=yuv)
+            at += len(group)
+
+    def _compile(self, rows: int, columns: int, yuv: bool) -> None:
+        from saccade.engine.kernels.resize import compile_for
+
+        with self._compiling:  # the first frames of all cameras come at once
+            kind = rows, columns, yuv
+            if kind in self._compiled:
+                return
+            with torch.cuda.stream(self.stream), torch.inference_mode():
+                compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
+            if bytes_of(*kind) <= _LARGEST:
+                name = f"images of {columns} x {rows} are sent"
+                self._graphs.capture(kind, name, partial(self._prepare, kind))
+            if len(self._compiled) >= _MOST_KNOWN:
+                self._compiled.clear()
+            self._compiled.add(kind)
+
+    def _prepare(self, kind: _Kind) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
+        """What the graphs of images of a kind do, one for each slot, and read; see `GraphsByKind.capture`."""
+        from saccade.engine.kernels.pinned import fetch
+        from saccade.engine.kernels.resize import weights_of
+
+        # Compiles it, with numbers that are nobody's.
+        fetch(*(torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)))
+        read = weights_of(kind[0], kind[1], self._size, self._size, self._device)
+        return [partial(self._cut_most, slot, kind) for slot in range(len(self.crops))], read
+
+    def _cut_most(self, slot: int, kind: _Kind) -> None:
+        from saccade.engine.kernels.pinned import fetch
+        from saccade.engine.kernels.resize import resize_all
+
+        rows, columns, yuv = kind
+        fetch(self._about[slot].view(torch.int32), self._about_there[slot].view(torch.int32))
+        resize_all(self._about_there[slot], rows, columns, self.crops[slot], yuv=yuv)
+
+
+def _kind_of(image: StagedImage) -> _Kind:
+    return image.rows, image.columns, image.yuv is not None
+
+
+def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:
+    """`kernels.resize.ABOUT` numbers of an image that lies at an address on the device, and becomes a crop."""
+    if image.yuv is None:
+        return base, number, *_RGB
+    u, v, *others = image.yuv
+    return base, number, base + u, base + v, *others
+
+
+# ---- images by themselves
+
+
+class Lease:
+    """A place, until this is dropped."""
+
+    __slots__ = ("_free", "number")
+
+    def __init__(self, free: deque[int], number: int) -> None:
+        self._free, self.number = free, number
+
+    def __del__(self) -> None:
+        self._free.append(self.number)  # nothing else: any thread may be here
+
+
+def lease_of(free: deque[int]) -> Lease | None:
+    """The place that was used last, which is in the CPU's cache; None if none is free."""
+    try:
+        return Lease(free, free.pop())
+    except IndexError:
+        return None
+
+
+@dataclass(slots=True, frozen=True)
+class TiledImage:
+    """Crops (n, size, size, 3) uint8 on the device, ready behind the event, until it is dropped."""
+
+    pixels: torch.Tensor
+    tiling: Tiling
+    ready: torch.cuda.Event
+    lease: Lease | None = None
+
+
+class _Place:
+    """Where an image is, on the host and on the device, and its crops."""
+
+    def __init__(self, crops: tuple[int, ...], device: torch.device) -> None:
+        self.pinned = torch.zeros(_LARGEST, dtype=torch.uint8, pin_memory=True)
+        self.bytes = self.pinned.numpy()
+        self.source = torch.zeros(_LARGEST, dtype=torch.uint8, device=device)
+        self.crops = torch.zeros(crops, dtype=torch.uint8, device=device)
+        self.ready = torch.cuda.Event()
+
+
+class TiledUploads:
+    """Sends images and cuts them. `send` may be called by any thread.
+
+    Args:
+        device: where they go.
+        stream: on which they are sent and cut.
+        crops: shape of the most crops of an image.
+        cut_into: see `CutInto`.
+    """
+
+    def __init__(
+        self, device: torch.device, stream: torch.cuda.Stream, crops: tuple[int, ...], cut_into: CutInto
+    ) -> None:
+        self._device, self._stream, self._crops, self._cut_into = device, stream, crops, cut_into
+        self._lock = threading.Lock()
+        self._places: list[_Place] = []
+        self._free: deque[int] = deque(range(_PLACES))
+        self._graphs = GraphsByKind[_TiledKind](device, _TILED_GRAPHS)
+        self._helpers = ThreadPoolExecutor(_HELPERS, "saccade-copy")
+
+    @property
+    def all_free(self) -> bool:
+        """Whether no image has a place."""
+        return len(self._free) == _PLACES
+
+    def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
+        """Copy an image that is not on the device, send it and cut it; None if it is too large, or no place is free.
+
+        Does not wait for a place. The first one of its kind takes a second, in which kernels are compiled; None, too,
+        where there is no graph for it.
+        """
+        rows, columns, _ = image.shape
+        factors = image.factors if isinstance(image, YuvImage) else None
+        kind = rows, columns, tiling, factors
+        if bytes_of(rows, columns, factors is not None) > _LARGEST:
+            return None
+        known = self._graphs.get(kind)
+        graphs = self._capture(kind) if known is None else known
+        lease = lease_of(self._free) if graphs else None
+        if lease is None:
+            return None
+        place = self._places[lease.number]
+        with torch.cuda.stream(self._stream):
+            self._copy(place, list(pieces_of(place.bytes, image)))
+            graphs[lease.number].replay()
+        place.ready.record(self._stream)
+        return TiledImage(place.crops[: crop_count(tiling)], tiling, place.ready, lease)
+
+    def close(self) -> None:
+        """End the helpers."""
+        self._helpers.shutdown()
+
+    def _copy(self, place: _Place, pieces: list[Piece]) -> None:
+        """Copy and send pieces on the current stream, with those helpers that have time.
+
+        Raises:
+            BaseException: what any of them has raised, once none is at work.
+        """
+        left = iter(pieces)  # each piece is taken by one thread
+        helping: list[Future[None]] = []
+        try:
+            with suppress(RuntimeError):  # the engine is being closed
+                for _ in range(min(_HELPERS, len(pieces) - 1)):
+                    helping.append(self._helpers.submit(self._help, place, left))
+            _copy_some(place, left)
+        finally:
+            begun = [one for one in helping if not one.cancel()]
+            wait(begun)  # all of them: an image that fails gives its place back
+        for one in begun:
+            one.result()
+
+    def _help(self, place: _Place, left: Iterator[Piece]) -> None:
+        torch.cuda.set_stream(self._stream)
+        _copy_some(place, left)
+
+    def _capture(self, kind: _TiledKind) -> list[torch.cuda.CUDAGraph]:
+        """Graphs that cut images of a kind, one for each place; none if there are too many, or they cannot be had."""
+        with self._lock:
+            name = f"images of {kind[1]} x {kind[0]} are sent"
+            return self._graphs.capture(kind, name, partial(self._prepare, kind))
+
+    def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
+        """What the graphs do and read, see `GraphsByKind.capture`; the places are made with the first ones."""
+        if not self._places:
+            with torch.inference_mode(False):  # helpers write to them
+                self._places = [_Place(self._crops, self._device) for _ in range(_PLACES)]
+        image = torch.zeros(_LARGEST, dtype=torch.uint8, device=self._device)
+        read = self._cut(image, torch.zeros_like(self._places[0].crops), kind)  # compiles kernels
+        return [partial(self._cut, place.source, place.crops, kind) for place in self._places], read
+
+    def _cut(self, source: torch.Tensor, crops: torch.Tensor, kind: _TiledKind) -> list[torch.Tensor]:
+        rows, columns, tiling, factors = kind
+        luma = rows * columns
+        if factors is None:
+            image = source[: luma * 3].view(rows, columns, 3)
+        else:
+            from saccade.engine.kernels.resize import rgb_of_yuv
+
+            u, v = source[luma : luma + luma // 2].view(2, rows // 2, columns // 2)
+            image = rgb_of_yuv(source[:luma].view(rows, columns), u, v, factors)
+        return self._cut_into(image, tiling, crops[: crop_count(tiling)])
+
+
+def _copy_some(place: _Place, left: Iterator[Piece]) -> None:
+    for piece in left:
+        np.copyto(piece.there, piece.here)  # numpy lets other threads run meanwhile
+        place.source[piece.start : piece.end].copy_(place.pinned[piece.start : piece.end], non_blocking=True)
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """Bytes `start` to before `end` of what is sent: `here` they are, `there` they are to be copied to."""
+
+    here: NDArray[np.uint8]
+    there: NDArray[np.uint8]
+    start: int
+    end: int
+
+
+def pieces_of(memory: NDArray[np.uint8], image: Pixels, size: int = _PIECE) -> Iterator[Piece]:
+    """An image in pieces of whole rows, of about so many bytes: RGB, or luma and both chromas behind each other.
+
+    Args:
+        memory: bytes where it is to be.
+        image: it, in main memory.
+        size: of a piece, in bytes.
+    """
+    planes = [plane.numpy() for plane in (image.y, image.u, image.v)] if isinstance(image, YuvImage) else [image]
+    at = 0
+    for plane in planes:
+        line = plane[0].size
+        there = memory[at : at + plane.size].reshape(plane.shape)
+        step = max(1, size // line)
+        for row in range(0, len(plane), step):
+            end = min(row + step, len(plane))
+            yield Piece(plane[row:end], there[row:end], at + row * line, at + end * line)
+        at += plane.size
