@@ -1,8 +1,8 @@
-"""Joins sources, engine and sinks: streams, their configuration and outputs, servers and the command line.
+"""Connects sources, engine and sinks: streams, configuration, outputs, servers and the command line.
 
     from saccade.pipeline import Output, Streams
 
-The names below are imported when first used; none of them brings torch before a model is loaded.
+The names below are imported on first use; none of them imports torch before a model is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the files are that ship inside the package: the demo clip and the pages."""
+"""Paths of files included in the package: the demo clip and the web pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 _ASSETS = Path(__file__).parent / "assets"
 
 DEMO_CLIP = _ASSETS / "demo.mp4"
-"""200 frames of 640x360 pixels at 10 a second, with people in them."""
+"""The demo clip: 200 frames of 640x360 pixels at 10 frames per second, with people."""
 
 PAGES = _ASSETS / "demo"
-"""The folder of the pages of `saccade demo` and of `whep:`, with their scripts and styles."""
+"""The folder with the pages, scripts and styles of `saccade demo` and `whep:`."""

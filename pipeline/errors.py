@@ -1,25 +1,22 @@
-"""The pipeline's own errors, each with one line for the user as its message, and how any text becomes such a line.
-
-Knows nothing of exit codes or terminals; imports nothing that is slow to import.
-"""
+"""The errors of the pipeline, each with a message of one line, and a function that makes such lines."""
 
 from __future__ import annotations
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used; `str()` of it is one line that names the place and the problem."""
+    """A configuration cannot be used; the message is one line that names the place and the problem."""
 
 
 class NotKeptError(ConfigError):
-    """A change that cannot be stored, and was not made: a fault of the disk, not of the change."""
+    """A change was not made, because it could not be stored; the fault lies with the disk, not with the change."""
 
 
 class TextError(ConfigError):
-    """A mistake in a text that a person has written; `str()` of it does not name the place.
+    """A mistake in a text written by the user; the message does not name the place.
 
     Args:
-        reason: what is wrong, in half a line.
-        line, column: where, both from 1; None if it is nowhere in particular.
+        reason: short text of the mistake.
+        line, column: place of the mistake, both from 1, or None.
     """
 
     def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
@@ -29,22 +26,22 @@ class TextError(ConfigError):
 
 
 class StreamError(Exception):
-    """A stream cannot be added, found or ended; `str()` of it is one line for the user."""
+    """A stream cannot be added, found or stopped; the message is one line for the user."""
 
 
 class AwayError(StreamError):
-    """No worker has the stream, or is ready, at the moment: a client may try again in some seconds."""
+    """No worker is ready for the stream at the moment; a client may retry after some seconds."""
 
 
 class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of error
-    """A run that had started could not go on; the error it is raised from is the reason."""
+    """A run failed after it had started; the cause is the exception's `__cause__`."""
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks, the user name and password of any address in it.
+    """Return the text without line breaks and without credentials in addresses.
 
-    A byte of a file's name that is not UTF-8 becomes an escape, as YAML and JSON have it.
+    A byte of a file name that is not UTF-8 is replaced by an escape, as in YAML and JSON.
     """
-    from saccade.sources import redact  # only now, because it brings FFmpeg with it
+    from saccade.sources import redact  # imported late, because it imports FFmpeg
 
     return redact(" ".join(text.split()).encode(errors="backslashreplace").decode())

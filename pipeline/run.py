@@ -1,7 +1,4 @@
-"""A whole `saccade run`: everything that a configuration names, opened, run and closed.
-
-Knows nothing of terminals or signals.
-"""
+"""A complete `saccade run`: opens, runs and closes everything in a configuration."""
 
 from __future__ import annotations
 
@@ -36,11 +33,11 @@ _IN_FILE = "config"
 
 @dataclass(slots=True, frozen=True)
 class OpenedRun:
-    """A run that is open and not started.
+    """An open run that has not started.
 
     Attributes:
-        controller: starts, changes and ends its streams.
-        server: serves them; None where the configuration has no `http`.
+        controller: starts, changes and stops its streams.
+        server: HTTP server; None without `http` in the configuration.
     """
 
     controller: Controller
@@ -48,7 +45,7 @@ class OpenedRun:
 
     @property
     def url(self) -> str | None:
-        """Where it is served; None if it is not."""
+        """The URL of the HTTP server, or None."""
         return None if self.server is None else self.server.url
 
 
@@ -59,21 +56,21 @@ def opened_run(
     progress: Callable[[int, int], None] | None = None,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[OpenedRun]:
-    """Open sources, model, outputs and server, with nothing started; close everything in the end.
+    """Open sources, model, outputs and server without starting them; close everything at the end.
 
-    With workers, these open the sources when the run is started.
+    With workers, each worker opens its sources when the run starts.
 
     Args:
-        config: names everything.
-        file: that it was read from; changes that were kept for it are taken up again.
-        progress: called with (done, all) while a GPU is prepared.
-        given_up: whether to wait for workers no longer.
+        config: the configuration.
+        file: file of the configuration; stored changes to it are applied again.
+        progress: called with (done, total) while a GPU is prepared.
+        given_up: returns whether to stop waiting for workers.
 
     Raises:
-        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked for; if
-            there are workers, and Ray is missing or has no room.
-        SourceError, EngineError, SinkError: if one of them cannot be used.
-        RunFailed: if in the end something could not be finished.
+        ConfigError: if outputs would overwrite each other or a source, the model does not support a task, or Ray is
+            missing or has no resources for the workers.
+        SourceError, EngineError, SinkError: if a source, the model or an output cannot be used.
+        RunFailed: if something could not be finished at the end.
     """
     place = parse_place(config.http) if config.http else None
     token = token_of(config.http_token, config.http_token_file)
@@ -96,7 +93,7 @@ def opened_run(
             if (kept := state.load(config)) is not None:
                 desired = merge(kept[0], base, kept[1])
                 if plan(base, desired):
-                    log.warning("%s: taking up what was changed over http", state.path)
+                    log.warning("%s: applying stored changes from the HTTP API", state.path)
         if has_workers(config):
             opened_workers, kind = _ray(config)
             apart = state.path if state else file.path if file else Path("saccade")
@@ -124,7 +121,7 @@ def opened_run(
             )
         server = None
         if place is not None:
-            from saccade.pipeline.api.http_server import serve  # FastAPI takes long to import, and not everybody serves
+            from saccade.pipeline.api.http_server import serve  # FastAPI is slow to import and not always needed
 
             server = serve(controller, *place, token, tls=tls, access=access)
             stack.callback(server.close)
@@ -132,14 +129,14 @@ def opened_run(
 
 
 def has_workers(config: RunConfig) -> bool:
-    """Whether a run is on the actors of Ray."""
+    """Return whether a run uses Ray workers."""
     return config.ray is not None or config.workers > 1
 
 
 def _ray(config: RunConfig) -> tuple[Any, type]:
-    """`opened_workers`, and the class of a worker's actor; raises ConfigError if Ray is not installed."""
+    """Return `opened_workers` and the actor class of a worker; raises ConfigError if Ray is not installed."""
     if config.ray is None:
-        # Read when Ray is imported. Its servers listen on every address: only who has the token may use them.
+        # Read when Ray is imported. Ray's servers listen on every address, so they require a token.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0")
     try:
         from saccade.pipeline.control.ray_run import opened_workers
@@ -151,14 +148,14 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
 
 
 def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:
-    """Where changes are kept; None where they are not, or in the configuration file.
+    """Return the file for changes; None if changes are not stored, or are stored in the configuration file.
 
     Raises:
-        ConfigError: if they cannot be kept where the configuration says.
+        ConfigError: if changes cannot be stored at the configured place.
     """
     if config.state == _IN_FILE:
         if file is None:
-            raise ConfigError("--state config: there is no configuration file: start with --config FILE")
+            raise ConfigError("--state config needs a configuration file: start with --config FILE")
         return None
     if config.state is not None:
         return StateFile(Path(config.state))
@@ -168,5 +165,5 @@ def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | Non
     for folder in (file.path.parent, Path.cwd()):
         if os.access(folder, os.W_OK):
             return StateFile(folder / name)
-    log.warning("%s cannot be written: changes over http end with this process; --state FILE keeps them", name)
+    log.warning("%s cannot be written, so changes over HTTP are lost at exit; store them with --state FILE", name)
     return None

@@ -1,8 +1,8 @@
-"""Finds stored events by asking a model: SQL chooses candidates, the model is asked about their snapshots.
+"""Searches stored events with a model: SQL selects candidates, and the model rates their snapshots.
 
-A model that answers questions says for each how likely the text is true of it; one that detects only, such as nano,
-finds the names in it. Both may be elsewhere: `search` knows functions that list and that ask, `search_events` a store
-and an engine. No terminals, no HTTP.
+A model that answers questions gives the probability that a snapshot shows the text. A detection-only model, such as
+nano, detects the labels in the text. `search` works with functions that list events and rate snapshots, possibly on
+other machines. `search_events` works with a local store and engine.
 """
 
 from __future__ import annotations
@@ -30,59 +30,61 @@ if TYPE_CHECKING:
     from saccade.engine import Engine
 
 CANDIDATES = 200
-"""Events that the model is asked about in one search."""
+"""Maximum number of candidates in one search."""
 REQUESTED = 50
-"""Those that it is asked about for a request over HTTP."""
+"""Maximum number of candidates in a search over HTTP."""
 AT_ONCE = 4
-"""Snapshots that an engine has at a time, on a GPU; on a CPU a frame would wait for all of them."""
+"""Number of snapshots in flight on a GPU. A CPU gets one at a time, because a frame would wait for all of them."""
 
-_STREAM = "searches"  # to the engine, which shares itself among streams
-_WEIGHT = 0.25  # of one stream's: no frame is late since someone searches
-_LONG_S = 120.0  # that the engine may take for one
+_STREAM = "searches"  # name of the engine stream for searches
+_WEIGHT = 0.25  # weight relative to a camera, so that searches do not delay frames
+_LONG_S = 120.0  # time limit of the engine for one snapshot
 _YES = "yes"
-_LEAST = 0.05  # of a detection that counts
+_LEAST = 0.05  # lowest score of a detection that counts
 
 Progress = Callable[[int, int], None]
-"""Called with (done, all)."""
+"""Called with (done, total)."""
 
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """Where the snapshot of an event is: its id, and the machine whose store has it, "" where there is one only."""
+    """The location of a snapshot: event ID, and machine of the store; an empty machine stands for a single store."""
 
     event: str
     machine: str = ""
 
 
 Walk = Callable[[EventQuery], Iterator[tuple[dict[str, Any], str]]]
-"""The records of all events of a query, whatever its limit, newest first, each with its machine as in `Place`."""
+"""Yields the records of all events of a query, ignoring its limit, newest first, each with its machine."""
 
 Match = Callable[[str, Sequence[Place]], Iterator[tuple[str, float | None]]]
-"""Asks about snapshots whether they show a text; yields the id of each event and how likely it does, in any order, as
-soon as it is known; None where there is no snapshot to be had."""
+"""Rates whether snapshots show a text.
+
+It yields each event ID with the probability, as soon as it is known and in any order; None without a snapshot.
+"""
 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """An event, and how likely it shows what was searched for, 0 to 1."""
+    """An event, and the probability from 0 to 1 that it shows the searched text."""
 
     event: dict[str, Any]
     p_yes: float
 
     def to_json(self) -> dict[str, Any]:
-        """The record of the event, with `match`."""
+        """Return the record of the event, with `match`."""
         return {**self.event, "match": round(self.p_yes, 3)}
 
 
 @dataclass(slots=True, frozen=True)
 class Searched:
-    """What a search has found: the likeliest first; and the machines whose events it could not ask about."""
+    """The results of a search, best first, and the machines that could not be searched."""
 
     found: list[Found]
     away: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is sent over HTTP."""
+        """Return the results as sent over HTTP."""
         return {"events": [one.to_json() for one in self.found], **({"away": self.away} if self.away else {})}
 
 
@@ -95,21 +97,21 @@ def search_events(
     candidates: int = CANDIDATES,
     progress: Progress | None = None,
 ) -> list[Found]:
-    """Ask a model which events of a store show something.
+    """Search a store for events that show a text.
 
     Args:
-        store: of the events.
-        engine: is asked.
-        text: as all that follows, as in `search`.
-        query: which events count.
-        candidates: how many are asked about.
-        progress: called whenever one was.
+        store: the event store.
+        engine: the engine.
+        text: text to search for, see `search`.
+        query: filters for events.
+        candidates: maximum number of candidates.
+        progress: called after each candidate.
 
     Returns:
-        As `search`.
+        See `search`.
 
     Raises:
-        ConfigError: if there is nothing to search for, or the model knows no name in it.
+        ConfigError: if the text is empty, or the model knows no label in it.
         EngineError: if the model fails.
     """
     ask = SnapshotAsker(engine, lambda event: store.media(event, "snapshot"))
@@ -132,26 +134,26 @@ def search(
     candidates: int = CANDIDATES,
     progress: Progress | None = None,
 ) -> list[Found]:
-    """Ask which stored events show something.
+    """Search stored events for a text.
 
     Args:
         walk: lists events.
-        match: asks about their snapshots.
-        text: what is searched for, such as a red truck.
-        query: which events count; its `limit` is how many are returned.
-        candidates: how many are asked about: first those with the words in labels, answers or attributes, then the
-            newest others.
-        progress: called whenever one was asked about.
+        match: rates their snapshots.
+        text: text to search for, such as red truck.
+        query: filters for events; its `limit` is the maximum number of results.
+        candidates: maximum number of candidates: first events with the words in labels, answers or attributes, then the
+            newest.
+        progress: called after each candidate.
 
     Returns:
-        The likeliest first; those whose snapshot is gone are left out.
+        The results, best first; events without a snapshot are left out.
 
     Raises:
-        ConfigError: if there is nothing to search for; and what `match` raises.
+        ConfigError: if the text is empty; also the errors of `match`.
     """
     wanted = query or EventQuery()
     if not text.strip():
-        raise ConfigError("nothing to search for: give a text such as 'red truck'")
+        raise ConfigError("the search text is empty: give a text such as 'red truck'")
     chosen = _candidates(walk, text, wanted, candidates)
     likely: dict[str, float] = {}
     places = [Place(event["id"], machine) for event, machine in chosen]
@@ -161,14 +163,14 @@ def search(
         if progress is not None:
             progress(number, len(chosen))
     found = [Found(event, likely[event["id"]]) for event, _ in chosen if event["id"] in likely]
-    found.sort(key=lambda one: -one.p_yes)  # which keeps the order of equals: events with the words first
+    found.sort(key=lambda one: -one.p_yes)  # a stable sort: among equals, events with the words come first
     return found[: wanted.limit]
 
 
 def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tuple[dict[str, Any], str]]:
     events: dict[str, tuple[dict[str, Any], str]] = {}
     for words in (f"{query.words} {text}", query.words):
-        if len(events) >= count:  # a walk asks all machines for a page before it gives its first event
+        if len(events) >= count:  # a walk requests a page from all machines before its first event
             break
         for event, machine in walk(replace(query, words=words, limit=min(count, 200), media=True)):
             if event["has_snapshot"]:
@@ -179,11 +181,11 @@ def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tu
 
 
 class SnapshotAsker:
-    """Asks an engine about the snapshots of events. Callable from any thread.
+    """Asks an engine about the snapshots of events. Thread-safe.
 
     Args:
-        engine: which stays the caller's. All searches are one stream of it, which has little weight.
-        snapshot: the path of the snapshot of an event; None if there is none.
+        engine: the engine; the caller owns it. All searches form one engine stream with a low weight.
+        snapshot: returns the path of an event's snapshot, or None.
     """
 
     def __init__(self, engine: Engine, snapshot: Callable[[str], Path | None]) -> None:
@@ -193,10 +195,10 @@ class SnapshotAsker:
         engine.configure_stream(_STREAM, StreamSettings(_WEIGHT, newest=False))
 
     def match(self, text: str, events: Iterable[str]) -> Iterator[tuple[str, float | None]]:
-        """Each event with how likely its snapshot shows a text, in order; None where that cannot be read.
+        """Yield each event ID with the probability that its snapshot shows the text, in order; None if unreadable.
 
         Raises:
-            ConfigError: if the model knows no name in the text.
+            ConfigError: if the model knows no label in the text.
             EngineError: if the model fails.
         """
         tasks = self._tasks_for(text)
@@ -221,7 +223,7 @@ class SnapshotAsker:
                     future.cancel()
 
     def _tasks_for(self, text: str) -> list[Task]:
-        """A question with yes or no for an answer; or for a model that detects only, the names in the text."""
+        """Return a yes-or-no question, or for a detection-only model the labels in the text."""
         if "query" in self._engine.model.skills:
             return [Query(f"Does this image show {text.strip()}?", choices=(_YES, "no"))]
         tasks: dict[Task, None] = {}
@@ -232,7 +234,9 @@ class SnapshotAsker:
                 reason = error
             if tasks:
                 return list(tasks)
-        raise ConfigError(f"{self._engine.model.name} knows no name in '{text}'; a model that talks does: {reason}")
+        raise ConfigError(
+            f"{self._engine.model.name} knows no label in '{text}'; use a model that answers questions: {reason}"
+        )
 
 
 def _likelihood(result: Result) -> float:
@@ -243,5 +247,5 @@ def _likelihood(result: Result) -> float:
 
 
 def _read(path: Path | None) -> NDArray[np.uint8] | None:
-    image = None if path is None or not path.is_file() else cv2.imread(str(path))  # which warns of what is not there
+    image = None if path is None or not path.is_file() else cv2.imread(str(path))  # imread warns about missing files
     return None if image is None else np.ascontiguousarray(image[..., ::-1].astype(np.uint8))

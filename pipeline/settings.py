@@ -1,4 +1,4 @@
-"""How a setting of a configuration is declared, and the types that several of them have. Knows no setting itself."""
+"""The declaration of settings, and their common types."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pydantic.fields import FieldInfo
 
 
 class PlacedError(ValueError):
-    """A mistake at a place inside a text, or in a setting that another one names.
+    """A mistake at a position in a text, or in another setting that the text refers to.
 
     Args:
-        message: half a line for the user.
-        offset: where in the text, in characters from its beginning.
-        key: the path of the setting, if it is not the one that is being validated.
+        message: short text for the user.
+        offset: position in the text, in characters from its start.
+        key: path of the setting, if it is not the setting being validated.
     """
 
     def __init__(self, message: str, offset: int = 0, key: tuple[int | str, ...] | None = None) -> None:
@@ -33,7 +33,7 @@ class PlacedError(ValueError):
 
 
 class NullIsUnset(BaseModel):
-    """A model whose optional keys take null as if they were left out: many clients send every key that they know."""
+    """A model in which null for an optional key means that the key is unset, because many clients send every key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +45,7 @@ class NullIsUnset(BaseModel):
 
 
 def _keeps_null(field: FieldInfo) -> bool:
-    """Whether null is a value of its own, or a mistake because the key must be given."""
+    """Return whether null is a valid value, or a mistake because the key is required."""
     return field.is_required() or field.annotation is Any or type(None) in get_args(field.annotation)
 
 
@@ -53,7 +53,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read_seconds(value: object) -> object:
-    """Read `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` as seconds; leave anything else to the validator."""
+    """Parse `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` as seconds; any other value is left to the validator."""
     if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value.strip())):
         return float(found[1]) * _UNITS[found[2]]
     if isinstance(value, str) and re.fullmatch(r"(\d+:){1,2}\d+(\.\d+)?", value.strip()):
@@ -65,7 +65,7 @@ def read_seconds(value: object) -> object:
 
 
 def split_names(value: object) -> object:
-    """Read one name, or several with commas between them, as a list."""
+    """Parse one name, or several names separated by commas, into a list."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list | tuple):
@@ -74,12 +74,12 @@ def split_names(value: object) -> object:
 
 
 def as_list(value: object) -> object:
-    """Read one text as a list of it."""
+    """Wrap a single text in a list."""
     return [value] if isinstance(value, str) else value
 
 
 def read_number(value: object) -> object:
-    """Read a number, as YAML has that of a webcam, as its text."""
+    """Convert a number, such as a webcam index in YAML, to text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -87,17 +87,17 @@ def no_nul(value: str) -> str:
     """Return `value`.
 
     Raises:
-        ValueError: if it has a NUL character in it.
+        ValueError: if the text contains a NUL character.
     """
-    if "\0" in value:  # which would end a path, and raise wherever one is used
-        raise ValueError("should have no NUL character in it")
+    if "\0" in value:  # a path with a NUL character raises wherever it is used
+        raise ValueError("should not contain a NUL character")
     return value
 
 
 def keep_bytes(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Check a name that may have bytes in it that are not UTF-8, each as Python has it: U+DC80 to U+DCFF."""
+    """Validate a name that may contain bytes that are not UTF-8, represented as U+DC80 to U+DCFF."""
     if isinstance(value, str) and any("\udc80" <= one <= "\udcff" for one in value):
-        check(re.sub("[\udc80-\udcff]", "?", value))  # pydantic takes no such text
+        check(re.sub("[\udc80-\udcff]", "?", value))  # pydantic refuses such a text
         return value
     return check(value)
 
@@ -122,16 +122,16 @@ def setting(
     env: str | None = None,
     **constraints: Any,
 ) -> Any:
-    """A field of a configuration.
+    """Declare a field of a configuration.
 
     Args:
-        default: its value where none is given; `...` for a field that must be given.
-        description: what it is for, in one line; the help of its flag.
-        more: further text for the manual.
-        metavar: the placeholder of its value in the help; by default its type.
-        flags: its command-line flags, if not its name with dashes.
-        env: the environment variable that gives it.
-        constraints: as `pydantic.Field` takes them.
+        default: default value; `...` for a required field.
+        description: purpose in one line; also the help of its flag.
+        more: additional text for the manual.
+        metavar: placeholder of the value in the help; default: its type.
+        flags: command-line flags, if they differ from the field's name with dashes.
+        env: environment variable for the value.
+        constraints: see `pydantic.Field`.
     """
     extra: dict[str, Any] = {"more": more, "metavar": metavar, "flags": list(flags), "env": env}
     return Field(default, description=description, json_schema_extra=extra, **constraints)

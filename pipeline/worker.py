@@ -1,7 +1,7 @@
-"""A worker: a Ray actor that holds a `Local`, its engine and its streams, and serves what needs pixels or the engine.
+"""A worker: a Ray actor with a `Local`, its engine and its streams, and a server for requests that need pixels.
 
-Frames never leave its process. Events, and results for outputs that all streams share, wait in an outbox until the
-controller takes them; the worker goes on while none is there.
+Frames never leave the process. Events, and results for shared outputs, wait in an outbox until the controller takes
+them. The worker keeps running while no controller is connected.
 """
 
 from __future__ import annotations
@@ -53,24 +53,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
-MAX_MESSAGES = 10_000  # events of hours; of reports only the newest waits
-MAX_RESULTS = 256  # then live streams lose their oldest
-_MOST = 64  # of each in a batch
-_ENGINE_S = 1.5  # for the engine to finish what it has, at the end
-_HANGS_S = 120.0  # without Python running, after which the process ends: a library that never returns keeps the GIL
+MAX_MESSAGES = 10_000  # enough for hours of events; only the newest report is kept
+MAX_RESULTS = 256  # beyond it, live streams drop their oldest results
+_MOST = 64  # maximum messages and maximum results per batch
+_ENGINE_S = 1.5  # time for the engine to complete its frames at the end
+_HANGS_S = 120.0  # the process ends if Python has not run for this time, because a hanging library keeps the GIL
 _WISH_S = 15.0
 
 
 class Outbox:
-    """What waits for the controller. Callable from any thread."""
+    """Messages and results that wait for the controller. Thread-safe."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # over what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._messages: deque[tuple[str, Any]] = deque()
         self._results: deque[bytes] = deque()
 
     def put(self, kind: str, value: Any) -> None:
-        """Add a message; a report replaces one that is the last. Where too many wait, the oldest is lost."""
+        """Add a message; a new report replaces the report before it.
+
+        If too many wait, the oldest message is dropped.
+        """
         with self._changed:
             if kind == "report" and self._messages and self._messages[-1][0] == "report":
                 self._messages.pop()
@@ -80,14 +83,14 @@ class Outbox:
             self._changed.notify_all()
 
     def put_result(self, data: bytes) -> None:
-        """Add a result; where too many wait, its stream does."""
+        """Add a result; blocks its stream while too many results wait."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
             self._results.append(data)
             self._changed.notify_all()
 
     def take(self, wait_s: float) -> Batch:
-        """What waits, or comes within that time."""
+        """Return the waiting messages and results; waits up to `wait_s` seconds for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._results, wait_s)
             messages = [self._messages.popleft() for _ in range(min(_MOST, len(self._messages)))]
@@ -97,16 +100,16 @@ class Outbox:
 
 
 class Worker:
-    """An engine with its streams, and a server for them, from construction to `close`.
+    """An engine with its streams and a server for them, open from construction to `close`.
 
     Args:
-        settings: what it runs by.
-        media: folder of the files of events; None for none.
-        outbox: takes what it has to say.
-        host: address to serve at.
+        settings: settings of the worker.
+        media: folder for clips and snapshots, or None.
+        outbox: receives messages and results.
+        host: address of the server.
 
     Raises:
-        ConfigError, EngineError: if the configuration cannot be used, or the model not be loaded.
+        ConfigError, EngineError: if the configuration cannot be used, or the model cannot be loaded.
     """
 
     def __init__(self, settings: WorkerSettings, media: str | None, outbox: Outbox, host: str = "127.0.0.1") -> None:
@@ -128,7 +131,7 @@ class Worker:
         import torch
 
         if threads:
-            torch.set_num_threads(threads)  # where it is loaded already
+            torch.set_num_threads(threads)  # if torch is already loaded
         device = device_of(config.device, self.settings.index, torch.cuda.device_count())
         engine = self._stack.enter_context(load_engine(config.model_copy(update={"device": device})))
         ask = self._stack.enter_context(load_engine(config.ask)) if config.ask else None
@@ -151,7 +154,7 @@ class Worker:
         self._searcher = (
             SnapshotAsker(self.local.asks, lambda event: media_path(Path(media), event, "snapshot")) if media else None
         )
-        from saccade.pipeline.api.http_server import serve_local  # FastAPI takes long to import
+        from saccade.pipeline.api.http_server import serve_local  # FastAPI is slow to import
 
         self.secret = secrets.token_urlsafe(32)
         self.server: HttpServer = serve_local(
@@ -163,13 +166,13 @@ class Worker:
     # ---- streams
 
     def prepare(self, change: Change, *, checked: bool) -> None:
-        """As `Local.prepare`; an open stream waits for `follow` or `release`."""
+        """Prepare a change, see `Local.prepare`; an opened stream waits for `follow` or `release`."""
         opened = self.local.prepare(change, checked=checked)
         if opened is not None:
             self._prepared[change.name] = opened
 
     def release(self, name: str) -> None:
-        """Close what `prepare` has opened, and nobody has used."""
+        """Close a prepared stream that was not used."""
         if (opened := self._prepared.pop(name, None)) is not None:
             opened.close()
 
@@ -182,14 +185,14 @@ class Worker:
         events: Sequence[Mapping[str, Any]] = (),
         again: bool = False,
     ) -> StreamStatus | None:
-        """As `Local.follow`.
+        """Start, change or stop a stream, see `Local.follow`.
 
         Args:
-            name: as there.
-            wanted: as there.
-            checked: as there.
-            events: the last ones of its rules, where it ran before.
-            again: it ran before, so that its files are kept.
+            name: see `Local.follow`.
+            wanted: see `Local.follow`.
+            checked: see `Local.follow`.
+            events: the last events of its rules on its previous worker.
+            again: whether the stream ran before, so that its files are kept.
         """
         prepared = self._prepared.pop(name, None)
         if wanted is None or name in self.local.names or not (events or again):
@@ -209,14 +212,15 @@ class Worker:
         return status
 
     def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
-        """Have every stream run on another worker of this process, one after the other; events go on.
+        """Move every stream to another worker of this process, one after the other; events continue.
 
         Args:
-            other: which has loaded its engine.
-            wanted: what streams run by there, by name; those that are missing, as they run here.
+            other: the new worker, with a loaded engine.
+            wanted: new configurations of streams by name; other streams keep theirs.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if one cannot; all run here again then.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream cannot be moved; all streams then
+                run here again.
         """
         running = [status for status in self.local.statuses() if status.name in self.local.names]
         before = {status.name: status.config for status in running if status.config is not None}
@@ -224,7 +228,7 @@ class Worker:
         for status in running:
             name, stream = status.name, after[status.name]
             if not status.live:
-                raise ConfigError(f"{name} is a file that is being read: workers cannot be replaced before its end")
+                raise ConfigError(f"{name} is a file in progress: workers can be replaced after its end")
             tasks_for(other.local.engine, stream)
             check_asked(other.local.asks, stream)
         moved: list[str] = []
@@ -254,7 +258,7 @@ class Worker:
     def _ended(self, ended: Ended) -> None:
         if ended.stopped or self.local.closed:
             return
-        self.local.events.hub.flush()  # so that its events come before its end
+        self.local.events.hub.flush()  # so that the events precede the end message
         # As one that can be sent, whatever the error is.
         error = StreamError(one_line(str(ended.error))) if ended.error else None
         self._outbox.put("ended", replace(ended, error=error))
@@ -262,45 +266,45 @@ class Worker:
     # ---- what viewers ask for, and others
 
     def wish(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Have the controller change a stream; returns what it runs by then.
+        """Ask the controller to change a stream; return its new configuration.
 
         Raises:
-            ConfigError, EngineError, StreamError: if it cannot.
+            ConfigError, EngineError, StreamError: if the change is not possible.
         """
         number, done, answer = next(self._numbers), threading.Event(), list[Any]()
         self._wishes[number] = done, answer
         try:
             self._outbox.put("wish", Wish(number, name, dict(values)))
             if not done.wait(_WISH_S):
-                raise StreamError("the change was not made: the controller does not answer")
+                raise StreamError("the change was not made, because the controller does not respond; try again")
         finally:
             del self._wishes[number]
         stream: ListedStream = taken(answer[0])
         return stream
 
     def answer(self, number: int, answer: ListedStream | Exception) -> None:
-        """The controller's answer to a `Wish`."""
+        """Receive the controller's answer to a `Wish`."""
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
             wish[0].set()
 
     def match(self, text: str, events: Sequence[str]) -> list[float | None]:
-        """How likely the snapshot of each event shows a text; None where there is none here.
+        """Return the probability that the snapshot of each event shows a text; None without a snapshot here.
 
         Raises:
-            ConfigError, EngineError: as `SnapshotAsker.match`.
-            AwayError: if it is being closed.
+            ConfigError, EngineError: see `SnapshotAsker.match`.
+            AwayError: if the worker is closing.
         """
         if self._searcher is None:
             return [None] * len(events)
         try:
             found = dict(self._searcher.match(text, events))
         except EngineClosedError:
-            raise AwayError("the worker ends") from None
+            raise AwayError("the worker is shutting down; try again in some seconds") from None
         return [found[event] for event in events]
 
     def report(self) -> Report:
-        """How it is doing."""
+        """Return the state of the worker and its streams."""
         (own,) = self.local.workers()
         seen = {}
         for name in self.local.streams.names:
@@ -319,7 +323,7 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Finish what the engine has, but not for long, and close everything."""
+        """Complete the frames in flight, within a short time limit, and close everything."""
         runs = self.local.streams.stop()
         deadline = time.monotonic() + _ENGINE_S
         for run in runs:
@@ -332,7 +336,7 @@ class WorkerActor:
     """What runs in the actor. Errors with a line for the user are returned, not raised."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # while a worker is begun, replaced or closed
+        self._lock = threading.Lock()  # held while a worker is started, replaced or closed
         self._worker: Worker | None = None
         self._outbox = Outbox()
         self._about: Ready | None = None
@@ -342,22 +346,22 @@ class WorkerActor:
         self._host = "127.0.0.1"
 
     def start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready | Exception:
-        """Load the engine, or take over what runs here by these settings.
+        """Load the engine, or adopt the running worker if its settings are equal.
 
         Args:
-            settings: what the worker runs by.
-            wanted: names of the streams that are to run; others end.
+            settings: settings of the worker.
+            wanted: names of the streams to keep; all others are stopped.
         """
         with self._lock:
             return told(lambda: self._start(settings, wanted))
 
     def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Exception:
-        """Load another engine beside the one that runs, and have the streams run on that; as it was if that fails."""
+        """Load another engine next to the running engine and move the streams to it; on failure nothing changes."""
         with self._lock:
             return told(lambda: self._replace(settings, wanted))
 
     def poll(self, wait_s: float) -> Batch:
-        """As `Outbox.take`."""
+        """Return waiting messages and results; see `Outbox.take`."""
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -371,7 +375,7 @@ class WorkerActor:
         return told(lambda: attrgetter(method)(self._running)(*arguments, **options))
 
     def close(self) -> None:
-        """End; the last message is `end`."""
+        """Stop the worker; the last message is `end`."""
         with self._lock:
             self._over.set()
             worker, self._worker = self._worker, None
@@ -384,7 +388,7 @@ class WorkerActor:
     @property
     def _running(self) -> Worker:
         if self._worker is None:
-            raise AwayError("the worker is being started; try again in some seconds")
+            raise AwayError("the worker is starting; try again in some seconds")
         return self._worker
 
     def _start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready:
@@ -438,15 +442,15 @@ class WorkerActor:
 
     def _report(self) -> None:
         while not self._over.wait(REPORT_S):
-            faulthandler.dump_traceback_later(_HANGS_S, exit=True, file=2)  # also where sys.stderr is no file
+            faulthandler.dump_traceback_later(_HANGS_S, exit=True, file=2)  # works even if sys.stderr is not a file
             if (worker := self._worker) is not None:
-                with contextlib.suppress(Exception):  # while it is being closed
+                with contextlib.suppress(Exception):  # raised while the worker is closing
                     self._outbox.put("report", worker.report())
         faulthandler.cancel_dump_traceback_later()
 
 
 class _Warnings(logging.Handler):
-    """Sends warnings and worse to the controller."""
+    """Sends warnings and errors to the controller."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(logging.WARNING)
@@ -457,18 +461,18 @@ class _Warnings(logging.Handler):
 
 
 def device_of(device: str, index: int, gpus: int) -> str:
-    """The device of the worker of that index: where the GPU is left open, one GPU after the other.
+    """Return the device of a worker; without a fixed GPU, workers are assigned to GPUs in turn.
 
     Args:
-        device: as configured.
-        index: of the worker, from 0.
-        gpus: how many GPUs there are.
+        device: configured device.
+        index: index of the worker, from 0.
+        gpus: number of GPUs.
     """
     return f"cuda:{index % gpus}" if device in ("auto", "cuda") and gpus else device
 
 
 def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> None:
-    """Move the files of a stream aside that its outputs would replace, since its last worker has left them so."""
+    """Rename existing output files of a stream, so that a restart does not overwrite its earlier results."""
     for target in [target.of(name) for target in (*each, *map(Target, config.sinks))]:
         path = target.path
         if path is None or not target.replaces or not path.is_file() or not path.stat().st_size:
@@ -480,7 +484,7 @@ def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> Non
 
 
 def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> str | None:
-    """Why there is no memory for as much again as this process has; None if there is, or nothing is known."""
+    """Return why memory is too low for a second process of this size; None if there is enough, or it is unknown."""
     free: list[int] = []
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -488,7 +492,7 @@ def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path
     with contextlib.suppress(OSError, KeyError, ValueError):
         limit, used = (cgroup / "memory.max").read_text(), (cgroup / "memory.current").read_text()
         statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        free.append(int(limit) - int(used) + int(statistics["inactive_file"]))  # files' pages are given up first
+        free.append(int(limit) - int(used) + int(statistics["inactive_file"]))  # the page cache is reclaimed first
     needed = rss_bytes()
     if not free or needed <= (available := max(0, min(free))):
         return None

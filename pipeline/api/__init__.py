@@ -1,6 +1,6 @@
-"""HTTP: streams added, changed and removed while they run, their events and video, metrics, the console and the demo.
+"""The HTTP API: streams, events, video, metrics, the console and the demo.
 
-The names below are imported when first used: they bring FastAPI and aiortc.
+The names below are imported on first use, because they import FastAPI and aiortc.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Who may do what over HTTP: clients with roles, tokens and streams of their own, from a file; and an audit of changes.
+"""Access control of the HTTP API: clients with roles, tokens and streams from a file, and an audit log.
 
     clients:
-      - {name: anna, role: operator, token: …, streams: [yard]}    # or token_file; without streams, all
-    proxy:                                    # a reverse proxy that authenticates people itself
-      addresses: [127.0.0.1]                  # requests of others carry no such headers that count
+      - {name: anna, role: operator, token: …, streams: [yard]}  # or token_file; without streams, all streams
+    proxy:                                # a reverse proxy that authenticates users
+      addresses: [127.0.0.1]              # the headers are ignored in requests from other addresses
       user: X-Forwarded-User
-      role: X-Forwarded-Groups                # the strongest of the roles that its values stand for
+      role: X-Forwarded-Groups            # the highest of the roles that its values map to
       roles: {admins: admin, guards: viewer}
-    audit: audit.jsonl                        # a line for each change: when, who, what, and how it was answered
+    audit: audit.jsonl                    # one line per change: time, client, change and HTTP status
 
-A viewer looks, an operator also changes what is found, zones and rules, and asks the model; an admin also adds and ends
+A viewer reads. An operator also changes prompts, zones and rules, and queries the model. An admin also adds and removes
 streams, and reads and writes the configuration.
 """
 
@@ -62,41 +62,41 @@ def _network(text: str) -> str:
 
 
 class Client(BaseModel):
-    """Who makes a request.
+    """The client of a request.
 
     Attributes:
-        name: for the audit.
-        role: what it may do.
-        token, token_file: what it sends, or the file that holds it.
-        streams: the only ones that it may know of; all if empty.
+        name: name in the audit log.
+        role: role of the client.
+        token, token_file: token of the client, or the file that contains it.
+        streams: streams that the client can access; empty for all streams.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Text = Field(description="for the audit")
+    name: Text = Field(description="name in the audit log")
     role: ClientRole = Field(description="viewer, operator or admin")
     token: Text | None = Field(default=None, repr=False)
     token_file: FileText | None = None
     streams: Names = []
 
     def may(self, role: Role) -> bool:
-        """Whether its role is that, or a stronger one."""
+        """Return whether the client has at least this role."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def sees(self, stream: str) -> bool:
-        """Whether it may know of a stream."""
+        """Return whether the client can access a stream."""
         return not self.streams or stream in self.streams
 
 
 ANYONE = Client(name="anyone", role="admin")
-"""Who makes a request where one token opens everything."""
+"""The client of every request without an access file."""
 
 
 class _Proxy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     addresses: list[Annotated[str, AfterValidator(_network)]] = Field(min_length=1)
-    user: Text = Field(description="the header with the name of a person")
+    user: Text = Field(description="header with the user's name")
     role: Text | None = None
     roles: dict[Text, ClientRole] = {}
     default: ClientRole | None = None
@@ -111,36 +111,36 @@ class _File(BaseModel):
 
 
 class Access(HttpAuth):
-    """Says who makes a request: one token is all or nothing."""
+    """Identifies clients by a single token with full access."""
 
     @property
     def guarded(self) -> bool:
-        """Whether there is anything that a client must know."""
+        """Whether clients must authenticate."""
         return self._token is not None
 
     def identify(self, request: Request) -> Client | None:
-        """Who makes a request; None if nobody who may."""
+        """Return the client of a request, or None without access."""
         return ANYONE if self._token is None or self.has_token(request, self._token) else None
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Keep what a client has changed, how that was answered, and the client's address. May block."""
+        """Record a change in the audit log, with its HTTP status and the client's address. May block."""
 
 
 class RoleAccess(Access):
-    """Says so by a file with clients and their roles.
+    """Identifies clients by an access file.
 
     Args:
-        path: of the file.
-        token: of one more client, an admin.
+        path: path of the file.
+        token: token of an additional admin, or None.
 
     Raises:
-        ConfigError: if the file cannot be read, or holds a mistake.
+        ConfigError: if the file cannot be read or has a mistake.
     """
 
     guarded = True
 
     def __init__(self, path: Path, token: str | None = None) -> None:
-        super().__init__(token or secrets.token_urlsafe(16))  # one that nobody has
+        super().__init__(token or secrets.token_urlsafe(16))  # an unknown token
         settings = _read(path)
         self._clients = {_token_of(path, client): client for client in settings.clients}
         if len(self._clients) < len(settings.clients):
@@ -152,15 +152,15 @@ class RoleAccess(Access):
         self._lock = threading.Lock()
 
     def identify(self, request: Request) -> Client | None:
-        """Who makes a request; None if nobody who may."""
+        """Return the client of a request, or None without access."""
         found = None
-        for token, client in self._clients.items():  # all of them, so that the time tells nothing
+        for token, client in self._clients.items():  # compares all tokens, so that the time reveals nothing
             if self.has_token(request, token):
                 found = client
         return found or self._behind_proxy(request)
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Write a line of the audit. May block."""
+        """Append a line to the audit log. May block."""
         line = {
             "at": round(time.time(), 3),
             "client": client.name,
@@ -175,7 +175,7 @@ class RoleAccess(Access):
                 file.write(json.dumps(line) + "\n")
 
     def _behind_proxy(self, request: Request) -> Client | None:
-        """The person that a trusted proxy says it has authenticated."""
+        """Return the client that a trusted proxy has authenticated, or None."""
         proxy, name = self._proxy, ""
         if proxy is None or not _is_among(address_of(request), proxy.addresses):
             return None
@@ -187,10 +187,10 @@ class RoleAccess(Access):
 
 
 class WorkerAccess(Access):
-    """Lets in the process that has authenticated the client, and believes whom it asks for.
+    """Admits the controller process and uses the client that it names.
 
     Args:
-        secret: known to that process and this one.
+        secret: shared secret of both processes.
     """
 
     guarded = True
@@ -199,7 +199,7 @@ class WorkerAccess(Access):
         super().__init__(secret)
 
     def identify(self, request: Request) -> Client | None:
-        """The client that is asked for."""
+        """Return the client of a request, or None without access."""
         if super().identify(request) is None:
             return None
         try:
@@ -209,27 +209,27 @@ class WorkerAccess(Access):
 
 
 def client_of(request: Request) -> Client:
-    """Who makes a request that was let in."""
+    """Return the client of an admitted request."""
     client: Client = request.scope[_CLIENT]
     return client
 
 
 def headers_for(client: Client) -> dict[str, str]:
-    """The headers, besides the secret, with which a worker is asked for a client."""
+    """Return the headers that pass a client to a worker, in addition to the secret."""
     return {CLIENT_HEADER: client.model_dump_json(include={"name", "role", "streams"})}
 
 
 def address_of(request: Request) -> str | None:
-    """Where a request comes from."""
+    """Return the address of a request's client, or None."""
     return request.client.host if request.client else None
 
 
 class AccessGuard(Guard):
-    """What every request to the API passes: who asks, its role, its streams; and the audit of changes.
+    """Checks the client, role and streams of every request, and records changes in the audit log.
 
     Args:
-        routes: as in `Guard`.
-        access: says who asks.
+        routes: see `Guard`.
+        access: identifies the clients.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], access: Access) -> None:
@@ -237,10 +237,10 @@ class AccessGuard(Guard):
         self._access = access
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check who asks; a route that names no role needs an admin."""
+        """Check the client of a request; a route without a role needs an admin."""
         if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
-            # A page can have its own name resolve to this machine (DNS rebinding), and read what needs no token.
-            raise HttpError(403, "without a token this is served under an address or localhost only")
+            # A web page can make its name resolve to this machine (DNS rebinding) and read without a token.
+            raise HttpError(403, "without a token, use an IP address or localhost in the URL")
         role: Role = getattr(route, "role", "admin")
         if role == "anyone":
             return
@@ -249,17 +249,17 @@ class AccessGuard(Guard):
             raise unauthorized()
         request.scope[_CLIENT] = client
         if not client.may(role):
-            raise HttpError(403, f"this needs the role {role}, and {client.name} is {client.role}")
+            raise HttpError(403, f"this request needs the role {role}, but {client.name} is {client.role}")
         limited = getattr(route, "limited", "never")
         given = request.scope.get("path_params", {})
         names = [given[key] for key in ("name", "stream") if key in given]
         asked = request.query_params.getlist("stream")
         open_to_it = limited == "always" or names or (asked and limited == "asked")
         if client.streams and (not open_to_it or not all(map(client.sees, [*names, *asked]))):
-            raise HttpError(403, f"{client.name} may see {', '.join(client.streams)} only")
+            raise HttpError(403, f"{client.name} can only access {', '.join(client.streams)}")
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """An error as the API that was called describes it: one line, or under /v1 an object as in OpenAI's."""
+        """Return an error response: one line, or under /v1 an error object as in OpenAI's API."""
         described: Any = line
         if request.scope["path"].startswith("/v1/"):
             kind = {401: "authentication_error", 403: "permission_error"}.get(status)
@@ -268,18 +268,18 @@ class AccessGuard(Guard):
         return JSONResponse({"error": described}, status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Have a change noted, but of video, of questions, and of checks that come with every key that is pressed."""
+        """Record a change, except for video sessions, questions and rule checks."""
         client: Client | None = request.scope.get(_CLIENT)
         if client is None or request.method in _READING or _is_no_change(request.scope["path"]):
             return
-        what = getattr(route, "path", "?")  # not the path, which may hold the secret of a session
+        what = getattr(route, "path", "?")  # the pattern and not the path, which can contain a session's secret
         for key in ("name", "id"):
             what = what.replace(f"{{{key}}}", request.path_params.get(key, ""))
         change = f"{request.method} {what}"
         try:
             await asyncio.to_thread(self._access.note, client, change, status, address_of(request))
         except OSError as error:
-            log.warning("the audit cannot be written: %s", error.strerror or error)
+            log.warning("the audit log cannot be written: %s", error.strerror or error)
 
 
 def _is_no_change(path: str) -> bool:
@@ -287,7 +287,7 @@ def _is_no_change(path: str) -> bool:
 
 
 def _is_local_name(place: str) -> bool:
-    """Whether a `Host` header holds an address or localhost, and no other name."""
+    """Return whether a `Host` header is an address or localhost."""
     with suppress(ValueError):
         return is_address_or_localhost(urlsplit(f"//{place}").hostname or "")
     return False
@@ -302,7 +302,7 @@ def _is_among(address: str | None, networks: list[str]) -> bool:
 
 def _token_of(path: Path, client: Client) -> str:
     if bool(client.token) == bool(client.token_file):
-        raise ConfigError(f"{path}: client {client.name} needs a token or a token_file, one of both")
+        raise ConfigError(f"{path}: client {client.name} needs either a token or a token_file")
     try:
         return client.token or read_token(client.token_file or "")
     except ValueError as error:
@@ -321,5 +321,5 @@ def _read(path: Path) -> _File:
         raise ConfigError(f"{path}: broken YAML: {' '.join(str(error).split())[:200]}") from None
     except ValidationError as error:
         first = first_mistake(error)
-        shown = {**first, "input": None} if "token" in map(str, first["loc"]) else first  # which may be a secret
+        shown = {**first, "input": None} if "token" in map(str, first["loc"]) else first  # may be a secret
         raise ConfigError(f"{path}: {explain(shown, _File)}") from None

@@ -1,7 +1,7 @@
-"""Asks the engine for requests over HTTP: a few at a time, so that they never crowd out the streams.
+"""Runs the model for HTTP requests, a few at a time, so that they never starve the streams.
 
-A request waits before its body is read, so that waiting ones hold no memory; a client that sends slowly keeps no other
-from the engine. Decoding and cutting images runs in threads; the event loop only waits. Knows no API's format.
+A request waits before its body is read, so waiting requests need no memory, and a slow client does not block the
+engine. Images are decoded in threads.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from saccade.engine import Engine
     from saccade.engine.futures import TextStream
 
-_STREAM = "requests over HTTP"  # to the engine, which shares itself among streams
-_WEIGHT = 0.25  # of one stream's
-_BODIES = 8  # read and decoded at a time: each takes several times its size
-TURN_S = 60.0  # that a request waits for its turn
-ANSWER_S = 120.0  # that the engine may take
+_STREAM = "requests over HTTP"  # name of the engine stream for requests
+_WEIGHT = 0.25  # weight relative to a camera
+_BODIES = 8  # bodies in memory at a time; each takes several times its size
+TURN_S = 60.0  # longest wait of a request for its turn
+ANSWER_S = 120.0  # time limit of the engine
 
 T = TypeVar("T")
 
 
 class Asker:
-    """Asks an engine on behalf of HTTP clients.
+    """Runs an engine for HTTP clients.
 
     Args:
-        engine: answers.
-        at_once: how many requests it may have at a time; None for one on a CPU, and eight on a GPU.
+        engine: the engine.
+        at_once: maximum number of requests in flight; None for one on a CPU and eight on a GPU.
     """
 
     def __init__(self, engine: Engine, at_once: int | None = None) -> None:
@@ -55,19 +55,19 @@ class Asker:
 
     @property
     def model_name(self) -> str:
-        """What clients call the model: of one in a folder, the folder's name alone."""
+        """The model's name for clients; for a model in a folder, only the folder's name."""
         name = self.engine.model.name
         return Path(name).name if os.path.isdir(name) else name
 
     async def decode(self, decode: Callable[[], T]) -> T:
-        """The result of decoding something a client sent, in a thread; its ValueError becomes an HTTP error."""
+        """Decode client data in a thread; a ValueError becomes an HTTP error."""
         try:
             return await asyncio.to_thread(decode)
         except ValueError as error:
             raise HttpError(400, str(error)) from None
 
     async def result(self, image: RgbImage | None, tasks: Sequence[Task]) -> Result:
-        """What the engine finds; raises an HTTP error where it cannot."""
+        """Return the engine's result; raises an HTTP error on failure."""
         try:
             async with _held(self._turns):
                 future = await asyncio.to_thread(self.engine.submit, image, tasks, deadline_s=ANSWER_S, stream=_STREAM)
@@ -81,9 +81,9 @@ class Asker:
         task: Query | Caption | Segment,
         done: Callable[[Result], object] = lambda result: None,
     ) -> AsyncGenerator[str]:
-        """The pieces of a text as they are written; closing it drops the rest. Raises an HTTP error where it cannot.
+        """Yield the pieces of a text as they are generated; closing the generator cancels the rest.
 
-        At the end `done` is called with the whole result.
+        At the end, `done` is called with the complete result. An HTTP error is raised on failure.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[str | Exception | Result] = asyncio.Queue()
@@ -94,7 +94,7 @@ class Asker:
                 for piece in stream:
                     loop.call_soon_threadsafe(queue.put_nowait, piece)
                 end = stream.result
-            except (Exception, CancelledError) as error:  # the latter when it is closed early
+            except (Exception, CancelledError) as error:  # CancelledError if the generator is closed early
                 end = error
             loop.call_soon_threadsafe(queue.put_nowait, end)
 
@@ -130,28 +130,28 @@ async def _held(places: asyncio.Semaphore) -> AsyncIterator[None]:
 
 
 def as_http(error: Exception) -> HttpError:
-    """The HTTP error for what the engine refuses."""
+    """Return the HTTP error for an error of the engine."""
     return HttpError(503 if isinstance(error, DeadlineError | EngineClosedError) else 400, str(error))
 
 
 class Bodies:
-    """The part of an application that bounds how many requests with images are in memory."""
+    """Limits the number of requests with images in memory."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(_BODIES)
 
     def place(self) -> AbstractAsyncContextManager[None]:
-        """Hold one of them; raises HttpError, 503, if none gets free within 60 s."""
+        """Reserve memory for a request; raises HttpError 503 after 60 s."""
         return _held(self._places)
 
 
 @dataclass(slots=True, frozen=True)
 class Askers:
-    """The part of an application that asks its engines.
+    """The engines for HTTP requests.
 
     Attributes:
-        finding: asks the engine that finds.
-        talking: asks the one that writes texts.
+        finding: the engine for detection.
+        talking: the engine for text.
     """
 
     finding: Asker
@@ -159,14 +159,14 @@ class Askers:
 
 
 class ModelRoute(WorkerRoute):
-    """A route whose body holds an image. It has its place before that is read, until the answer is sent."""
+    """A route whose body contains an image. It reserves memory before the body is read, until the response is sent."""
 
     most = 16 * 1024 * 1024
     mistake = 400
     surrogates = False
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request here."""
+        """Handle a request in this process, within the limit on bodies in memory."""
         bodies: Bodies = scope["app"].state.parts[Bodies]
         async with bodies.place():
             await super().handle_here(scope, receive, send)

@@ -1,6 +1,6 @@
-"""Calls that may block for ever, for an event loop: each in a daemon thread, a few at a time, with a time limit.
+"""Runs blocking calls for an event loop, each in a daemon thread, with a limit on their number and a time limit.
 
-A `ThreadPoolExecutor` would not do: the interpreter waits for its threads at exit, however long they hang.
+A `ThreadPoolExecutor` would not work: at exit, the interpreter waits for its threads even if they hang.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """As many calls as may run at a time are running, or hang."""
+    """The maximum number of calls is already running."""
 
 
 class BlockingCalls:
-    """Runs calls of one kind, so that those that hang block none of another kind.
+    """Runs calls of one kind, so that hanging calls do not block calls of other kinds.
 
     Args:
-        count: how many may run at a time.
-        limit_s: after which a call is given up, in seconds.
-        busy: what a client is told when as many run, such as "too many changes are being made".
-        late: the status and the line for a client whose call was given up.
+        count: maximum number of concurrent calls.
+        limit_s: time limit of a call, in seconds.
+        busy: message if too many calls are running, such as "too many changes are being made".
+        late: HTTP status and message after the time limit.
     """
 
     def __init__(self, count: int, limit_s: float, busy: str = "", late: tuple[int, str] = (503, "")) -> None:
@@ -38,7 +38,7 @@ class BlockingCalls:
         self._late = late
 
     async def ask(self, call: Callable[..., T], *given: object, undo: Callable[[T], object] = lambda result: None) -> T:
-        """As `run`, for a request: raises HttpError where too many calls are running, or this one takes too long."""
+        """Run a call for a request; raises HttpError if too many calls are running, or on timeout."""
         try:
             return await self.run(partial(call, *given), undo)
         except BusyError:
@@ -47,15 +47,15 @@ class BlockingCalls:
             raise HttpError(*self._late) from None
 
     async def run(self, call: Callable[[], T], undo: Callable[[T], object] = lambda result: None) -> T:
-        """The result of `call`.
+        """Run `call` and return its result.
 
         Args:
-            call: what to run.
-            undo: called with the result of a call that returns after it was given up.
+            call: the call.
+            undo: called with the result if the call returns after the time limit.
 
         Raises:
-            BusyError: if as many as may run at a time are running.
-            TimeoutError: if the call takes longer than the limit; its thread goes on until it returns.
+            BusyError: if the maximum number of calls is already running.
+            TimeoutError: after the time limit; the thread continues until the call returns.
         """
         if not self._free.acquire(blocking=False):
             raise BusyError
@@ -80,7 +80,7 @@ class BlockingCalls:
                 settle = partial(fail, error)
             finally:
                 self._free.release()
-            with suppress(RuntimeError):  # the loop is closed, and with it all that could be undone
+            with suppress(RuntimeError):  # the loop is closed, so there is nothing to undo
                 loop.call_soon_threadsafe(settle)
 
         threading.Thread(target=work, name="saccade call", daemon=True).start()
@@ -88,6 +88,6 @@ class BlockingCalls:
             return await asyncio.wait_for(asyncio.shield(future), self.limit_s)
         except (TimeoutError, asyncio.CancelledError):
             given_up = True
-            if future.done() and not future.exception():  # it came at the last moment
+            if future.done() and not future.exception():  # the result arrived at the last moment
                 undo(future.result())
             raise

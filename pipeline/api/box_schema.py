@@ -1,10 +1,12 @@
-"""A JSON schema of boxes, as clients of chat completions ask for: which labels to find, and how to write what is found.
+"""JSON schemas of boxes for chat completions: the labels to detect, and the format of the answer.
 
-Understood is an array of objects, alone or as a property, whose properties are a label (`label`, `name`, `class`,
-`object`), a score (`score`, `confidence`) and a place: `box`, `bbox`, `bbox_2d` or `box_2d` as [x1, y1, x2, y2];
-`x_min`, `y_min`, `x_max`, `y_max`; `x1`, `y1`, `x2`, `y2`; or `x` and `y`, or `point` as [x, y], for points. Integers
-are pixels of the image, numbers are fractions of it. The labels are the `enum` of the label; without one, the prompt is
-what to find.
+A schema must contain an array of objects, alone or as a property. Supported properties are a label (`label`, `name`,
+`class`, `object`), a score (`score`, `confidence`) and a position. A position is `box`, `bbox`, `bbox_2d` or `box_2d`
+as [x1, y1, x2, y2]; `x_min`, `y_min`, `x_max`, `y_max`; `x1`, `y1`, `x2`, `y2`; or for points `x` and `y`, or `point`
+as [x, y].
+
+Integers are pixels of the image, numbers are fractions of it. The labels are the `enum` of the label property; without
+an `enum`, the prompt is the label.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ Write = Callable[[Box | Spot, int, int], Any]
 
 @dataclass(slots=True, frozen=True)
 class BoxSchema:
-    """What a schema asks for.
+    """A parsed schema of boxes.
 
     Attributes:
-        labels: to find; none where the prompt is the name.
-        points: whether points are wanted, and not boxes.
-        key: the property that holds the array; None if the array is all.
-        fields: each property of an object, and how its value is written.
+        labels: labels to detect; empty if the prompt is the label.
+        points: whether to detect points instead of boxes.
+        key: property that contains the array; None if the array is the whole answer.
+        fields: properties of an object, each with a function that formats its value.
     """
 
     labels: list[str]
@@ -42,10 +44,10 @@ class BoxSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> BoxSchema:
-        """Read a schema.
+        """Parse a schema.
 
         Raises:
-            ValueError: if it is not one of boxes or points.
+            ValueError: if the schema does not describe boxes or points.
         """
         key, items = _array_in(schema)
         properties = items.get("properties")
@@ -63,15 +65,15 @@ class BoxSchema:
             elif (write := _place(name, properties, described)) is not None:
                 fields[name] = write
             elif name in items.get("required", ()):
-                raise ValueError(f"'{name[:80]}' is not something that is found: a label, a score and a box are")
+                raise ValueError(f"'{name[:80]}' is not supported: use a label, a score and a box")
         places = properties.keys() - {*_LABELS, *_SCORES}
         points = bool(places & {"x", "y", "point", "point_2d"})
         if not places & fields.keys():
-            raise ValueError("the schema has no box: bbox, x_min with y_min, x_max and y_max, or point")
+            raise ValueError("the schema has no position: add bbox, x_min with y_min, x_max and y_max, or point")
         return cls(labels, points, key, fields)
 
     def answer(self, result: Result) -> Any:
-        """What was found, as the schema describes it."""
+        """Return the detections in the format of the schema."""
         width, height = result.detections.width, result.detections.height
         found: list[Box | Spot] = [*(result.points.points if self.points else result.detections.boxes)]
         values = [{name: write(one, width, height) for name, write in self.fields.items()} for one in found]
@@ -79,7 +81,7 @@ class BoxSchema:
 
 
 def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """The property that holds the array, and the schema of its items; references into `$defs` are followed."""
+    """Return the property that contains the array, and the schema of its items; `$defs` references are resolved."""
     definitions = schema.get("$defs") or schema.get("definitions") or {}
 
     def resolved(part: Any) -> Mapping[str, Any]:
@@ -99,14 +101,14 @@ def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]
 def _labels_in(described: Mapping[str, Any]) -> list[str]:
     values = [described["const"]] if "const" in described else described.get("enum", [])
     if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
-        raise ValueError("the enum of the label should be names")
+        raise ValueError("the enum of the label should be a list of names")
     if len(values) > _MAX_LABELS:
         raise ValueError(f"the label has at most {_MAX_LABELS} values")
     return values
 
 
 def _place(name: str, properties: Mapping[str, Any], described: Mapping[str, Any]) -> Write | None:
-    """How a property that is a place is written; None if it is none."""
+    """Return the function that formats a position property, or None for another property."""
     items = described.get("items")
     kind = items if isinstance(items, Mapping) else described
     pixels = kind.get("type") == "integer"

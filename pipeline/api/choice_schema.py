@@ -1,8 +1,8 @@
-"""A JSON schema of one choice, as clients of chat completions ask for: which answers there are, and how one is written.
+"""JSON schemas of one choice for chat completions: the choices, and the format of the answer.
 
-Understood is a string with an `enum`, alone or as the only property of an object. The probabilities of the choices are
-written as OpenAI's `logprobs`: a token for what is before the choice, which is certain, one for the choice, whose
-alternatives are the other choices, and one for what is behind it.
+A schema must be a string with an `enum`, alone or as the only property of an object. Probabilities are returned as
+OpenAI's `logprobs`: one certain token before the choice, one token for the choice with the other choices as
+alternatives, and one certain token after it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from saccade.engine.results import Text
 
 _MAX_CHOICES = 64
-_IMPOSSIBLE = -9999.0  # OpenAI's number for the logarithm of 0
+_IMPOSSIBLE = -9999.0  # OpenAI's value for the logarithm of 0
 
 
 @dataclass(slots=True, frozen=True)
 class ChoiceSchema:
-    """What a schema asks for.
+    """A parsed schema of one choice.
 
     Attributes:
-        choices: the answers that there are.
-        key: the property that holds the one that is right; None if it is all.
+        choices: the allowed answers.
+        key: property that contains the answer; None if the answer is the whole document.
     """
 
     choices: tuple[str, ...]
@@ -33,10 +33,10 @@ class ChoiceSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> ChoiceSchema | None:
-        """Read a schema; None if it is of anything else than a choice.
+        """Parse a schema; None if it does not describe a choice.
 
         Raises:
-            ValueError: if its choices are none, more than 64 or not all strings.
+            ValueError: if the choices are not 1 to 64 strings.
         """
         definitions = schema.get("$defs") or schema.get("definitions") or {}
         properties = schema.get("properties")
@@ -55,11 +55,11 @@ class ChoiceSchema:
         return cls(tuple(values), key)
 
     def answer(self, choice: str) -> str:
-        """A choice, as the schema describes it."""
+        """Return a choice in the format of the schema."""
         return "".join(self._parts(choice))
 
     def logprobs(self, text: Text, most: int) -> dict[str, Any]:
-        """The probabilities of an answer as `logprobs`, with the likeliest `most` of its choices."""
+        """Return the probabilities of an answer as `logprobs`, with its `most` most probable choices."""
         before, _, behind = self._parts(text.text)
         probabilities = dict(text.probabilities or {text.text: 1.0})
         ranked = sorted(probabilities.items(), key=lambda one: -one[1])[:most]

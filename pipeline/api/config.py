@@ -1,4 +1,4 @@
-"""The configuration file of the run over HTTP."""
+"""Routes for the configuration file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ routes = Routes("config")
 
 
 class FileCalls(BlockingCalls):
-    """What is being done with the file: one thing at a time."""
+    """Limits operations on the configuration file to one at a time."""
 
     def __init__(self) -> None:
         busy = "the file is being read or written"
@@ -31,32 +31,32 @@ Calls = Annotated[FileCalls, the(FileCalls)]
 
 
 class HasFile(BaseModel):
-    """Whether there is a configuration file."""
+    """Whether Saccade has a configuration file."""
 
     file: bool
 
 
 class SavedTo(BaseModel):
-    """The name of the file."""
+    """The name of the saved file."""
 
     file: AnyText
 
 
 class ConfigChanges(BaseModel):
-    """A line for each change."""
+    """The changes, one line each."""
 
     changes: list[AnyText]
 
 
 @routes.get("/config", role="viewer")
 async def show(controller: Wanted) -> HasFile:
-    """Whether there is a configuration file."""
+    """Return whether Saccade has a configuration file."""
     return HasFile(file=controller.file is not None)
 
 
 @routes.post("/config/save", role="admin")
 async def save(controller: Wanted, calls: Calls) -> SavedTo:
-    """Write everything that was changed since it was read into it, its comments kept."""
+    """Save all changes to the configuration file; its comments are kept."""
     _require_file(controller)
     try:
         return SavedTo(file=await calls.ask(controller.save))
@@ -66,7 +66,7 @@ async def save(controller: Wanted, calls: Calls) -> SavedTo:
 
 @routes.post("/config/reload", role="admin")
 async def reload(controller: Wanted, calls: Calls) -> ConfigChanges:
-    """Read it again."""
+    """Reload the configuration file."""
     _require_file(controller)
     return ConfigChanges(changes=await calls.ask(controller.reload))
 
@@ -76,11 +76,11 @@ _TEXT = {"requestBody": {"required": True, "content": {YAML: {"schema": {"type":
 
 @routes.post("/config/diff", role="admin", openapi_extra=_TEXT)
 async def diff(request: Request, controller: Wanted, calls: Calls) -> ConfigChanges:
-    """Tell what the text of another one would change; nothing is done."""
+    """Return what a new configuration text would change, without applying it."""
     text = await read_text(request, MAX_BODY_BYTES, "a configuration")
     return ConfigChanges(changes=await calls.ask(controller.preview, text))
 
 
 def _require_file(controller: Controller) -> None:
     if controller.file is None:
-        raise HttpError(409, "there is no configuration file: start with --config FILE")
+        raise HttpError(409, "Saccade has no configuration file: start it with --config FILE")

@@ -1,7 +1,7 @@
-"""The console: what its page needs to know of the model, and the frames of every stream.
+"""Routes for the console: the model, and still frames of every stream.
 
-Over the data channel of a video a page may change the prompts of its stream: {"detect": ["cat"]}. The answer is
-{"prompts": {…}, "colors": {…}} or {"error": "…"}.
+Over a video's data channel, a page can change the prompts of its stream: {"detect": ["cat"]}. The answer is {"prompts":
+{…}, "colors": {…}} or {"error": "…"}.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from saccade.web.body import parse_json
 from saccade.web.errors import HttpError
 
 _LONGEST_NAME = 200
-_FRAME_S = 5.0  # that a frame is waited for
+_FRAME_S = 5.0  # longest wait for a frame
 _JPEG = 88  # quality
 
 routes = Routes("console")
@@ -41,23 +41,23 @@ seeing = Routes("console", WorkerRoute)
 
 @dataclass(slots=True, frozen=True)
 class Publishing:
-    """The part of an application that says whether pages may send video.
+    """Whether pages may publish video.
 
     Attributes:
-        prompts: what such a video is searched for at first; None where pages may send none.
+        prompts: initial prompts of a published video; None if publishing is off.
     """
 
     prompts: Prompts | None = None
 
 
 class ModelShown(BaseModel):
-    """The model, what it finds at first, and what the client may do here."""
+    """The model, the initial prompts, and the permissions of the client."""
 
     model: str
     device: str
     classes: list[str] | None
     skills: list[str]
-    publish: bool = Field(description="whether the page may send video")
+    publish: bool = Field(description="whether the page may publish video")
     talks: bool
     events: bool = Field(description="whether events are stored")
     role: Role
@@ -68,7 +68,7 @@ class ModelShown(BaseModel):
 
 @routes.get("/model", role="viewer", limited="always")
 async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, the(Publishing)]) -> ModelShown:
-    """The model, the names that it knows, the prompts at first, and what can be done here."""
+    """Return the model, its labels, the initial prompts and the permissions of the client."""
     info = controller.runner.model
     classes = None if info.classes is None else list(info.classes)
     asked = publishing.prompts or Prompts()
@@ -89,11 +89,11 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 @seeing.get("/names", role="viewer", limited="always")
 async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any]:
-    """What the model calls something: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
+    """Return the model's labels for a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
     try:
         found = here.local.engine.resolve([of[:_LONGEST_NAME]])
     except EngineError as error:
-        return {"error": str(error)}  # an answer like any other
+        return {"error": str(error)}  # a regular answer
     return {"names": found, "colors": _colors(found)}
 
 
@@ -105,16 +105,16 @@ async def frame(
     overlay: str = "on",
     width: str | None = None,
 ) -> Response:
-    """Its next frame, with what was found drawn on it; `?overlay=off` without, `?width=640` smaller."""
+    """Return the stream's next frame with its overlay; `?overlay=off` removes the overlay, `?width=640` scales it."""
     pixels = width_of(request)
     try:
         future = videos.next(name)
     except NoSuchStreamError:
-        raise HttpError(404, "there is no video of a stream of that name") from None
+        raise HttpError(404, "there is no stream with this name") from None
     try:
         shown = await asyncio.wait_for(asyncio.wrap_future(future), _FRAME_S)
     except TimeoutError:
-        raise HttpError(504, f"no frame came within {_FRAME_S:g} s") from None
+        raise HttpError(504, f"no frame arrived within {_FRAME_S:g} s") from None
     except asyncio.CancelledError:
         if not future.cancelled():
             raise
@@ -125,7 +125,7 @@ async def frame(
 
 
 def answer_page(here: Here, stream: str, text: str) -> str:
-    """Change the prompts of a stream as a page asks over its data channel, and return what they are now."""
+    """Apply a page's message on the data channel to the prompts of its stream; return the current prompts."""
     try:
         wanted = Prompts.model_validate(parse_json(text))
         if wanted.model_fields_set:
@@ -146,5 +146,5 @@ def _described(prompts: Prompts) -> dict[str, Any]:
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """The colours of labels, as in frames that are drawn here."""
+    """Return the colours of labels, as used in the overlay."""
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}

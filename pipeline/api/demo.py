@@ -1,7 +1,7 @@
-"""`saccade demo`: a page that shows the model at work on a camera, a clip, a video or a running stream.
+"""`saccade demo`: a console page with a camera, a clip, a video file or a running stream.
 
-It has what every console has, and takes a page's own video by WHIP (RFC 9725). Beside its video a page may open a data
-channel "results": records come on it, and what is sent on it changes its prompts.
+The page can also publish its own video with WHIP (RFC 9725). On a data channel "results", it receives records and can
+change its prompts.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ MAX_PUBLISHERS = 4
 
 
 class _Cameras(Controller):
-    """Plays each file that is added over and over, as if it were a camera."""
+    """A controller that loops every added file, as if it were a camera."""
 
     def add(self, config: StreamConfig) -> StreamStatus:
         return super().add(config.model_copy(update={"loop": True}))
 
 
 class Demo:
-    """The page and its streams; serves from construction on, until `close`.
+    """The demo page and its streams, served from construction until `close`.
 
     Attributes:
-        controller: of the streams that run: pages', and those that are added.
-        url: where the page is.
+        controller: controller of the running streams.
+        url: URL of the page.
 
     Args:
-        engine: finds things in frames; it stays the caller's.
-        prompts: what to find until a page asks for something else.
+        engine: the engine; the caller owns it.
+        prompts: initial prompts.
         host: address to listen on.
-        port: the port; 0 for any that is free.
-        token: what a page must send; None for no authentication.
-        tls: with the server's certificate; None for no encryption.
-        base: has the streams to start with, once `controller.start` is called.
-        allow_sources: what POST /streams may open, as in `SourcePolicy`.
-        silence_s: a page that is silent for so long is disconnected.
+        port: port to listen on; 0 for any free port.
+        token: token of the page; None for no authentication.
+        tls: TLS context with the server's certificate; None for no encryption.
+        base: initial streams, started by `controller.start`.
+        allow_sources: sources that POST /streams may open, see `SourcePolicy`.
+        silence_s: silent pages are disconnected after this time, in seconds.
 
     Raises:
-        ConfigError: if the address is not available, other machines could reach it and there is no token, or the model
-            cannot do what is asked for.
-        UnknownClassError: if the model does not know a name.
+        ConfigError: if the address is not available, a public address has no token, or the model does not support the
+            prompts.
+        UnknownClassError: if the model does not know a label.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Demo:
         self.url = f"{self._server.url}/"
 
     def close(self) -> None:
-        """End everything but the engine. A second call does nothing."""
+        """Close everything except the engine. A second call does nothing."""
         try:
             self._server.close()
         finally:
@@ -124,15 +124,13 @@ class Demo:
 
     @property
     def streams(self) -> Streams:
-        """What runs."""
+        """The running streams."""
         return self._local.streams
 
     def __enter__(self) -> Self:
-        """Return the demo itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     # ---- on the event loop
@@ -144,7 +142,7 @@ class Demo:
             if source.messages.open:
                 source.messages.send(to_json(make_record(frame, result, latency)).decode())
 
-        # On a CPU a second frame in flight raises the latency of each, and not their rate.
+        # On a CPU, a second frame in flight raises the latency but not the frame rate.
         in_flight = 1 if self._engine.model.device == "cpu" else 2
         asked = dict(self._prompts.prompts)
         try:
@@ -153,7 +151,7 @@ class Demo:
             stream = self._local.open(config, source=source)
             stream.outputs.append(Output(CallbackSink(send), NEWEST))
             source.messages.answer = partial(answer_page, Here(self._local, self.controller.update), name)
-            self.controller.attach(stream).watch(watched=True)  # by the page that sends it
+            self.controller.attach(stream).watch(watched=True)  # watched by the page that publishes it
         except StreamError as error:
             raise HttpError(503, str(error)) from None
 
@@ -164,7 +162,7 @@ _Whip = Annotated[WebRtcServer, the(WebRtcServer)]
 
 @routes.post("/whip", role="operator", limited="always", status_code=201, openapi_extra=SDP_BODY)
 async def _publish(request: Request, whip: _Whip) -> Response:
-    """Send the video of a page: takes an SDP offer; the answer's `Location` is the session."""
+    """Publish a page's video: the body is an SDP offer; the response's `Location` is the session."""
     return await whip.post(request)
 
 
@@ -176,5 +174,5 @@ async def _leave(session: str, request: Request, whip: _Whip) -> Response:
 
 @routes.post("/offer", role="admin")
 async def _offer(request: Request, whip: _Whip) -> Response:
-    """Send video: takes and answers an offer in JSON."""
+    """Publish video with an offer and answer in JSON."""
     return await whip.offer(request)

@@ -1,4 +1,4 @@
-"""Stored events over HTTP. Reading the store is done in threads."""
+"""Routes for stored events. The store is read in threads."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from saccade.web.errors import HttpError
 _MEDIA_TYPES = {"clip": "video/mp4", "snapshot": "image/jpeg"}
 
 Search = Callable[[str, EventQuery, Progress], Searched]
-"""Searches for a text; called in a thread. Raises ConfigError or EngineError if that cannot be."""
+"""Searches events for a text; runs in a thread. Raises ConfigError or EngineError on failure."""
 
 routes = Routes("events")
 
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """The part of an application that has events.
+    """Access to stored events.
 
     Attributes:
-        store: of this machine, or of all.
-        search: asks a model about them; None where there is none.
-        searching: held until a search has ended, also where nobody waits for it any more.
+        store: event store of this machine, or of all machines.
+        search: searches events with a model, or None.
+        searching: held until a search has ended, even if the client is gone.
     """
 
     store: StoredEvents
@@ -50,14 +50,14 @@ class Stored:
 
     @property
     def away(self) -> dict[str, list[str]]:
-        """Names of machines that do not answer, for a list of what was found."""
+        """The unreachable machines, as a part of a response."""
         names = list(self.store.away)
         return {"away": names} if names else {}
 
     def missing(self, what: str) -> HttpError:
-        """The answer where something is not there."""
+        """Return the error for a missing item."""
         if names := self.away.get("away"):
-            return HttpError(503, f"no machine that answers has the event; away: {', '.join(names)}")
+            return HttpError(503, f"no reachable machine has the event; unreachable: {', '.join(names)}")
         return HttpError(404, what)
 
 
@@ -65,7 +65,7 @@ Events = Annotated[Stored, the(Stored)]
 
 
 class EventList(BaseModel):
-    """Events, newest first, and what `after` is for the next page; machines that do not answer are `away`."""
+    """Events, newest first, and the value of `after` for the next page; `away` lists unreachable machines."""
 
     events: list[dict[str, Any]]
     after: str | None = None
@@ -73,31 +73,31 @@ class EventList(BaseModel):
 
 
 class RuleNames(BaseModel):
-    """Names of rules that have events."""
+    """The names of rules with events."""
 
     rules: list[str]
     away: list[str] | None = None
 
 
 class History(BaseModel):
-    """What was counted in each stored minute."""
+    """The counts of each stored minute."""
 
     minutes: list[dict[str, Any]]
     away: list[str] | None = None
 
 
 class Filters(BaseModel):
-    """What of the stored events is asked for."""
+    """Filters for stored events."""
 
     stream: str | None = None
     rule: str | None = None
     label: str | None = None
     zone: str | None = None
-    since: str | None = Field(None, description="a time in seconds, or an age such as 2h")
-    q: str = Field("", description="words that are in them; of a search, what to find")
-    limit: str = Field("50", description="most events of a page, up to 500")
-    after: str | None = Field(None, description="what the page before had there")
-    token: str | None = Field(None, description="instead of the Authorization header")
+    since: str | None = Field(None, description="lowest start time: a Unix time, or an age such as 2h")
+    q: str = Field("", description="words in labels, answers and attributes; in a search, the text to search for")
+    limit: str = Field("50", description="maximum number of events per page, up to 500")
+    after: str | None = Field(None, description="value of `after` in the previous page")
+    token: str | None = Field(None, description="token, instead of the Authorization header")
 
 
 Asked = Annotated[Filters, Query()]
@@ -105,28 +105,28 @@ Asked = Annotated[Filters, Query()]
 
 @routes.get("/events", role="viewer", limited="asked", response_model_exclude_unset=True)
 async def list_events(request: Request, filters: Asked, events: Events) -> EventList:
-    """A page of them."""
+    """Return a page of events."""
     query = _query_of(_given(request))
     found = await asyncio.to_thread(events.store.page, query)
-    # The time of storing and not the id: the last event of a page may be deleted before the next is asked for.
+    # The storage time and not the ID, because the last event of a page may be deleted before the next request.
     after = repr(found[-1][1]) if len(found) == query.limit else None
     return EventList(events=[record for record, _ in found], after=after, **events.away)
 
 
-@routes.get("/events/search", role="operator", limited="asked")  # it is read, but has a model asked
+@routes.get("/events/search", role="operator", limited="asked")  # operator: it only reads, but uses the model
 async def search(request: Request, filters: Asked, events: Events) -> Response:
-    """Those that a model finds something in, the likeliest first, each with `match`.
+    """Search events with the model; best matches first, each with `match`.
 
-    With `Accept: text/event-stream` how far it is comes before that: `{"done": 3, "of": 50}`. Machines that do not
-    answer are named under `away`.
+    With `Accept: text/event-stream`, the response reports progress first: `{"done": 3, "of": 50}`. `away` lists
+    unreachable machines.
     """
     given = _given(request)
     text = given.pop("q", "")
     if events.search is None:
-        raise HttpError(409, "there is no model here to search with")
+        raise HttpError(409, "this Saccade has no model for searches")
     query = _query_of(given)
     if not events.searching.acquire(blocking=False):
-        raise HttpError(503, "another search goes on; try again")
+        raise HttpError(503, "another search is running; try again")
     done: list[Searched] = []
     steps = _steps(events, events.search, text, query, done)
     if "text/event-stream" in request.headers.get("Accept", ""):
@@ -134,19 +134,19 @@ async def search(request: Request, filters: Asked, events: Events) -> Response:
     async with aclosing(steps):
         async for _ in steps:
             if await request.is_disconnected():
-                raise HttpError(503, "nobody waits for the search any more")
+                raise HttpError(503, "the client has disconnected")
     return Json(done[0].to_json())
 
 
 @routes.get("/events/rules", role="viewer", limited="asked", response_model_exclude_unset=True)
 async def rules(events: Events, stream: str | None = None) -> RuleNames:
-    """The names of rules that have events."""
+    """Return the names of rules with events."""
     return RuleNames(rules=await asyncio.to_thread(events.store.rules, stream), **events.away)
 
 
 @routes.get("/events/{id}", role="viewer")
 async def show(id: str, events: Events) -> dict[str, Any]:
-    """The record of one, with the paths of its tracks."""
+    """Return the record of an event, with the paths of its tracks."""
     record = await asyncio.to_thread(events.store.get, id)
     if record is None:
         raise events.missing(f"there is no event '{id[:80]}'")
@@ -155,26 +155,26 @@ async def show(id: str, events: Events) -> dict[str, Any]:
 
 @routes.delete("/events/{id}", role="operator", status_code=204)
 async def delete(id: str, events: Events) -> None:
-    """Delete one, with its clip and snapshot."""
+    """Delete an event with its clip and snapshot."""
     if not await asyncio.to_thread(events.store.delete, id):
         raise events.missing(f"there is no event '{id[:80]}'")
 
 
 @routes.get("/events/{id}/clip.mp4", role="viewer", response_class=Response)
 async def clip(id: str, request: Request, events: Events) -> Response:
-    """Its clip; in ranges, if asked for."""
+    """Return the clip of an event; supports range requests."""
     return await _media(id, "clip", request, events)
 
 
 @routes.get("/events/{id}/snapshot.jpg", role="viewer", response_class=Response)
 async def snapshot(id: str, request: Request, events: Events) -> Response:
-    """Its best image; in ranges, if asked for."""
+    """Return the snapshot of an event; supports range requests."""
     return await _media(id, "snapshot", request, events)
 
 
 @routes.get("/streams/{name}/history", role="viewer", response_model_exclude_unset=True)
 async def history(name: str, events: Events, since: str = "0") -> History:
-    """What was counted in each stored minute."""
+    """Return the counts of each stored minute."""
     try:
         start = time_of_text(since)
     except ValueError as error:
@@ -185,7 +185,7 @@ async def history(name: str, events: Events, since: str = "0") -> History:
 async def _media(id: str, kind: str, request: Request, events: Events) -> Response:
     path = await asyncio.to_thread(events.store.media, id, kind)
     if path is None:
-        raise events.missing(f"there is no {kind} of event '{id[:80]}', or not yet")
+        raise events.missing(f"event '{id[:80]}' has no {kind} (yet)")
     if isinstance(path, Address):
         forwarder: Forwarder = request.app.state.parts[Forwarder]
         return await forwarder.ask(request, path, f"/media/{quote(id, safe='')}/{kind}")
@@ -193,12 +193,12 @@ async def _media(id: str, kind: str, request: Request, events: Events) -> Respon
 
 
 def media_file(path: Path, kind: str) -> Response:
-    """A clip or a snapshot, or the range of it that is asked for."""
+    """Return a clip or snapshot, or the requested range of it."""
     return FileResponse(path, media_type=_MEDIA_TYPES[kind], headers={"Cache-Control": "private, max-age=60"})
 
 
 def _given(request: Request) -> dict[str, str]:
-    """The filters of a request; of one that is given twice the first."""
+    """Return the filters of a request; for a duplicate, the first value."""
     return dict(reversed(request.query_params.multi_items()))
 
 
@@ -210,19 +210,19 @@ def _query_of(given: dict[str, str]) -> EventQuery:
 
 
 class _GoneError(Exception):
-    """Nobody waits for the search any more."""
+    """The client has disconnected."""
 
 
 async def _steps(
     events: Stored, search: Search, text: str, query: EventQuery, done: list[Searched]
 ) -> AsyncGenerator[str]:
-    """Search; yields how far it is as JSON, and puts what was found into `done`. Closing it ends the search."""
+    """Run a search: yield the progress as JSON and put the results into `done`. Closing the generator stops it."""
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[str | Searched | Exception] = asyncio.Queue()
     gone = threading.Event()
 
     def put(step: str | Searched | Exception) -> None:
-        with suppress(RuntimeError):  # the server has ended
+        with suppress(RuntimeError):  # the server has stopped
             loop.call_soon_threadsafe(steps.put_nowait, step)
 
     def progress(number: int, of: int) -> None:
@@ -236,7 +236,7 @@ async def _steps(
             found = search(text, query, progress)
         except Exception as error:
             found = error
-        events.searching.release()  # before the answer, after which a client may ask again
+        events.searching.release()  # before the response, so that the client can search again
         put(found)
 
     threading.Thread(target=work, name="saccade search", daemon=True).start()

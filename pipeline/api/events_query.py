@@ -1,4 +1,4 @@
-"""The filters of stored events in the address of a request, and back."""
+"""Converts between filters in the URL of a request and event queries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "to
 
 
 def query_of(given: dict[str, str]) -> EventQuery:
-    """The query of a request; raises ValueError, in half a line for the user, if it is none."""
+    """Return the query of a request's filters; raises ValueError with a message for the user."""
     if unknown := next((name for name in given if name not in _KNOWN), None):
-        raise ValueError(f"there is no filter '{unknown[:40]}'; known: {', '.join(_KNOWN[:-1])}")
+        raise ValueError(f"unknown filter '{unknown[:40]}'; available: {', '.join(_KNOWN[:-1])}")
     limit = given.get("limit", "50")
     if not limit.isdecimal() or len(limit) > 9:
         raise ValueError("limit should be a whole number, such as 50")
@@ -21,13 +21,15 @@ def query_of(given: dict[str, str]) -> EventQuery:
         given.get("zone"),
         time_of_text(given["since"]) if "since" in given else None,
         given.get("q", ""),
-        finite(given["after"], "after should be what the page before had there") if "after" in given else None,
+        finite(given["after"], "after should be the value of `after` in the previous page")
+        if "after" in given
+        else None,
         int(limit),
     )
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
-    """The filters of which `query_of` makes the query."""
+    """Return the URL filters of a query, the inverse of `query_of`."""
     filters = {
         "stream": query.stream,
         "rule": query.rule,

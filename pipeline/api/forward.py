@@ -1,6 +1,7 @@
-"""What needs pixels or the engine: answered here, or passed on to the worker that has them, and its answer passed back.
+"""Forwards requests that need pixels or the engine to the worker that has them.
 
-A route of the kind `WorkerRoute` is such a one. It goes to the worker of the stream in its path, or else to any.
+Routes of the class `WorkerRoute` are forwarded. A request goes to the worker of the stream in its path, or to any
+worker.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import httpx
 
 _CONNECT_S = 5.0
-_ANSWER_S = 130.0  # for the answer to begin, and between its parts: a model may have to think
+_ANSWER_S = 130.0  # time limit for the start of a response and between its parts; a model may take long
 _ASKED = ("content-type", "accept", "range", "if-none-match", "if-modified-since", "if-range", "content-length")
 _ANSWERED = (
     *("content-type", "content-length", "content-range", "accept-ranges", "etag", "last-modified", "cache-control"),
@@ -34,36 +35,36 @@ _ANSWERED = (
 )
 
 Update = Callable[[str, Mapping[str, object]], ListedStream]
-"""Changes values of a stream, as `Controller.update`."""
+"""Changes settings of a stream; see `Controller.update`."""
 
 
 @dataclass(slots=True, frozen=True)
 class Here:
-    """The part of an application that answers for the streams and engines of this process.
+    """The streams and engines of this process.
 
     Attributes:
-        local: runs the streams.
-        update: changes what they run by, when a viewer asks.
+        local: the streams.
+        update: changes the settings of a stream for a viewer.
     """
 
     local: Local
     update: Update
 
     def watch(self, stream: str, viewers: int) -> None:
-        """Give a stream that is watched more of the model."""
-        with suppress(StreamError):  # it has ended
+        """Raise the weight of a stream while it is watched."""
+        with suppress(StreamError):  # the stream has ended
             self.local.streams.get(stream).watch(watched=viewers > 0)
 
 
 class Forwarder:
-    """The part of an application that passes requests on.
+    """Forwards requests to workers.
 
     Args:
-        runner: knows who has the streams and engines.
+        runner: returns the addresses of workers.
     """
 
     def __init__(self, runner: Runner) -> None:
-        import httpx  # takes 0.2 s and 10 MB, and only runs with workers need it
+        import httpx  # takes 0.2 s and 10 MB; needed only with workers
 
         self._runner = runner
         self._failures = (httpx.HTTPError, OSError)
@@ -71,20 +72,20 @@ class Forwarder:
         self._http = httpx.AsyncClient(timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=None))
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def pass_on(self, request: Request, stream: str | None) -> Response:
-        """Have a worker answer a request: the one of a stream, or any."""
+        """Forward a request to the worker of a stream, or to any worker."""
         try:
             address = self._runner.address(stream)
         except StreamError as error:
             raise HttpError(404 if stream and stream not in self._runner.names else 503, str(error)) from None
-        assert address is not None  # else there would be no forwarder
+        assert address is not None  # otherwise there would be no forwarder
         return await self.ask(request, address, request.scope["raw_path"].decode())
 
     async def ask(self, request: Request, address: Address, path: str) -> Response:
-        """Have somebody answer a request at another path."""
+        """Forward a request to an address and path."""
         headers = {key: request.headers[key] for key in _ASKED if key in request.headers}
         headers |= {**address.headers, **headers_for(client_of(request)), "accept-encoding": "identity"}
         query: Any = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
@@ -95,26 +96,26 @@ class Forwarder:
             )
             answer = await self._http.send(asked, stream=True)
         except self._failures:
-            raise HttpError(503, "the worker does not answer; try again") from None
+            raise HttpError(503, "the worker does not respond; try again") from None
         kept = {key: value for key, value in answer.headers.items() if key in _ANSWERED or key.startswith("x-")}
         return StreamingResponse(self._parts(answer), answer.status_code, kept)
 
     async def _parts(self, answer: httpx.Response) -> AsyncGenerator[bytes]:
-        """What a worker sends; where it ends in the middle, so does the answer."""
+        """Yield the parts of a worker's response; if it breaks off, this response breaks off, too."""
         try:
             async for part in answer.aiter_raw():
                 yield part
         except self._failures:
-            raise HttpError(503) from None  # nobody reads it: the connection is closed
+            raise HttpError(503) from None  # never sent, because the connection is closed
         finally:
             await answer.aclose()
 
 
 class WorkerRoute(ApiRoute):
-    """A route that is answered where the pixels or the engine are."""
+    """A route that is handled in the process with the pixels or the engine."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request here, or have a worker do it."""
+        """Handle a request here, or forward it to a worker."""
         forwarder: Forwarder | None = scope["app"].state.parts.get(Forwarder)
         if forwarder is None:
             await self.handle_here(scope, receive, send)
@@ -124,5 +125,5 @@ class WorkerRoute(ApiRoute):
         await response(scope, receive, send)
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request here."""
+        """Handle a request in this process."""
         await super().handle(scope, receive, send)

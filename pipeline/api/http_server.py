@@ -1,10 +1,10 @@
-"""The HTTP API of a run: one ASGI application of the routes of its parts, on a server of its own.
+"""The HTTP server of a run: one ASGI application with the routes of all parts.
 
-    serve(controller, host, port, token)    everything, in one process or over workers
-    serve_local(local, …)                   what needs pixels or the engine, of a worker
+    serve(controller, host, port, token)    the complete API, for one process or for workers
+    serve_local(local, …)                   the routes that need pixels or the engine, in a worker
 
-Every error is {"error": "one line"}, and under /v1 an object as in OpenAI's API. `/openapi.json` and `/docs` describe
-the routes; each names its role in the file that has it.
+Every error is {"error": "one line"}; under /v1, it is an error object as in OpenAI's API. `/openapi.json` and `/docs`
+describe the routes.
 """
 
 from __future__ import annotations
@@ -73,32 +73,32 @@ _STATUS: dict[type[Exception], int] = {
     NotKeptError: 503,
     StoreError: 503,
 }
-"""What is answered where a change or a question fails; the most specific class counts."""
+"""HTTP status of each exception class; the most specific class wins."""
 
 _about = Routes("about")
 _of_worker = Routes("worker")
 
 
 class HttpServer(AppServer):
-    """Serves from construction on, until `close`.
+    """An HTTP server that runs from construction until `close`.
 
     Attributes:
-        guard: the application; has the routes.
-        parts: what the handlers of the routes ask for.
+        guard: the application with the routes.
+        parts: dependencies of the route handlers.
 
     Args:
-        routes: what is served, besides the schema.
-        parts: what the handlers of the routes ask for, by class.
+        routes: routes to serve, in addition to the schema.
+        parts: dependencies of the route handlers, by class.
         host: address to listen on.
-        port: the port; 0 for any that is free.
-        token: what clients must send, as `Authorization: Bearer` or `?token=`.
-        tls: with the server's certificate; None for no encryption.
-        origins: pages that may connect, besides those of this server itself.
-        access: who may do what, instead of `token` and `origins`.
+        port: port to listen on; 0 for any free port.
+        token: token that clients send as `Authorization: Bearer` or `?token=`.
+        tls: TLS context with the server's certificate; None for no encryption.
+        origins: web origins that may connect, in addition to this server.
+        access: access control, instead of `token` and `origins`.
         on_cleanup: called on the event loop after the last request.
 
     Raises:
-        ConfigError: if the address is not available, or other machines could reach it and there is no token.
+        ConfigError: if the address is not available, or a public address has no token.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _ApiGuard(AccessGuard):
 
     async def handle(self, route: BaseRoute, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
-        # As FastAPI has around its router; errors are the guard's.
+        # The middleware that FastAPI puts around its router; the guard handles errors.
         await AsyncExitStackMiddleware(route.handle)(scope, receive, send)
 
     def known(self, error: Exception) -> HttpError | None:
@@ -144,30 +144,27 @@ class _ApiGuard(AccessGuard):
 
 @_about.get("/openapi.json", role="anyone", include_in_schema=False)
 async def _schema(request: Request) -> Response:
-    """What can be asked."""
     return Json(schema_of(request.app))
 
 
 @_about.get("/docs", role="anyone", include_in_schema=False)
 async def _docs() -> Response:
-    """A page with all of it. Its script and style come from this server, so that it works without the internet."""
     return get_swagger_ui_html(
         openapi_url="openapi.json",
         title="Saccade",
         swagger_js_url="docs/swagger-ui-bundle.js",
         swagger_css_url="docs/swagger-ui.css",
-        swagger_favicon_url="data:,",  # none
+        swagger_favicon_url="data:,",  # no icon
     )
 
 
 @_about.get("/docs/{name}", role="anyone", include_in_schema=False)
 async def _docs_file(name: Literal["swagger-ui-bundle.js", "swagger-ui.css"]) -> Response:
-    """What the page loads."""
     return FileResponse(Path(str(resources.files("fastapi_offline"))) / "static" / name)
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI schema, without what only the manual needs."""
+    """Return the OpenAPI schema, without fields that only the manual needs."""
     schema = app.openapi()
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{"token": []}, {}]
@@ -198,24 +195,24 @@ def serve(
     parts: Mapping[type, Any] | None = None,
     on_cleanup: Sequence[Hook] = (),
 ) -> HttpServer:
-    """Serve the streams of a controller, their console and their configuration file, until the server is closed.
+    """Serve the API of a controller, the console and the configuration file until the server is closed.
 
     Args:
-        controller: of the streams.
-        host: as the other settings of the server in `HttpServer`.
-        port: as there.
-        token: as there.
-        tls: as there.
-        origins: as there.
-        access: as there.
-        on_cleanup: as there.
-        prompts: what a page's own video is searched for at first; None where pages may send none.
-        silence_s: a viewer that is silent for so long is disconnected.
-        routes: further ones.
-        parts: further ones.
+        controller: the controller.
+        host: see `HttpServer`.
+        port: see `HttpServer`.
+        token: see `HttpServer`.
+        tls: see `HttpServer`.
+        origins: see `HttpServer`.
+        access: see `HttpServer`.
+        on_cleanup: see `HttpServer`.
+        prompts: initial prompts of a page's own video; None if pages may not publish video.
+        silence_s: silent viewers are disconnected after this time, in seconds.
+        routes: additional routes.
+        parts: additional dependencies.
 
     Raises:
-        ConfigError: as `HttpServer`.
+        ConfigError: see `HttpServer`.
     """
     runner = controller.runner
     here: dict[type, Any]
@@ -259,11 +256,11 @@ LOCAL = (
     moondream.listing,
     openai_chat.routes,
 )
-"""What needs pixels or the engine."""
+"""The routes that need pixels or the engine."""
 
 
 def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -> tuple[dict[type, Any], list[Hook]]:
-    """The parts that the routes of `LOCAL` ask for, and what ends them."""
+    """Return the dependencies of the routes in `LOCAL`, and the functions that close them."""
     here = Here(local, update)
     videos = local.videos or BroadcastSink()
     whep = WhepServer(videos, answer=partial(console.answer_page, here), silence_s=silence_s, on_viewers=here.watch)
@@ -277,18 +274,18 @@ def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -
 def serve_local(
     local: Local, update: Update, host: str, port: int, secret: str, media: Path | None = None
 ) -> HttpServer:
-    """Serve what needs pixels or the engine to the process that has the controller, until the server is closed.
+    """Serve the routes that need pixels or the engine to the controller process, until the server is closed.
 
     Args:
-        local: of a worker.
-        update: changes what a stream runs by, wherever that is kept.
-        host: as in `HttpServer`.
-        port: as there.
-        secret: that the other process sends.
-        media: the folder with clips and snapshots of this machine; None where there is none.
+        local: the streams of a worker.
+        update: changes the settings of a stream.
+        host: see `HttpServer`.
+        port: see `HttpServer`.
+        secret: shared secret with the controller process.
+        media: folder of clips and snapshots on this machine, or None.
 
     Raises:
-        ConfigError: as `HttpServer`.
+        ConfigError: see `HttpServer`.
     """
     parts, closing = local_parts(local, update)
     parts[_Media] = _Media(media)
@@ -302,8 +299,8 @@ class _Media:
 
 @_of_worker.get("/media/{id}/{kind}", role="viewer")
 async def _send_media(id: str, kind: str, media: Annotated[_Media, the(_Media)]) -> Response:
-    """A clip or a snapshot that this machine has."""
+    """Return a clip or snapshot stored on this machine."""
     path = None if media.folder is None or kind not in ("clip", "snapshot") else media_path(media.folder, id, kind)
     if path is None or not path.is_file():
-        raise HttpError(404, f"there is no {kind[:20]} of event '{id[:80]}', or not yet")
+        raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]} (yet)")
     return media_file(path, kind)

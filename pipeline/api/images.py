@@ -1,7 +1,4 @@
-"""Images in requests: data URLs, decoded to RGB, with limits that hold before anything large is decoded.
-
-Knows no HTTP and no models.
-"""
+"""Images in requests: data URLs, decoded to RGB, with limits that apply before decoding."""
 
 from __future__ import annotations
 
@@ -21,20 +18,20 @@ from saccade.sources.image_file import read_image as read_first
 MAX_PIXELS = 50_000_000
 MAX_IMAGES = 20
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[^;,]*)*(?P<base64>;base64)?,")
-_SHEET_PX = 1536  # the longer side of several images side by side
+_SHEET_PX = 1536  # longer side of a contact sheet
 
 
 def decode_image(url: str) -> RgbImage:
-    """The image of a data URL, (height, width, 3) uint8 RGB, turned upright as its EXIF data has it.
+    """Decode the image of a data URL to (height, width, 3) uint8 RGB, rotated by its EXIF orientation.
 
     Raises:
-        ValueError: if it is no data URL, no image, damaged, or too large.
+        ValueError: if the text is not a data URL, or the image is damaged, too large or not an image.
     """
     found = _DATA_URL.match(url)
     if found is None:
-        raise ValueError("an image is given as a data URL, data:image/jpeg;base64,…; addresses are not fetched")
+        raise ValueError("an image must be a data URL, data:image/jpeg;base64,…; other URLs are not fetched")
     if not found["base64"]:
-        raise ValueError("the data URL of an image is encoded in base64")
+        raise ValueError("the data URL of an image must be base64-encoded")
     try:
         data = base64.b64decode(url[found.end() :], validate=False)
     except (binascii.Error, ValueError):
@@ -43,10 +40,10 @@ def decode_image(url: str) -> RgbImage:
 
 
 def read_image(data: bytes) -> RgbImage:
-    """The image in the bytes of a file, as `decode_image`.
+    """Decode an image file; see `decode_image`.
 
     Raises:
-        ValueError: as `decode_image`.
+        ValueError: see `decode_image`.
     """
     try:
         return read_first(data, MAX_PIXELS)
@@ -55,7 +52,7 @@ def read_image(data: bytes) -> RgbImage:
 
 
 def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:
-    """Several images as one, in rows, each as large as fits into an equal cell; one alone stays as it is."""
+    """Combine images into one contact sheet of equal cells; a single image is returned unchanged."""
     if len(images) == 1:
         return images[0]
     columns = math.ceil(math.sqrt(len(images)))

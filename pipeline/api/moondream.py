@@ -1,19 +1,22 @@
-"""Moondream's HTTP API, so that its own client works: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
+"""Moondream's HTTP API, for its own client: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
 
     POST /v1/detect, /v1/point, /v1/segment, /v1/query, /v1/caption
-    GET  /v1/models    the model, as OpenAI's API lists it; and the one that answers questions, if it is another
+    GET  /v1/models    the model in OpenAI's format, and the model for questions if it differs
 
-Coordinates are fractions of width and height. Objects and points have their `score` besides, and `settings` may hold
-`conf`. A request for points or an outline and a question may have `spatial_refs`: points [x, y] and boxes [x1, y1, x2,
-y2] that it is about. Questions are reasoned about where the model can, unless `"reasoning": false`; the answer then has
-`"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Beyond Moondream's
-own: `"choices": ["yes", "no"]` gets `"probabilities": {"yes": 0.9, "no": 0.1}`, and a question needs no image. A stream
-is server-sent events with a `text` each (older clients read `chunk` and `completed`). Texts are sampled at temperature
-0.2 and top_p 0.9 by default, as the makers' engine does; `Query` and `Caption` in Python take the likeliest token.
+Coordinates are fractions of width and height. Objects and points also have a `score`, and `settings` accepts `conf`.
+Requests for points, outlines and questions accept `spatial_refs`: points [x, y] and boxes [x1, y1, x2, y2].
 
-A path's coordinates are fractions of its box. An outline has `complete` and `refined` besides. Its stream is one event
-`{"type": "bbox", "bbox": …}`, then `{"type": "path_delta", "chunk": …, "completed": false}` each, then `{"type":
-"final", "path": …, "bbox": …, "completed": true}`.
+A question uses reasoning if the model supports it, unless `"reasoning": false`. The answer then has `"reasoning":
+{"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. As an extension, `"choices": ["yes",
+"no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`, and a question needs no image.
+
+A stream consists of server-sent events with a `text` each; older clients read `chunk` and `completed`. Texts are
+sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. `Query` and `Caption` in Python decode
+greedily.
+
+The coordinates of an outline's path are fractions of its box. An outline also has `complete` and `refined`. Its stream
+has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed": false}`, and
+one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
 """
 
 from __future__ import annotations
@@ -40,11 +43,11 @@ from saccade.web.errors import HttpError
 
 MAX_TOKENS = 768
 MadeT = TypeVar("MadeT")
-_TEMPERATURE, _TOP_P = 0.2, 0.9  # the defaults of the makers' engine
+_TEMPERATURE, _TOP_P = 0.2, 0.9  # the defaults of Moondream's engine
 
 
 class Settings(NullIsUnset):
-    """How to answer; what a client sends besides is of no concern here."""
+    """Settings of a request; unknown keys are ignored."""
 
     max_objects: int = Field(50, ge=1, le=1000)
     conf: float = Field(0.5, ge=0, le=1)
@@ -54,44 +57,50 @@ class Settings(NullIsUnset):
 
     @property
     def of_text(self) -> tuple[float, float]:
-        """Temperature and top-p of texts: by default as the makers' engine has them."""
+        """Temperature and top_p of texts; the defaults are those of Moondream's engine."""
         warmth = _TEMPERATURE if self.temperature is None else self.temperature
         return warmth, _TOP_P if self.top_p is None else self.top_p
 
 
 class Asked(NullIsUnset):
-    """What every request may have."""
+    """Fields of every request."""
 
     settings: Settings | None = None
     stream: bool = False
 
     @property
     def how(self) -> Settings:
-        """The settings given, or those by default."""
+        """The settings of the request, or the defaults."""
         return self.settings or Settings.model_validate({})
 
 
 class ObjectAsked(Asked):
-    """An image, and what to find in it."""
+    """An image, and the label to detect."""
 
     image_url: str = Field(description="the image, as a data URL")
-    object: str = Field(min_length=1, max_length=4096, description="what to find")
+    object: str = Field(min_length=1, max_length=4096, description="label to detect")
 
 
 class PointsAsked(ObjectAsked):
-    """The same, with references into the image."""
+    """An image, the label to detect, and spatial references."""
 
-    spatial_refs: list[list[float]] = Field([], max_length=64, description="points and boxes that it is about")
+    spatial_refs: list[list[float]] = Field(
+        [], max_length=64, description="points and boxes that the request refers to"
+    )
 
 
 class Question(Asked):
     """A question, with or without an image."""
 
-    image_url: str | None = Field(None, description="the image, as a data URL; none where it is about no image")
-    question: str = Field(min_length=1, max_length=65536, description="what to answer")
-    reasoning: bool | None = Field(None, description="by default where the model can and there are no choices")
-    spatial_refs: list[list[float]] = Field([], max_length=64, description="points and boxes that it is about")
-    choices: list[str] = Field([], max_length=128, description="one of them is the answer")
+    image_url: str | None = Field(None, description="the image, as a data URL; null for a question without an image")
+    question: str = Field(min_length=1, max_length=65536, description="the question")
+    reasoning: bool | None = Field(
+        None, description="whether to use reasoning; default: if the model supports it and there are no choices"
+    )
+    spatial_refs: list[list[float]] = Field(
+        [], max_length=64, description="points and boxes that the request refers to"
+    )
+    choices: list[str] = Field([], max_length=128, description="allowed answers")
 
 
 class CaptionAsked(Asked):
@@ -111,21 +120,21 @@ class FoundBox(BaseModel):
 
 
 class FoundObject(FoundBox):
-    """An object that was found."""
+    """A detected object."""
 
     score: float
     label: str
 
 
 class Objects(BaseModel):
-    """What was detected."""
+    """The detected objects."""
 
     request_id: str
     objects: list[FoundObject]
 
 
 class FoundPoint(BaseModel):
-    """A point that was found, in fractions of width and height."""
+    """A detected point, in fractions of width and height."""
 
     x: float
     y: float
@@ -134,7 +143,7 @@ class FoundPoint(BaseModel):
 
 
 class FoundPoints(BaseModel):
-    """What was pointed at."""
+    """The detected points."""
 
     request_id: str
     points: list[FoundPoint]
@@ -142,7 +151,7 @@ class FoundPoints(BaseModel):
 
 
 class OutlineAnswer(BaseModel):
-    """An outline: its path is in fractions of its box."""
+    """An outline; its path is in fractions of its box."""
 
     request_id: str
     path: str
@@ -152,7 +161,7 @@ class OutlineAnswer(BaseModel):
 
 
 class TextAnswer(BaseModel):
-    """A text: under `answer` or `caption`."""
+    """A text in `answer` or `caption`."""
 
     request_id: str
     answer: str | None = None
@@ -162,7 +171,7 @@ class TextAnswer(BaseModel):
 
 
 class Model(BaseModel):
-    """A model, as OpenAI's API lists it."""
+    """A model, in OpenAI's format."""
 
     id: str
     object: str
@@ -173,7 +182,7 @@ class Model(BaseModel):
 
 
 class Models(BaseModel):
-    """The models that answer here."""
+    """The available models."""
 
     object: str
     data: list[Model]
@@ -186,7 +195,7 @@ _BEGUN = int(time.time())
 
 @routes.post("/v1/detect", role="operator", limited="always")
 async def detect(asked: ObjectAsked, engines: Engines) -> Objects:
-    """The boxes of what is asked for."""
+    """Detect objects and return their boxes."""
     found = await _find(engines.finding, asked, lambda: Detect(asked.object, asked.how.max_objects, asked.how.conf))
     objects = [
         FoundObject(x_min=box.x1, y_min=box.y1, x_max=box.x2, y_max=box.y2, score=box.score, label=box.label)
@@ -197,7 +206,7 @@ async def detect(asked: ObjectAsked, engines: Engines) -> Objects:
 
 @routes.post("/v1/point", role="operator", limited="always")
 async def point(asked: PointsAsked, engines: Engines) -> FoundPoints:
-    """The centres of what is asked for."""
+    """Detect objects and return their centre points."""
     how, refs = asked.how, _refs(asked.spatial_refs)
     found = await _find(engines.finding, asked, lambda: Point(asked.object, how.max_objects, how.conf, refs))
     points = [FoundPoint(x=one.x, y=one.y, score=one.score, label=one.label) for one in found.points.points]
@@ -206,7 +215,7 @@ async def point(asked: PointsAsked, engines: Engines) -> FoundPoints:
 
 @routes.post("/v1/query", role="operator", limited="always", response_model=TextAnswer)
 async def query(asked: Question, engines: Engines) -> Response:
-    """The answer to a question."""
+    """Answer a question."""
     asker, how = engines.talking, asked.how
     reasoning = asked.reasoning
     if reasoning is None:
@@ -227,7 +236,7 @@ async def query(asked: Question, engines: Engines) -> Response:
 
 @routes.post("/v1/caption", role="operator", limited="always", response_model=TextAnswer)
 async def caption(asked: CaptionAsked, engines: Engines) -> Response:
-    """A description of an image."""
+    """Describe an image."""
     how = asked.how
     task = Caption(asked.length, how.max_tokens, temperature=how.of_text[0], top_p=how.of_text[1])
     return await _text(engines.talking, asked, task, "caption")
@@ -235,9 +244,9 @@ async def caption(asked: CaptionAsked, engines: Engines) -> Response:
 
 @routes.post("/v1/segment", role="operator", limited="always", response_model=OutlineAnswer)
 async def segment(asked: PointsAsked, engines: Engines) -> Response:
-    """The outline of one object."""
+    """Outline one object."""
     able = [one for one in (engines.finding, engines.talking) if Segment.skill in one.engine.model.skills]
-    asker = able[0] if able else engines.finding  # which says that it cannot
+    asker = able[0] if able else engines.finding  # this engine reports the error
     how = asked.how
     warmth, narrow = how.temperature or 0.0, 1.0 if how.top_p is None else how.top_p
     refs = _refs(asked.spatial_refs)
@@ -263,7 +272,7 @@ async def segment(asked: PointsAsked, engines: Engines) -> Response:
 
 @listing.get("/v1/models", role="viewer", limited="always")
 async def models(engines: Engines) -> Models:
-    """The models that answer here."""
+    """List the available models."""
     data = []
     for asker in dict.fromkeys((engines.finding, engines.talking)):
         model = asker.engine.model
@@ -298,7 +307,7 @@ async def _text(asker: Asker, asked: Question | CaptionAsked, task: Query | Capt
 
 
 def _made(task: Callable[[], MadeT]) -> MadeT:
-    """A task of what a client gives, whose mistakes are the client's."""
+    """Make a task from a client's values; a ValueError becomes HTTP 400."""
     try:
         return task()
     except ValueError as error:
@@ -306,7 +315,7 @@ def _made(task: Callable[[], MadeT]) -> MadeT:
 
 
 def _refs(given: list[list[float]]) -> Any:
-    """References as tasks take them, who check them."""
+    """Return spatial references in the format of tasks, which validate them."""
     return tuple(map(tuple, given))
 
 
@@ -316,7 +325,7 @@ def _outlined(outline: Outline) -> dict[str, Any]:
 
 
 def _about(text: Text) -> dict[str, Any]:
-    """The reasoning before an answer and the probabilities of its choices, where there are such."""
+    """Return the reasoning and the probabilities of an answer, if present."""
     about: dict[str, Any] = {}
     if text.reasoning is not None:
         grounding = [

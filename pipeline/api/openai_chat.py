@@ -1,13 +1,16 @@
-"""OpenAI's chat completions, for its client and for programs that speak to it, such as Frigate and live-vlm-webui.
+"""OpenAI's chat completions, for OpenAI's client and programs such as Frigate and live-vlm-webui.
 
     POST /v1/chat/completions   {"model": …, "messages": [{"role": "user", "content": [
-                                    {"type": "text", "text": "What is this?"},
-                                    {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
 
-The texts of all messages are the question, as the model has no memory of turns; several images become one, in rows.
-With a JSON schema of boxes in `response_format` the answer is what is detected, see `box_schema`; with one of a choice
-it is one of these, see `choice_schema`, and `logprobs` with `top_logprobs` gives the probability of each.
-`stream`, `max_tokens`, `temperature` (0 by default), `top_p`, `stop` and `seed` work; what does not is refused.
+The texts of all messages form the question, because the model has no memory of turns. Several images become one contact
+sheet. With a JSON schema of boxes in `response_format`, the answer lists detections (see `box_schema`). With a schema
+of one choice, the answer is a choice (see `choice_schema`), and `logprobs` with `top_logprobs` returns its
+probabilities.
+
+`stream`, `max_tokens`, `temperature` (default 0), `top_p`, `stop` and `seed` are supported; unsupported features are
+refused.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ MAX_TOKENS = 768
 
 
 class TextPart(NullIsUnset):
-    """A text among the parts of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -52,7 +55,7 @@ class ImageUrl(NullIsUnset):
 
 
 class ImagePart(NullIsUnset):
-    """An image among the parts of a message."""
+    """An image part of a message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -67,45 +70,45 @@ _Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("i
 
 
 class Message(NullIsUnset):
-    """A text, or parts."""
+    """A message: a text, or text and image parts."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part] | None = None
 
     @property
     def text(self) -> str:
-        """All of its text."""
+        """The text of all parts."""
         parts = self.content if isinstance(self.content, list) else []
         return self.content if isinstance(self.content, str) else "\n".join(p.text for p in parts if p.type == "text")
 
     @property
     def images(self) -> list[str]:
-        """The data URLs of its images."""
+        """The data URLs of the images."""
         parts = self.content if isinstance(self.content, list) else []
         return [part.image_url.url for part in parts if part.type == "image_url"]
 
 
 class JsonSchema(NullIsUnset):
-    """The schema that an answer follows."""
+    """The schema of an answer."""
 
     schema_: dict[str, Any] = Field({}, alias="schema")
 
 
 class ResponseFormat(NullIsUnset):
-    """How an answer is written."""
+    """The format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
 
 
 class StreamOptions(NullIsUnset):
-    """What comes with a stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class Chat(NullIsUnset):
-    """A request; what changes nothing here, such as `user`, is of no concern."""
+    """A chat request; keys without effect, such as `user`, are ignored."""
 
     messages: list[Message] = Field(min_length=1, max_length=256)
     model: str = ""
@@ -127,7 +130,7 @@ class Chat(NullIsUnset):
     @classmethod
     def _without_tools(cls, value: object) -> object:
         if value:
-            raise ValueError("are not supported: ask in words")
+            raise ValueError("are not supported: remove tools from the request")
         return value
 
     @model_validator(mode="after")
@@ -142,7 +145,7 @@ routes = Routes("v1", ModelRoute)
 
 @routes.post("/v1/chat/completions", role="operator", limited="always")
 async def complete(chat: Chat, engines: Engines) -> Response:
-    """A completion, whole or in chunks."""
+    """Return a completion, as one response or as a stream of chunks."""
     image, images = await _image(engines.finding, chat)
     wanted = chat.response_format
     schema = wanted.json_schema.schema_ if wanted and wanted.type == "json_schema" and wanted.json_schema else None
@@ -157,7 +160,9 @@ async def complete(chat: Chat, engines: Engines) -> Response:
     elif schema is not None:
         pieces = await _boxes(engines.finding, chat, schema, image, images)
     elif wanted and wanted.type == "json_object":
-        raise HttpError(400, "response_format json_object is not supported: give a JSON schema of boxes")
+        raise HttpError(
+            400, "response_format json_object is not supported: use json_schema with a schema of boxes or of one choice"
+        )
     else:
         task = _query(chat)
         answer.prompt_tokens = _prompt_tokens(engines.talking, task)
@@ -170,10 +175,10 @@ async def complete(chat: Chat, engines: Engines) -> Response:
 
 
 async def _image(asker: Asker, chat: Chat) -> tuple[RgbImage, int]:
-    """The image that is asked about, and of how many it is made."""
+    """Return the image of the request and the number of images it consists of."""
     urls = [url for message in chat.messages for url in message.images]
     if not urls:
-        raise HttpError(400, "messages: an image is needed, as a part of type image_url with a data URL")
+        raise HttpError(400, "messages: no image found; add a part of type image_url with a data URL")
     if len(urls) > MAX_IMAGES:
         raise HttpError(400, f"messages: at most {MAX_IMAGES} images, got {len(urls)}")
     image = await asker.decode(lambda: contact_sheet([decode_image(url) for url in urls]))
@@ -190,7 +195,7 @@ def _prompt_tokens(asker: Asker, task: Query) -> int:
 async def _chosen(
     asker: Asker, chat: Chat, schema: ChoiceSchema, image: RgbImage, answer: _Answer
 ) -> AsyncGenerator[str]:
-    """The choice that is right, as JSON that the schema describes."""
+    """Yield the model's choice as JSON in the format of the schema."""
     task = _query(chat, schema.choices)
     answer.prompt_tokens = _prompt_tokens(asker, task)
     text = (await asker.result(image, [task])).texts[0]
@@ -201,9 +206,9 @@ async def _chosen(
 
 
 async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbImage, images: int) -> AsyncGenerator[str]:
-    """What is detected, as JSON that the schema describes."""
+    """Yield the detections as JSON in the format of the schema."""
     if images > 1:
-        raise HttpError(400, "boxes are found in one image at a time")
+        raise HttpError(400, "boxes need exactly one image per request")
     try:
         boxes = BoxSchema.of(schema)
     except ValueError as error:
@@ -215,7 +220,7 @@ async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbIma
 
 
 class _Answer:
-    """The completion of one request, whole or in chunks."""
+    """The completion of one request, as one response or as chunks."""
 
     def __init__(self, chat: Chat, model: str) -> None:
         self._chat = chat
@@ -226,24 +231,24 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """The whole text, when it is written; none where boxes are the answer."""
+        """Record the complete text; not called for boxes."""
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:
-        """The completion of a text."""
+        """Return the complete response for a text."""
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "logprobs": self.logprobs, "finish_reason": self._reason}
         return {**self._about, "object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunk(self, piece: str) -> dict[str, Any]:
-        """The chunk of a piece of the text."""
+        """Return the chunk for a piece of the text."""
         role = {} if self._begun else {"role": "assistant"}
         self._begun = True
         delta = {**role, "content": piece}
         return self._chunk([{"index": 0, "delta": delta, "logprobs": self.logprobs, "finish_reason": None}])
 
     def end(self) -> list[Any]:
-        """What follows the last piece."""
+        """Return the chunks after the last piece."""
         last: list[Any] = [self._chunk([{"index": 0, "delta": {}, "finish_reason": self._reason}])]
         if self._chat.stream_options and self._chat.stream_options.include_usage:
             last.append({**self._chunk([]), "usage": self._usage})
@@ -258,7 +263,7 @@ class _Answer:
 
     @property
     def _usage(self) -> dict[str, int] | None:
-        """The tokens, those of the image among the prompt's; None where boxes are the answer."""
+        """The token counts, with image tokens in the prompt; None for boxes."""
         if self.prompt_tokens is None or self._text is None:
             return None
         total = self.prompt_tokens + self._text.tokens
@@ -276,7 +281,7 @@ async def _one(text: str) -> AsyncGenerator[str]:
 def _question(chat: Chat) -> str:
     text = "\n".join(message.text.strip() for message in chat.messages if message.text.strip())
     if not text:
-        raise HttpError(400, "messages: there is no text in them that asks anything")
+        raise HttpError(400, "messages: no text found; add a question")
     return text
 
 

@@ -1,7 +1,4 @@
-"""Metrics of the streams, sinks and engine in Prometheus' text format; collected when a client requests them.
-
-Knows reports and counters; knows nothing of HTTP.
-"""
+"""Metrics of streams, sinks and engines in Prometheus' text format, collected on request."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ _EDGES = [f"{ms / 1000:g}" for ms in BUCKETS_MS] + ["+Inf"]
 
 
 class Metrics:
-    """What `/metrics` shows: every stream by its name, the engine's counters where it has any, and the process.
+    """The content of `/metrics`: every stream, the counters of the engines, and the process.
 
     Args:
-        runner: whose streams and engines.
+        runner: provides the streams and engines.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -35,11 +32,11 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def as_text(self) -> bytes:
-        """All of it in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Read everything anew; called by the registry."""
+        """Collect all metrics; called by the registry."""
         statuses = self._runner.statuses()
         yield from _streams(statuses)
         yield from _latencies(statuses)
@@ -47,7 +44,7 @@ class Metrics:
         yield from sink_metrics(self._runner.sink_statuses())
         changes = CounterMetricFamily(
             "saccade_event_changes_dropped",
-            "Beginnings, updates and ends of events lost because too many waited: hub for outputs, store for its disk",
+            "Begins, updates and ends of events dropped by a full queue: hub for outputs, store for the disk",
             labels=["where"],
         )
         for where, count in self._runner.lost_changes().items():
@@ -68,37 +65,37 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
         labels=["stream", "state"],
     )
     made = CounterMetricFamily(
-        "saccade_connections", "How often a live source was connected; above 1 it was lost in between", labels=one
+        "saccade_connections", "Number of connections of a live source; above 1, it has reconnected", labels=one
     )
     age = GaugeMetricFamily(
         "saccade_result_age_seconds",
-        "Time since the frame of the newest result arrived, of live sources; grows while nothing comes",
+        "Time since the frame of the newest result arrived, for live sources; grows while no frames arrive",
         labels=one,
     )
-    read = CounterMetricFamily("saccade_frames_in", "Frames that the source delivered", labels=one)
-    out = CounterMetricFamily("saccade_frames_out", "Frames whose result was handed to the sinks", labels=one)
+    read = CounterMetricFamily("saccade_frames_in", "Frames read from the source", labels=one)
+    out = CounterMetricFamily("saccade_frames_out", "Frames whose results went to the sinks", labels=one)
     lost = CounterMetricFamily(
         "saccade_frames_dropped",
-        "Frames lost, by cause: lost before they arrived; full or closed while waiting for the model; max_fps where "
-        "the stream's limit left them out; deadline where the result would have come too late; gate where one refused "
-        "them; failed in the model or a stage; sink full or sink closed while their result waited for one of the sinks",
+        "Dropped frames by cause: lost in transit; full or closed in the queue for the model; max_fps above the frame "
+        "rate limit; deadline missed; gate not admitted; failed by an error of the model or a stage; sink full or sink "
+        "closed in the queue for a sink",
         labels=by_cause,
     )
     found = CounterMetricFamily(
         "saccade_objects",
-        "Boxes and points found, by class; an object counts once in each frame",
+        "Detected boxes and points by class; an object counts once per frame",
         labels=by_class,
     )
     looks = CounterMetricFamily(
         "saccade_looks",
-        "Windows looked at besides whole frames, by reason: motion that no box explains, a track that is small, a find "
-        "that is unsure, or the sweep",
+        "Saccade windows by reason: unexplained motion, a small tracked object, a detection with a low score, or the "
+        "sweep",
         labels=["stream", "reason"],
     )
     kept = GaugeMetricFamily(
         "saccade_kept",
-        "What a stream keeps in memory, each with a bound: tracks, minutes of counts, events that go on, clip_bytes of "
-        "video for clips, and clips that are not written yet",
+        "Bounded state of a stream in memory: tracks, minutes of counts, open events, clip_bytes of video for clips, "
+        "and clips not yet written",
         labels=["stream", "what"],
     )
     corrupt = CounterMetricFamily(
@@ -106,7 +103,7 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     )
     waiting = GaugeMetricFamily(
         "saccade_queue_length",
-        "Frames waiting for the model (queue engine), and results waiting for a sink (its number and name)",
+        "Frames that wait for the model (queue engine), and results that wait for a sink (its index and name)",
         labels=["stream", "queue"],
     )
     for status in statuses:
@@ -136,8 +133,8 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
     family = HistogramMetricFamily(
         "saccade_latency_seconds",
-        "Time of a frame in each stage: decode, queue (waiting), prefill (image and prompt), decode_tokens (answers), "
-        "track, and total from its arrival to its result",
+        "Latency of a frame by stage: decode, queue (waiting), prefill (image and prompt), decode_tokens (answers), "
+        "track, and total from arrival to result",
         labels=["stream", "stage"],
     )
     for status in statuses:
@@ -149,8 +146,8 @@ def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
 
 def _counts(statuses: list[StreamStatus]) -> Iterable[Metric]:
     zone, line = ["stream", "zone", "class"], ["stream", "line", "direction", "class"]
-    tracks = CounterMetricFamily("saccade_tracks", "Objects that were tracked, each once", labels=["stream", "class"])
-    inside = GaugeMetricFamily("saccade_zone_objects", "Objects that are in the zone now", labels=zone)
+    tracks = CounterMetricFamily("saccade_tracks", "Tracked objects, each counted once", labels=["stream", "class"])
+    inside = GaugeMetricFamily("saccade_zone_objects", "Objects currently in the zone", labels=zone)
     entered = CounterMetricFamily("saccade_zone_entered", "Objects that have entered the zone", labels=zone)
     left = CounterMetricFamily("saccade_zone_left", "Objects that have left the zone", labels=zone)
     crossed = CounterMetricFamily("saccade_line_crossings", "Objects that have crossed the line", labels=line)
@@ -171,7 +168,7 @@ def _counts(statuses: list[StreamStatus]) -> Iterable[Metric]:
 
 
 def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
-    """What sinks count; each with the name of its stream, or "" if it is all streams'."""
+    """Yield the metrics of sinks, each with the name of its stream, or an empty name for a shared sink."""
     two = ["sink", "stream"]
     up = GaugeMetricFamily(
         "saccade_sink_up", "1 while results are written to the sink, 0 while it is paused or has ended", labels=two
@@ -179,20 +176,22 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
     state = GaugeMetricFamily(
         "saccade_sink_state", "1 for the sink's state: ok, paused or ended", labels=[*two, "state"]
     )
-    lost = CounterMetricFamily("saccade_sink_lost", "Results that a sink lost because it could not write", labels=two)
+    lost = CounterMetricFamily("saccade_sink_lost", "Results dropped because a sink could not write them", labels=two)
     counted: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
         "connected": GaugeMetricFamily("saccade_sink_connected", "1 while the sink's server is connected", labels=two),
         "clients": GaugeMetricFamily("saccade_sink_clients", "Clients connected to the sink", labels=two),
-        "backlog": GaugeMetricFamily("saccade_sink_backlog", "Messages waiting to be sent by the sink", labels=two),
+        "backlog": GaugeMetricFamily("saccade_sink_backlog", "Messages that wait to be sent by the sink", labels=two),
         "backlog_age_s": GaugeMetricFamily(
-            "saccade_sink_backlog_age_seconds", "Age of the oldest message waiting to be sent", labels=two
+            "saccade_sink_backlog_age_seconds", "Age of the oldest message that waits to be sent", labels=two
         ),
-        "sent": CounterMetricFamily("saccade_sink_sent", "Messages that the sink's receivers have taken", labels=two),
+        "sent": CounterMetricFamily("saccade_sink_sent", "Messages accepted by the sink's receivers", labels=two),
         "dropped": CounterMetricFamily(
-            "saccade_sink_dropped", "Messages never sent, as the receiver was away, slow or refused them", labels=two
+            "saccade_sink_dropped",
+            "Messages dropped because the receiver was offline or slow, or refused them",
+            labels=two,
         ),
     }
-    numbers: Counter[str] = Counter()  # of the sinks by stream: two may have the same name
+    numbers: Counter[str] = Counter()  # index of each sink, because two sinks can have the same name
     for stream, status in statuses:
         label = [f"{numbers[stream]} {status.name}", stream]
         numbers[stream] += 1
@@ -206,7 +205,7 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
 
 
 def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
-    """The counters of all engines together, and where there are several, of each."""
+    """Yield the counters of all engines together, and of each engine if there are several."""
     each: dict[str, dict[str, float]] = {}
     for worker in workers:
         for key, value in worker.counters.items():
@@ -224,11 +223,11 @@ def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
 
 def _workers(workers: list[WorkerStatus]) -> Iterable[Metric]:
     one = ["worker"]
-    up = GaugeMetricFamily("saccade_worker_up", "1 while the worker takes streams, else 0", labels=one)
-    starts = CounterMetricFamily("saccade_worker_starts", "How often the worker was started", labels=one)
-    busy = GaugeMetricFamily("saccade_worker_busy", "Share of time in which its engine is at work", labels=one)
+    up = GaugeMetricFamily("saccade_worker_up", "1 while the worker accepts streams, else 0", labels=one)
+    starts = CounterMetricFamily("saccade_worker_starts", "Number of starts of the worker", labels=one)
+    busy = GaugeMetricFamily("saccade_worker_busy", "Fraction of time in which its engine is busy", labels=one)
     rss = GaugeMetricFamily("saccade_worker_resident_memory_bytes", "Resident memory of the worker", labels=one)
-    streams = GaugeMetricFamily("saccade_worker_streams", "Streams that the worker has", labels=one)
+    streams = GaugeMetricFamily("saccade_worker_streams", "Number of streams on the worker", labels=one)
     for worker in workers:
         up.add_metric([worker.name], float(worker.state == "ready"))
         starts.add_metric([worker.name], worker.starts)

@@ -1,6 +1,6 @@
-"""What was recorded of a stream, over HTTP: which times, one MP4, or HLS to look through.
+"""Routes for recordings: recorded times, one MP4, or HLS.
 
-Times of a request are Unix times in seconds, or how long ago, such as 2h.
+Times in requests are Unix times in seconds, or ages such as 2h.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _HLS = "application/vnd.apple.mpegurl"
 
 @dataclass(slots=True)
 class Exports:
-    """The part of an application that writes MP4s: one at a time, since each reads and writes up to some GB."""
+    """Limits exports to one MP4 at a time, because each reads and writes up to some GB."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Span(BaseModel):
-    """A time that was recorded without a gap, as Unix times in seconds, and why something is missing before it."""
+    """A time span recorded without a gap, in Unix seconds, and the reason for the gap before it."""
 
     begin: float
     end: float
@@ -52,7 +52,7 @@ class Span(BaseModel):
 
 
 class PlayablePart(BaseModel):
-    """Bytes of a file that play alone behind the file's head: `media` at `offset`, of `size`."""
+    """A part of a file that plays after the file's head: `media` at `offset`, of `size` bytes."""
 
     file: str
     codecs: str
@@ -65,7 +65,7 @@ class PlayablePart(BaseModel):
 
 
 class Recording(BaseModel):
-    """What there is between two times; with `?parts=1` also where it is, for a player."""
+    """The recorded spans between two times; with `?parts=1`, also their parts for a player."""
 
     recorded: bool = True
     spans: list[Span]
@@ -73,12 +73,12 @@ class Recording(BaseModel):
 
 
 class Between(BaseModel):
-    """What of the recording is asked for."""
+    """The requested part of a recording."""
 
-    since: str = Field("1d", alias="from", description="a time in seconds, or how long ago, such as 2h")
-    until: str = Field("0s", alias="to", description="likewise")
+    since: str = Field("1d", alias="from", description="a Unix time in seconds, or an age such as 2h")
+    until: str = Field("0s", alias="to", description="a Unix time in seconds, or an age such as 2h")
     parts: bool = False
-    token: str | None = Field(None, description="instead of the Authorization header")
+    token: str | None = Field(None, description="token, instead of the Authorization header")
 
 
 Asked = Annotated[Between, Query()]
@@ -87,7 +87,7 @@ InThisProcess = Annotated[Here, the(Here)]
 
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
-    """The times that were recorded; what is missing between two spans was not, and the later one says why."""
+    """Return the recorded spans; each span gives the reason for the gap before it."""
     since, until = _times(asked)
     if (archive := _archive_or_none(here, name)) is None:
         return Recording(recorded=False, spans=[])
@@ -102,7 +102,7 @@ async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
 
 @routes.get("/streams/{name}/recording/index.m3u8", role="viewer", response_class=Response)
 async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
-    """An HLS playlist of what was recorded between two times, whose segments are ranges of the files."""
+    """Return an HLS playlist of the recording between two times; its segments are ranges of the files."""
     archive, since, until = _archive(here, name), *_times(asked)
     token = f"?{urlencode({'token': asked.token})}" if asked.token else ""
     try:
@@ -116,7 +116,7 @@ async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording/files/{file:path}", role="viewer", response_class=Response)
 async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
-    """A file of the recording, with ranges."""
+    """Return a file of the recording; supports range requests."""
     try:
         path = await asyncio.to_thread(_archive(here, name).file, file)
     except ArchiveError as error:
@@ -126,16 +126,16 @@ async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording", role="viewer", response_class=Response)
 async def download(name: str, asked: Asked, here: InThisProcess, exports: Annotated[Exports, the(Exports)]) -> Response:
-    """What was recorded between two times as one MP4, copied, from the key frame before; gaps are left out."""
+    """Return the recording between two times as one MP4, copied from the preceding key frame on, without gaps."""
     archive, since, until = _archive(here, name), *_times(asked)
     if not exports.lock.acquire(blocking=False):
-        raise HttpError(503, "another part of a recording is being written; try again")
+        raise HttpError(503, "another export is running; try again")
     try:
         descriptor, size = await asyncio.to_thread(_export, archive, since, until, exports)
     except ArchiveError as error:
         raise HttpError(404 if error.missing else 409, str(error)) from None
     except (OSError, av.error.FFmpegError) as error:
-        raise HttpError(503, f"it cannot be written: {error.strerror}") from None
+        raise HttpError(503, f"the export cannot be written: {error.strerror}") from None
     named = f'attachment; filename="{quote(name)}-{int(since)}.mp4"'
     headers = {"Content-Length": str(size), "Content-Disposition": named, "Cache-Control": "no-store"}
     return StreamingResponse(_chunks(descriptor), media_type="video/mp4", headers=headers)
@@ -150,7 +150,7 @@ def _archive_or_none(here: Here, name: str) -> Archive | None:
 
 def _archive(here: Here, name: str) -> Archive:
     if (archive := _archive_or_none(here, name)) is None:
-        raise HttpError(404, f"'{name[:80]}' is not recorded: give it a `record`")
+        raise HttpError(404, f"'{name[:80]}' is not recorded: set `record` for this stream")
     return archive
 
 
@@ -158,14 +158,14 @@ def _times(asked: Between) -> tuple[float, float]:
     try:
         since, until = time_of_text(asked.since), time_of_text(asked.until)
     except ValueError:
-        raise HttpError(422, "from and to should be times in seconds, or how long ago, such as 2h") from None
+        raise HttpError(422, "from and to should be Unix times in seconds, or ages such as 2h") from None
     if not 0 < until - since <= _LONGEST_S:
-        raise HttpError(422, "from should be before to, by 31 days at most")
+        raise HttpError(422, "from should be before to, by at most 31 days")
     return since, until
 
 
 def _export(archive: Archive, since: float, until: float, exports: Exports) -> tuple[int, int]:
-    """An open file with an MP4, which has no name any more, and its size; lets go of the lock."""
+    """Export an MP4; return the open, already unlinked file and its size, and release the lock."""
     try:
         handle, text = tempfile.mkstemp(prefix=".export-", suffix=".mp4", dir=archive.root)
         os.close(handle)

@@ -1,11 +1,11 @@
-"""Routes of the HTTP API. Each names on its own line who may call it.
+"""Routes of the HTTP API. Each route declares the role that it requires.
 
     routes = Routes("streams")
 
     @routes.get("/streams/{name}", role="viewer")
     async def show(name: str, controller: Wanted) -> Stream: ...
 
-A route that names no role needs an admin. Bodies are read within limits, and every answer is JSON in ASCII.
+A route without a role requires an admin. Bodies have size limits, and every answer is ASCII JSON.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ MAX_BODY_BYTES = 64 * 1024
 YAML = "application/yaml"
 
 AnyText = SkipValidation[str]
-"""A text of an answer. The name of a file may have bytes that are not UTF-8, as halves of surrogate pairs."""
+"""A text of an answer. A file name can contain bytes that are not UTF-8, represented as lone surrogates."""
 
 Limited = Literal["never", "asked", "always"]
-"""Whether a client of some streams only may call a route that names no stream: if it asks for `?stream=` of these
-alone, or always, since the route tells of no other stream."""
+"""Whether a client limited to some streams may call a route without a stream in its path.
+
+`asked` allows requests with `?stream=` of an allowed stream. `always` is for routes that reveal no other streams.
+"""
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -49,19 +51,19 @@ Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Json(JSONResponse):
-    """JSON in ASCII: a name that is not UTF-8 is escaped."""
+    """ASCII JSON; names that are not UTF-8 are escaped."""
 
     def render(self, content: Any) -> bytes:
-        """The body."""
+        """Return the encoded body."""
         return json.dumps(content).encode()
 
 
 def the(kind: type[T]) -> Any:
-    """Give a handler the part of its application that is of a class, as in `Wanted` below."""
+    """Return a dependency that injects the application's part of a class; see `Wanted`."""
 
     async def find(request: Request) -> T:
         part: T | None = request.app.state.parts.get(kind)
-        if part is None:  # as events of a run that stores none
+        if part is None:  # for example events of a run without a store
             raise HttpError(404)
         return part
 
@@ -73,7 +75,7 @@ Who = Annotated[Client, Depends(client_of)]
 
 
 class Error(BaseModel):
-    """What went wrong, in one line."""
+    """An error, in one line."""
 
     error: str
 
@@ -82,11 +84,11 @@ class ApiRoute(APIRoute):
     """A route of the API.
 
     Attributes:
-        role: the weakest that may call it.
-        limited: whether clients of some streams may.
-        most: the body's maximum size in bytes.
-        mistake: status of the answer to a body that does not fit its model.
-        surrogates: whether a text of the body may hold half of a surrogate pair, as names of files do.
+        role: lowest role that may call the route.
+        limited: whether clients limited to some streams may call the route.
+        most: maximum size of the body in bytes.
+        mistake: HTTP status for a body that does not fit its model.
+        surrogates: whether texts in the body may contain lone surrogates, as in file names.
     """
 
     role: Role = "admin"
@@ -96,7 +98,7 @@ class ApiRoute(APIRoute):
     surrogates = True
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As every route, with slashes that were percent-encoded back in the parameters."""
+        """Match a path; percent-encoded slashes are restored in the parameters."""
         match, child = super().matches(scope)
         if match is not Match.NONE:
             given = child["path_params"].items()
@@ -104,7 +106,7 @@ class ApiRoute(APIRoute):
         return match, child
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As every route's, with the body within limits, and a mistake in it as one line."""
+        """Return a handler that limits the body and reports a mistake in it as one line."""
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
@@ -119,7 +121,7 @@ class ApiRoute(APIRoute):
 
     def _explained(self, error: RequestValidationError) -> str:
         known: Any = next((field.field_info.annotation for field in self.dependant.body_params), BaseModel)
-        mistakes: Any = error  # as pydantic's, but for what follows
+        mistakes: Any = error  # like an error of pydantic, except for the changes below
         first: Any = dict(first_mistake(mistakes))
         first["loc"] = first["loc"][1:]  # after "body"
         if first["type"] == "model_attributes_type":
@@ -128,27 +130,27 @@ class ApiRoute(APIRoute):
 
 
 class _BoundedRequest(Request):
-    """Reads a JSON body within its route's limits."""
+    """Reads a JSON body within the limits of its route."""
 
     def __init__(self, request: Request, route: ApiRoute) -> None:
         super().__init__(request.scope, request.receive)
         self._route = route
 
     async def body(self) -> bytes:
-        """The body, which is not empty."""
         if not hasattr(self, "_body"):
             require_type(self, "application/json", "the body")
-            self._body = await read_bytes(self, self._route.most, "a body") or b" "  # FastAPI takes none as left out
+            self._body = (
+                await read_bytes(self, self._route.most, "a body") or b" "
+            )  # FastAPI treats an empty body as missing
         return self._body
 
     async def json(self) -> Any:
-        """The value that the body stands for."""
         parse = json.loads if self._route.surrogates else parse_json
         try:
             text = (await self.body()).decode()
             return await asyncio.to_thread(parse, text) if len(text) > MAX_BODY_BYTES else parse(text)
         except UnicodeDecodeError:
-            raise HttpError(400, "a body is not text in UTF-8") from None
+            raise HttpError(400, "the body is not UTF-8 text") from None
         except (ValueError, RecursionError):
             raise HttpError(400, "the body is not JSON") from None
 
@@ -163,11 +165,11 @@ class Routes:
     """The routes of one part of the API.
 
     Attributes:
-        all: each of them.
+        all: all routes.
 
     Args:
-        tag: what the part is called in the schema.
-        kind: the class of its routes.
+        tag: name of the part in the schema.
+        kind: class of the routes.
     """
 
     def __init__(self, tag: str, kind: type[ApiRoute] = ApiRoute) -> None:
@@ -183,18 +185,18 @@ class Routes:
     def add(
         self, method: str, path: str, *, role: Role = "admin", limited: Limited = "never", **options: Any
     ) -> Callable[[Handler], Handler]:
-        """A decorator for the handler of a route.
+        """Return a decorator that adds a route for a handler.
 
         Args:
-            method: of HTTP; GET answers HEAD, too.
-            path: as FastAPI has it.
-            role: the weakest that may call it.
-            limited: whether clients of some streams may; those whose path names a stream go by that.
-            options: as `fastapi.routing.APIRoute`.
+            method: HTTP method; GET also answers HEAD.
+            path: path in FastAPI's format.
+            role: lowest role that may call the route.
+            limited: whether clients limited to some streams may call the route; ignored for a path with a stream.
+            options: see `fastapi.routing.APIRoute`.
         """
 
         def decorate(handler: Handler) -> Handler:
-            responses = {"default": {"model": Error, "description": "What went wrong"}} | options.pop("responses", {})
+            responses = {"default": {"model": Error, "description": "The error"}} | options.pop("responses", {})
             options.setdefault("response_class", Json)
             options["openapi_extra"] = {"x-role": role} | options.pop("openapi_extra", {})
             options["operation_id"] = f"{self._tag}_{handler.__name__.removeprefix('_')}"
@@ -207,11 +209,11 @@ class Routes:
 
 
 SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"schema": {"type": "string"}}}}}
-"""The part of the schema for a handler that takes an SDP offer."""
+"""The OpenAPI part of a handler that takes an SDP offer."""
 
 
 async def read_model(request: Request, kind: type[Model]) -> Model:
-    """The JSON body of a request to a route as a model, for a handler that takes other types of body, too."""
+    """Parse the JSON body of a request into a model, for a handler that also accepts other content types."""
     values = await request.json()
     try:
         return kind.model_validate(values)
@@ -220,7 +222,7 @@ async def read_model(request: Request, kind: type[Model]) -> Model:
 
 
 def json_body(model: str, *others: str) -> dict[str, Any]:
-    """The schema's part for a handler that reads its body itself: a model of the schema, or other types of text."""
+    """Return the OpenAPI part of a handler that parses its body itself: a model, or other text types."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
     content |= {other: {"schema": {"type": "string"}} for other in others}
     return {"requestBody": {"required": True, "content": content}}

@@ -1,4 +1,4 @@
-"""The rules of a stream over HTTP. A mistake in YAML comes back as {"error": …, "line": 2, "column": 9}."""
+"""Routes for the rules of a stream. A mistake in YAML is returned as {"error": …, "line": 2, "column": 9}."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BODY = json_body("RuleList", YAML)
 
 
 class RuleShown(BaseModel):
-    """How a rule is doing: if its condition holds, p(yes) of its question, the event that goes on."""
+    """The state of a rule: whether its condition holds, p(yes) of its question, and its open event."""
 
     name: str
     when: str | None
@@ -46,14 +46,14 @@ class RuleShown(BaseModel):
 
 
 class RuleStates(BaseModel):
-    """How each rule is doing; null for a stream that can have none."""
+    """The states of all rules; null for a stream that does not support rules."""
 
     rules: list[RuleShown] | None
 
 
 @routes.get(_PATH, role="viewer", response_model=RuleList)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Its rules, as in a configuration; with `Accept: application/yaml` as a YAML list."""
+    """Return the rules of a stream, as in a configuration; with `Accept: application/yaml`, as a YAML list."""
     await known(controller, name)
     rules = controller.stream(name).rules
     if YAML in request.headers.get("Accept", ""):
@@ -63,7 +63,7 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.put(_PATH, role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def replace(name: str, request: Request, calls: Changing) -> Response:
-    """Replace them, from the next frame on; the event of one that stays the same goes on."""
+    """Replace the rules of a stream from the next frame on; events of unchanged rules continue."""
     try:
         rules = await _wanted(request, calls.controller, name, needs_worker=False)
     except TextError as error:
@@ -74,13 +74,13 @@ async def replace(name: str, request: Request, calls: Changing) -> Response:
 
 @routes.delete(_PATH, role="operator", status_code=204)
 async def remove(name: str, calls: Changing) -> None:
-    """Remove them all."""
+    """Remove all rules of a stream."""
     await calls.update(name, {"rules": []})
 
 
 @routes.post(f"{_PATH}/check", role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def check(name: str, request: Request, controller: Wanted) -> Response:
-    """Answer as PUT does, and change nothing."""
+    """Check rules without applying them; the response is that of PUT."""
     try:
         return _listed(await _wanted(request, controller, name))
     except TextError as error:
@@ -89,7 +89,7 @@ async def check(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.get(f"{_PATH}/state", role="viewer", response_model=RuleStates)
 async def states(name: str, controller: Wanted) -> Response:
-    """How each of them is doing."""
+    """Return the state of each rule."""
     await known(controller, name)
     found = await asyncio.to_thread(controller.runner.rule_states, name)
     if found is None:
@@ -125,7 +125,7 @@ def _mistake(error: TextError) -> Response:
 
 
 def _described(rule: RuleSettings, state: RuleState | None, regions: Regions) -> dict[str, Any]:
-    """A rule as the console shows it."""
+    """Return a rule in the format of the console."""
     described: dict[str, Any] = {"name": rule.name, "when": rule.when, "ask": rule.ask, "expect": rule.expect}
     problem = None
     try:

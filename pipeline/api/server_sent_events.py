@@ -1,6 +1,6 @@
-"""Server-sent events as a response: JSON values one by one, each as soon as it is there.
+"""A response with server-sent events: JSON values, each sent as soon as it is available.
 
-Nothing is sent before the first value, so that what fails before it is a plain HTTP error.
+Nothing is sent before the first value, so an earlier failure is a regular HTTP error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 async def event_stream(
     pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
 ) -> Response:
-    """Send each piece as the event made of it, then those of `last`; a client that goes away ends the pieces.
+    """Send an event for each piece, then the events of `last`; a disconnected client stops the pieces.
 
-    What fails after the first event is sent as an event with the `error`, and ends the stream.
+    A failure after the first event is sent as an event with `error` and ends the stream.
     """
     events = _events(pieces, event, last)
     try:

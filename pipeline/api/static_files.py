@@ -1,4 +1,4 @@
-"""The files of the console, with headers that permit its pages only what they need."""
+"""The files of the console, with restrictive security headers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ FILES = {"/": PAGES / "index.html"} | {
     for path in sorted(PAGES.rglob("*"))
     if path.suffix in (".css", ".js", ".json")
 }
-"""The files of the page by their paths on the server."""
+"""The files of the page, by path on the server."""
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Permissions-Policy": "camera=(self), microphone=()",
-    "Referrer-Policy": "no-referrer",  # the address may hold the token
+    "Referrer-Policy": "no-referrer",  # the URL can contain the token
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
 
 
 class FileRoute(Route):
-    """Serves one file of the console to anyone: nothing in it is secret, and the page asks for the rest with its token.
+    """Serves one public file of the console; the page sends the token in its other requests.
 
     Args:
-        place: its path on the server.
-        path: of the file.
+        place: path on the server.
+        path: path of the file.
     """
 
     role: Role = "anyone"

@@ -1,7 +1,7 @@
-"""The state of the streams, and adding, changing and removing them over HTTP.
+"""Routes for streams: their state, and adding, changing and removing them.
 
-Keys are those of a configuration. Whatever may block, such as opening a source, runs in threads, a few at a time;
-health is read on the event loop and waits for none.
+Keys are those of a configuration. Blocking calls, such as opening a source, run in a limited number of threads. Health
+checks run on the event loop and never wait.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from saccade.pipeline.errors import ConfigError, NotKeptError, StreamError
 from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.web.errors import HttpError
 
-OPEN_S = 15.0  # for a source, such as a file on a network, and outputs
-_END_S = 20.0  # more than `Streams.remove` waits
+OPEN_S = 15.0  # time limit for opening a source, such as a file on a network, and its outputs
+_END_S = 20.0  # longer than the wait of `Streams.remove`
 _MAX_OPENING = 8
 _MAX_CHANGING = 32
 
@@ -35,10 +35,10 @@ routes = Routes("streams")
 
 
 class Calls:
-    """The changes that are being made for clients.
+    """Runs changes for clients.
 
     Args:
-        controller: makes them.
+        controller: makes the changes.
     """
 
     def __init__(self, controller: Controller) -> None:
@@ -48,13 +48,13 @@ class Calls:
             BlockingCalls(_MAX_OPENING, limit_s, busy, (504, f"the stream did not open within {limit_s:g} s"))
             for limit_s in (OPEN_S, _END_S + OPEN_S)
         )
-        late = (409, "the stream is being ended, and has not ended yet")
-        self.ending = BlockingCalls(_MAX_OPENING, _END_S, "too many streams are being ended", late)
+        late = (409, "the stream is still being stopped; try again")
+        self.ending = BlockingCalls(_MAX_OPENING, _END_S, "too many streams are being stopped", late)
         busy = "too many changes are being made"
         self.changing = BlockingCalls(_MAX_CHANGING, OPEN_S, busy, (503, f"{busy}; try again"))
 
     async def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """What a stream runs by once values of it have changed."""
+        """Change settings of a stream and return its new configuration."""
         await known(self.controller, name)
         return await self.changing.ask(self.controller.update, name, values)
 
@@ -63,29 +63,29 @@ Changing = Annotated[Calls, the(Calls)]
 
 
 class Ok(BaseModel):
-    """Whether all is well."""
+    """Whether the check passed."""
 
     ok: bool
 
 
 class Health(Ok):
-    """Whether every stream is healthy, and which is not."""
+    """Whether every stream is healthy, and the unhealthy streams."""
 
     streams: int
     unhealthy: dict[str, AnyText]
-    sinks: dict[str, AnyText | None] | None = Field(None, description="those that are paused: a restart would not help")
-    workers: dict[str, AnyText] | None = Field(None, description="those that are away")
+    sinks: dict[str, AnyText | None] | None = Field(None, description="paused sinks; a restart would not help")
+    workers: dict[str, AnyText] | None = Field(None, description="workers that are not ready")
 
 
 class LatencyMs(BaseModel):
-    """Of the last results, in milliseconds; null where nothing is known yet."""
+    """Latency of recent results, in milliseconds; null if unknown."""
 
     p50: float | None
     p99: float | None
 
 
 class StreamState(BaseModel):
-    """How a stream is doing."""
+    """The state of a stream."""
 
     name: AnyText
     source: AnyText
@@ -97,7 +97,7 @@ class StreamState(BaseModel):
 
 
 class Stream(ShareSettings, Prompts, StreamState):
-    """How a stream is doing, and what it asks for in the model's own names; null where nothing is known yet."""
+    """The state of a stream, and its prompts in the model's own labels; null if unknown."""
 
     fps: float
     age_ms: float | None
@@ -110,13 +110,13 @@ class Stream(ShareSettings, Prompts, StreamState):
 
 
 class StreamDetails(Stream):
-    """A stream, with what it runs by."""
+    """A stream with its configuration."""
 
     config: dict[str, Any] | None
 
 
 class Streams(BaseModel):
-    """All streams that the client may see."""
+    """The streams that the client can access."""
 
     streams: list[Stream]
 
@@ -129,7 +129,7 @@ class Worker(BaseModel):
     reason: AnyText | None
     pid: int | None
     streams: list[str]
-    busy: float | None = Field(description="share of time in which its engine is at work, 0 to 1")
+    busy: float | None = Field(description="fraction of time in which its engine is busy, 0 to 1")
     rss_bytes: int | None
     starts: int
     restarted_in_s: list[float]
@@ -143,13 +143,13 @@ class Workers(BaseModel):
 
 @routes.get("/livez", role="anyone")
 async def live() -> Ok:
-    """200 while the server runs: no token, no detail."""
+    """Return 200 while the server runs; needs no token."""
     return Ok(ok=True)
 
 
 @routes.get("/readyz", role="anyone", response_model=Ok)
 async def ready(controller: Wanted) -> Response:
-    """200 while streams can be added and the model answers, else 503: no token, no detail."""
+    """Return 200 while streams can be added and the model responds, otherwise 503; needs no token."""
     runner = controller.runner
     is_ready = runner.ready and all(status.state != "stuck" for status in runner.statuses())
     return Json({"ok": is_ready}, 200 if is_ready else 503)
@@ -157,7 +157,7 @@ async def ready(controller: Wanted) -> Response:
 
 @routes.get("/healthz", role="viewer", response_model=Health)
 async def health(controller: Wanted) -> Response:
-    """200 while every stream is healthy, else 503, and which is not."""
+    """Return 200 while every stream is healthy, otherwise 503 with the unhealthy streams."""
     runner = controller.runner
     statuses = runner.statuses()
     unhealthy = {one.name: f"{one.state}: {one.reason or 'no frame'}" for one in statuses if not one.ok}
@@ -171,35 +171,38 @@ async def health(controller: Wanted) -> Response:
 
 @routes.get("/metrics", role="viewer", response_class=Response)
 async def metrics(shown: Annotated[Metrics, the(Metrics)]) -> Response:
-    """The metrics, for Prometheus."""
+    """Return the metrics in Prometheus' text format."""
     return Response(await asyncio.to_thread(shown.as_text), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @routes.get("/workers", role="viewer")
 async def workers(controller: Wanted) -> Workers:
-    """The processes with an engine: each with its streams, load, memory, and how fast it was started again."""
+    """List the workers with their streams, load, memory and restart times."""
     found = await asyncio.to_thread(controller.runner.workers)
     return Workers(workers=[Worker.model_validate(one, from_attributes=True) for one in found])
 
 
 @routes.get("/streams", role="viewer", limited="always", response_model_exclude_unset=True)
 async def list_streams(controller: Wanted, who: Who) -> Streams:
-    """All of them."""
+    """List all streams."""
     return Streams.model_construct(streams=[shown(one) for one in controller.runner.statuses() if who.sees(one.name)])
 
 
 @routes.post("/streams", role="admin", status_code=201, response_model=Stream, response_model_exclude_unset=True)
 async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stream:
-    """Add a stream; the keys are those of a configuration, but for files to write."""
+    """Add a stream; the keys are those of a configuration, except for output files."""
     if wanted.nothing:
         raise HttpError(422, wanted.nothing)
-    if wanted.heatmap:  # as with outputs: a client names no file that is written here
-        raise HttpError(422, "heatmap: is for a configuration; over HTTP it is GET /streams/NAME/heatmap.png")
+    if wanted.heatmap:  # clients must not choose files on the server
+        raise HttpError(
+            422,
+            "heatmap: not available over HTTP; use GET /streams/NAME/heatmap.png, or set it in the configuration file",
+        )
     if wanted.record:
-        raise HttpError(422, "record: is for a configuration: a client names no files")
+        raise HttpError(422, "record: not available over HTTP; set it in the configuration file")
 
     def undo(status: StreamStatus) -> None:
-        """End a stream that opened when its client had been told that it did not."""
+        """Remove a stream that opened after its client had received an error."""
         threading.Thread(target=calls.controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
 
     status = await calls.opening.ask(calls.controller.add, wanted, undo=undo)
@@ -209,7 +212,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
 
 @routes.get("/streams/{name}", role="viewer", response_model=StreamDetails, response_model_exclude_unset=True)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """One of them; with `Accept: application/yaml` only what it runs by."""
+    """Return a stream; with `Accept: application/yaml`, only its configuration."""
     status = await known(controller, name)
     if YAML in request.headers.get("Accept", "") and status.config is not None:
         return Response(text_of_stream(status.config), media_type=f"{YAML}; charset=utf-8")
@@ -219,33 +222,38 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.patch("/streams/{name}", role="operator", response_model_exclude_unset=True)
 async def change(name: str, wanted: Changes, calls: Changing) -> Stream:
-    """Change prompts and share from the next frame on."""
+    """Change prompts and scheduling from the next frame on."""
     await calls.update(name, changes_of(wanted))
     return shown(await known(calls.controller, name))
 
 
 @routes.delete("/streams/{name}", role="admin", status_code=204)
 async def remove(name: str, calls: Changing) -> None:
-    """End it, or forget one that failed."""
+    """Stop and remove a stream, or forget a failed stream."""
     await known(calls.controller, name)
     try:
         await calls.ending.ask(calls.controller.remove, name)
     except NotKeptError:
         raise
-    except (ConfigError, StreamError) as error:  # as where the file cannot be written without the stream
-        if isinstance(error, ConfigError) or name in calls.controller.runner.names:  # else it has ended meanwhile
+    except (
+        ConfigError,
+        StreamError,
+    ) as error:  # for example if the configuration file cannot be saved without the stream
+        if (
+            isinstance(error, ConfigError) or name in calls.controller.runner.names
+        ):  # otherwise it has ended in the meantime
             raise HttpError(409, str(error)) from None
 
 
 @routes.post("/streams/{name}/restart", role="operator", response_model_exclude_unset=True)
 async def restart(name: str, calls: Changing) -> Stream:
-    """Open it again, as it is wanted; also one that has failed."""
+    """Reopen a stream with its wanted configuration, even if it has failed."""
     await known(calls.controller, name)
     return shown(await calls.reopening.ask(calls.controller.restart, name))
 
 
 async def known(controller: Controller, name: str) -> StreamStatus:
-    """How a stream is doing, which may have failed; 404 if there is none of that name."""
+    """Return the status of a stream, even if it has failed; raises HTTP 404 for an unknown name."""
     try:
         return controller.runner.status(name)
     except StreamError as error:
@@ -253,12 +261,12 @@ async def known(controller: Controller, name: str) -> StreamStatus:
 
 
 def changes_of(wanted: BaseModel) -> dict[str, Any]:
-    """What a body sets."""
+    """Return the values that a body sets."""
     return {key: getattr(wanted, key) for key in wanted.model_fields_set}
 
 
 def shown(status: StreamStatus) -> Stream:
-    """A stream as clients see it; times in milliseconds."""
+    """Return a stream in the API's format; times are in milliseconds."""
     report, now = status.report, status.report.recent
     share = status.config or ShareSettings()
     values: dict[str, Any] = (status.prompts or Prompts()).model_dump()

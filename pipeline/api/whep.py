@@ -1,8 +1,8 @@
-"""WHEP: the video of any stream to browsers and players.
+"""WHEP: the live video of any stream for browsers and players.
 
-`?overlay=off` requests the frames without results drawn on them, `?width=480` smaller ones. A viewer that opens a data
-channel "results" gets the record of each frame there, with the frame's RTP timestamp. All of it runs on the
-application's event loop; a token or an SDP is never logged.
+`?overlay=off` requests video without the overlay, and `?width=480` smaller video. A viewer that opens a data channel
+"results" receives the record of each frame with the frame's RTP timestamp. All code runs on the application's event
+loop. Tokens and SDP are never logged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _WIDTHS = (64, 1920)
 
 
 class WhepServer(Signaling[ViewerPeer]):
-    """The endpoint. `close` ends every viewer's session.
+    """The WHEP endpoint. `close` ends all sessions.
 
     Args:
-        videos: what can be watched; it stays the caller's.
-        ice_servers, media_hosts, silence_s: as in `Signaling`.
-        max_viewers: how many viewers at a time, of all streams together.
-        answer: called with the name of the stream and each message of its viewer over the data channel; its result is
-            sent back. Must return at once.
-        on_viewers: called with the name of a stream and how many watch it, whenever that changes.
+        videos: the videos of all streams; the caller owns it.
+        ice_servers, media_hosts, silence_s: see `Signaling`.
+        max_viewers: maximum number of viewers of all streams together.
+        answer: called with the stream's name and each message on a viewer's data channel; its result is sent back. Must
+            not block.
+        on_viewers: called with a stream's name and its number of viewers after each change.
     """
 
     activity = "are watching"
@@ -64,11 +64,11 @@ class WhepServer(Signaling[ViewerPeer]):
         self._videos = videos
         self._answer = answer
         self._on_viewers = on_viewers
-        self._watched: dict[str, str] = {}  # the stream of each session
+        self._watched: dict[str, str] = {}  # stream of each session
 
     @property
     def viewers(self) -> int:
-        """How many viewers there are, those still connecting included."""
+        """The number of viewers, including viewers that are still connecting."""
         return len(self._peers)
 
     def _new_peer(self, on_closed: Callable[[], object]) -> ViewerPeer:
@@ -77,20 +77,20 @@ class WhepServer(Signaling[ViewerPeer]):
     async def _open(self, request: Request, offer: str) -> tuple[str, ViewerPeer]:
         stream = request.path_params["stream"]
         if stream not in self._videos.streams:
-            raise HttpError(404, "there is no video of a stream of that name")
+            raise HttpError(404, "there is no stream with this name")
         width = width_of(request)
         session, peer = await super()._open(request, offer)
-        # A message may change what is found, which a viewer may not: it is answered as one that changes nothing.
+        # A viewer must not change prompts, so its messages are answered as if they changed nothing.
         changes = client_of(request).may("operator")
         peer.messages.answer = lambda text: self._answer(stream, text if changes else "{}")
         view = View(request.query_params.get("overlay") != "off", peer.codec, width)
         try:
             peer.watch(partial(self._videos.join, stream, view))
-        except NoSuchStreamError:  # it has ended meanwhile
+        except NoSuchStreamError:  # it has ended in the meantime
             await peer.close()
             raise HttpError(404, "the stream has ended") from None
         log.info("%s: a viewer connects, %s", stream, peer.codec)
-        if session in self._peers:  # else it has disconnected already
+        if session in self._peers:  # otherwise it has already disconnected
             self._watched[session] = stream
             self._note_viewers(stream)
         return session, peer
@@ -106,12 +106,12 @@ class WhepServer(Signaling[ViewerPeer]):
 
 
 def width_of(request: Request) -> int | None:
-    """The width in pixels that a request asks for; raises HttpError, 400, if it is not one."""
+    """Return the requested width in pixels, or None; raises HttpError 400 if it is invalid."""
     text = request.query_params.get("width")
     if text is None:
         return None
     if not (text.isdecimal() and len(text) < 6 and _WIDTHS[0] <= int(text) <= _WIDTHS[1]):
-        raise HttpError(400, f"width should be pixels from {_WIDTHS[0]} to {_WIDTHS[1]}")
+        raise HttpError(400, f"width should be from {_WIDTHS[0]} to {_WIDTHS[1]} pixels")
     return int(text) // 2 * 2
 
 
@@ -121,7 +121,7 @@ Whep = Annotated[WhepServer, the(WhepServer)]
 
 @routes.post("/whep/{stream}", role="viewer", status_code=201, response_class=Response, openapi_extra=SDP_BODY)
 async def watch(stream: str, request: Request, whep: Whep) -> Response:
-    """Watch a stream: takes an SDP offer; the answer's `Location` is the session."""
+    """Watch a stream: the body is an SDP offer; the response's `Location` is the session."""
     return await whep.post(request)
 
 

@@ -1,7 +1,7 @@
-"""A viewer over WebRTC: a peer that is sent encoded frames as they are, with their records.
+"""A WebRTC viewer: a peer that receives encoded frames unchanged, with their records.
 
-aiortc sends what a track gives it, and encodes it first unless it is encoded already; here it always is. Beside what
-`saccade.sources.webrtc.peer` knows of aiortc, this file knows requests for key frames and the start of the RTP clock.
+aiortc would encode the frames of a track, but sends already encoded packets as they are. This module relies on two
+private parts of aiortc: requests for key frames, and the start of the RTP clock.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from saccade.sinks.video.broadcast import Viewer
 from saccade.sinks.video.live_encoder import TIME_BASE, Codec
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 
-_CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the better one first
+_CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the preferred codec first
 _RTP_CLOCK = "_RTCRtpSender__rtp_timestamp"
 _WRAP = 1 << 32
-_SOON_S, _TRIES = 0.01, 50  # how often the first record tries to follow its frame
+_SOON_S, _TRIES = 0.01, 50  # interval and number of attempts to send the first record after its frame
 
 
 class _Track(VideoStreamTrack):
-    """The track that the connection sends. Each record goes out with its frame."""
+    """The track that the connection sends. Each record is sent with its frame."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Track(VideoStreamTrack):
         self._changed.set()
 
     async def recv(self) -> Any:
-        """The next frame, as an `av.Packet`."""
+        """Return the next frame as an `av.Packet`."""
         while True:
             frame = self.viewer.take() if self.viewer is not None else None
             if frame is not None:
@@ -55,14 +55,14 @@ class _Track(VideoStreamTrack):
 
 
 class ViewerPeer(Peer):
-    """A `Peer` that is sent the video given by `watch`, and nothing before.
+    """A `Peer` that receives the video given by `watch`.
 
     Attributes:
-        codec: the codec of its video.
-        messages: each record goes there, with `rtp_timestamp`, that of its frame.
+        codec: codec of the video.
+        messages: data channel for records, each with the `rtp_timestamp` of its frame.
 
     Args:
-        settings, on_closed: as in `Peer`.
+        settings, on_closed: see `Peer`.
     """
 
     requirement = f"accept {' or '.join(_CODECS)}"
@@ -76,12 +76,12 @@ class ViewerPeer(Peer):
             [c for name in (*_CODECS, "rtx") for c in known if c.mimeType == f"video/{name}"]
         )
         self._leave: Callable[[], None] = lambda: None
-        self._clock: tuple[int, int] | None = None  # a pts, and the RTP timestamp it had
+        self._clock: tuple[int, int] | None = None  # a pts and its RTP timestamp
         self._last_pts: int | None = None
         self.codec: Codec = "H264"
 
     def watch(self, join: Callable[[Callable[[], None]], tuple[Viewer, Callable[[], None]]]) -> None:
-        """Start to send the video that `join` returns, given a callback that wakes this peer from any thread."""
+        """Start to send the video that `join` returns; `join` receives a thread-safe callback that wakes this peer."""
         self._track.viewer, self._leave = join(partial(self._call_soon, self._wake))
         self._wake()
 
@@ -106,15 +106,15 @@ class ViewerPeer(Peer):
             self._begin_close()
 
     def _ask(self) -> None:
-        """Request a key frame, as the peer does."""
+        """Request a key frame for the peer."""
         if self._track.viewer is not None:
             self._track.viewer.request_key_frame()
 
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
-        """Send a record, just before its frame, with the RTP timestamp that the frame will have.
+        """Send a record just before its frame, with the frame's RTP timestamp.
 
-        The RTP clock starts at a number that only aiortc knows; it is read from the frame sent last. So the first
-        record follows its frame: at 4 frames a second a viewer has its boxes 0.25 s sooner than with the second.
+        The RTP clock starts at a random number inside aiortc, which is read from the last sent frame. So the first
+        record follows its frame; waiting for the second frame would delay the boxes by 0.25 s at 4 frames per second.
         """
         if self._clock is None and self._last_pts is not None:
             self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)
@@ -125,8 +125,8 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the first record once its frame is on its way; it waits for the channel to open, or for a newer one."""
-        if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 until then
+        """Send the first record once its frame is sent; it waits until the channel opens, or for a newer record."""
+        if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 before the first frame
             self._clock = pts, stamp
         if self._clock is not None:
             self._send_stamped(record, pts, self._clock)
@@ -139,7 +139,7 @@ class ViewerPeer(Peer):
 
 
 def _chosen_codec(answer: str) -> Codec:
-    """The codec of the first payload type of the answer's video, which is the one that is sent."""
+    """Return the codec of the first payload type in the answer's video, which is the codec used."""
     for number in re.findall(r"^m=video \d+ \S+ (.*)$", answer, re.MULTILINE)[0].split():
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):

@@ -1,12 +1,12 @@
-"""`whep:8082` as a sink: the video of every stream with the results drawn on it, for browsers and players.
+"""The sink `whep:8082`: the annotated video of every stream, for browsers and players.
 
     whep:8082                                      http://127.0.0.1:8082/ in a browser
     whep://0.0.0.0:8082?token=sesame               for clients with the token
-    …?token_file=FILE                              a token in a file; or in the environment, as SACCADE_TOKEN
-    …?cert=FILE&key=FILE                           https, with this certificate
-    …?origin=https://example.org                   lets that page connect as well; may be repeated
+    …?token_file=FILE                              token in a file; or in the environment, as SACCADE_TOKEN
+    …?cert=FILE&key=FILE                           https with this certificate
+    …?origin=https://example.org                   allow this web origin, too; may be repeated
 
-The page lists the streams and shows one. Players take http://HOST:PORT/whep/STREAM.
+The page lists the streams and shows one stream. Players use http://HOST:PORT/whep/STREAM.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _MODEL: dict[str, Any] = {
 
 
 class ViewerSink:
-    """Shows any number of streams to viewers; without viewers nothing is drawn or encoded.
+    """Serves the annotated video of any number of streams; without viewers, nothing is drawn or encoded.
 
     Attributes:
-        url: of the page.
+        url: URL of the page.
 
     Args:
         host: address to listen on.
-        port: the port; 0 for any that is free.
-        token: what viewers must send; None for no authentication.
-        origins: pages that may connect, besides its own.
-        tls: with the server's certificate; None for no encryption.
+        port: port to listen on; 0 for any free port.
+        token: token of viewers; None for no authentication.
+        origins: additional web origins that may connect.
+        tls: TLS context with the server's certificate; None for no encryption.
 
     Raises:
-        SinkError: if the address is not available, or other machines could reach it and there is no token.
+        SinkError: if the address is not available, or a public address has no token.
     """
 
     shared: ClassVar[bool] = True
@@ -89,12 +89,12 @@ class ViewerSink:
         """Show one frame to all viewers of its stream.
 
         Raises:
-            SinkError: if it cannot be encoded.
+            SinkError: if the frame cannot be encoded.
         """
         self._videos.write(frame, result, latency)
 
     def end(self, stream: str) -> None:
-        """Disconnect the viewers of `stream`: nothing more will come of it."""
+        """Disconnect the viewers of a stream that has ended."""
         self._videos.end(stream)
 
     def close(self) -> None:
@@ -104,10 +104,10 @@ class ViewerSink:
 
 
 def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
-    """Open the sink that `whep:PORT` or `whep://HOST:PORT?token=…` asks for; it takes no `hints`.
+    """Open the sink of `whep:PORT` or `whep://HOST:PORT?token=…`; `hints` is ignored.
 
     Raises:
-        SinkError: if it is neither, or cannot be opened.
+        SinkError: if the address is invalid, or the sink cannot be opened.
     """
     place, _, query = target.removeprefix("whep:").partition("?")
     if not place.startswith("//"):
@@ -118,7 +118,7 @@ def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
     cert, key = options.text("cert"), options.text("key")
     options.reject_unknown()
     if address.user is not None or address.path:
-        raise SinkError(f"{address.shown}: only a host and a port are needed, and ?token=…")
+        raise SinkError(f"{address.shown}: only host, port and options such as ?token=… are allowed")
     try:
         token, tls = find_token(given or None, token_file or None, address.host), optional_context(cert, key)
     except ValueError as error:
@@ -131,11 +131,10 @@ _routes = Routes("sink")
 
 @_routes.get("/streams", role="viewer")
 async def _list(videos: Annotated[BroadcastSink, the(BroadcastSink)]) -> dict[str, Any]:
-    """The streams that can be watched."""
     return {"streams": [{"name": name, "state": "live", "ok": True} for name in videos.streams]}
 
 
 @_routes.get("/model", role="viewer")
 async def _model() -> dict[str, Any]:
-    """What the page asks first: a sink knows no model, so that the page only shows."""
+    """Return an empty model: a sink has no model, so the page only shows video."""
     return _MODEL

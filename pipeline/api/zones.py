@@ -1,4 +1,4 @@
-"""The zones and lines of a stream, and what was counted, over HTTP.
+"""Routes for the zones, lines and counts of a stream.
 
 Times are Unix times for live streams, and seconds from the start for files.
 """
@@ -29,7 +29,7 @@ Counts = dict[str, dict[str, dict[str, int]]]
 
 
 class CountedTotals(BaseModel):
-    """Objects by label; what entered, left and is in each zone, and crossed each line."""
+    """The number of objects by label, and the counts of each zone and line."""
 
     objects: dict[str, int]
     zones: Counts
@@ -37,13 +37,13 @@ class CountedTotals(BaseModel):
 
 
 class CountedMinute(CountedTotals):
-    """What was added in a minute that began then."""
+    """The counts of one minute; `start` is its first second."""
 
     start: int
 
 
 class Counted(BaseModel):
-    """What was counted since the stream began, and in the minutes asked for."""
+    """The counts since the start of the stream, and of the requested minutes."""
 
     totals: CountedTotals
     minutes: list[CountedMinute]
@@ -51,32 +51,32 @@ class Counted(BaseModel):
 
 @routes.get("/streams/{name}/zones", role="viewer", response_model=Regions)
 async def show(name: str, controller: Wanted) -> Response:
-    """Its zones and lines, as in a configuration."""
+    """Return the zones and lines of a stream, as in a configuration."""
     await known(controller, name)
     return _regions(controller.stream(name))
 
 
 @routes.put("/streams/{name}/zones", role="operator", response_model=Regions)
 async def replace(name: str, wanted: Regions, calls: Changing) -> Response:
-    """Replace them, from the next frame on; what stays the same keeps its counts."""
+    """Replace the zones and lines of a stream from the next frame on; unchanged zones and lines keep their counts."""
     return _regions(await calls.update(name, {"zones": wanted.zones, "lines": wanted.lines}))
 
 
 @routes.delete("/streams/{name}/zones", role="operator", status_code=204)
 async def remove(name: str, calls: Changing) -> None:
-    """Remove them all."""
+    """Remove all zones and lines of a stream."""
     await calls.update(name, {"zones": {}, "lines": {}})
 
 
 @routes.get("/streams/{name}/counts", role="viewer")
 async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
-    """The totals, and what came in each minute of the last day from a time on."""
+    """Return the totals, and the counts of each minute of the last day since a time."""
     try:
         start = float(since)
     except ValueError:
         start = math.nan
     if not math.isfinite(start):
-        raise HttpError(422, "since should be a time in seconds, such as 1795262111")
+        raise HttpError(422, "since should be a Unix time in seconds, such as 1795262111")
     await known(controller, name)
     totals, minutes = await asyncio.to_thread(controller.runner.counts, name, start)
     added = [{"start": minute.start, **asdict(minute.counts)} for minute in minutes]
@@ -85,13 +85,13 @@ async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
 
 @drawn.get("/streams/{name}/heatmap.png", role="viewer", response_class=Response)
 async def heatmap(name: str, here: Annotated[Here, the(Here)]) -> Response:
-    """Where objects have been since it began, transparent elsewhere, to lay over the video."""
+    """Return the heatmap of object positions as a transparent PNG to lay over the video."""
     try:
         stage = analyze_stage(here.local.streams.get(name).stages)
     except StreamError as error:
         raise HttpError(404, str(error)) from None
     if stage is None:
-        raise HttpError(409, "the stream was started by a program without a stage for zones")
+        raise HttpError(409, "this stream has no zones stage")
     heat = stage.heat
 
     def draw() -> bytes:

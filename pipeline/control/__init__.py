@@ -1,1 +1,1 @@
-"""What is to run, and how it comes to run: the desired state, and the streams of this process that follow it."""
+"""The control layer: the desired state of a run, and the streams that follow it."""

@@ -1,4 +1,4 @@
-"""The configuration file of a run: read again when it changes, and written to on request. Knows nothing that runs."""
+"""The configuration file of a run: reloaded when it changes, and saved on request."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Stamp = tuple[int, int, int]
 
 
 class FileStamp:
-    """Whether a file is another than it was when it was last read.
+    """Detects whether a file has changed since it was last read.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,16 +28,16 @@ class FileStamp:
 
     @property
     def changed(self) -> bool:
-        """Whether it is there, and another."""
+        """Whether the file exists and has changed."""
         stamp = self._now()
         return stamp is not None and stamp != self._stamp
 
     def take(self) -> None:
-        """It is being read now."""
+        """Record that the file is being read now."""
         self._stamp = self._now()
 
     def _now(self) -> Stamp | None:
-        """What changes with the file; None while it is not there, as while an editor replaces it."""
+        """Return a stamp that changes with the file; None if it is missing, for example while an editor replaces it."""
         try:
             status = self._path.stat()
         except OSError:
@@ -46,14 +46,14 @@ class FileStamp:
 
 
 class ConfigFile(FileStamp):
-    """A configuration file with the command line's values over it.
+    """A configuration file, overridden by values of the command line.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
 
     Args:
-        path: of the file.
-        overrides: the command line's values.
+        path: path of the file.
+        overrides: values of the command line.
     """
 
     def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
@@ -63,40 +63,38 @@ class ConfigFile(FileStamp):
 
     @property
     def names_streams(self) -> bool:
-        """Whether the streams are those of the file: otherwise it is a template, for runs beside each other."""
+        """Whether the file defines the streams; otherwise, the command line does, and the file is a shared template."""
         return not self._overrides.keys() & {"source", "streams"}
 
     def load(self) -> RunConfig:
-        """Read it.
+        """Load the configuration.
 
         Raises:
-            ConfigError: if it cannot be read or is invalid.
+            ConfigError: if the file cannot be read or is invalid.
         """
         self.take()
         return load(self.path, self._overrides)
 
     def parse(self, text: str) -> RunConfig:
-        """Read another text of it.
+        """Parse a new text of the file.
 
         Raises:
-            ConfigError: if it is invalid.
+            ConfigError: if the text is invalid.
         """
         return load_text(text, self._overrides)
 
     def save(self, wanted: RunConfig) -> None:
-        """Write the streams that are wanted; what is not other stays as it is, comments among it.
+        """Save the wanted streams; everything else in the file stays, including comments.
 
         Raises:
-            ConfigError: if that cannot be; the file is as it was.
+            ConfigError: if saving fails; the file is unchanged.
         """
         if not self.names_streams:
-            raise ConfigError("the streams were given on the command line, and are not in the file")
+            raise ConfigError("the streams are defined on the command line, so they cannot be saved to the file")
 
         def check(path: Path) -> None:
             if left := [change.name for change in plan(load(path, self._overrides), wanted)]:
-                raise ConfigError(
-                    f"{', '.join(left)}: a flag of the command line or an alias in the file is in the way"
-                )
+                raise ConfigError(f"{', '.join(left)}: a command-line flag or an alias in the file prevents saving")
 
         save_streams(self.path, load(self.path, self._overrides), wanted, check)
         self.take()

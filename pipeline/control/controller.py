@@ -57,12 +57,12 @@ log = logging.getLogger(__name__)
 _ASKING = frozenset({"detect", "point", "polygons", "query", "segment", "task"})
 
 Edit = Callable[[RunConfig], RunConfig]
-"""Makes the next desired configuration of the last one. Both are resolved: a list of named streams."""
+"""Makes the next desired configuration from the current one. Both are resolved into a list of named streams."""
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What has become of a change: how its stream is doing where there is one, or why it failed."""
+    """The outcome of a change: the status of its stream, or the error."""
 
     change: Change
     status: StreamStatus | None = None
@@ -94,27 +94,27 @@ class Applied:
 
 
 class _Turn:
-    """The lock of a stream. It lives while somebody changes the stream."""
+    """The lock of a stream that is being changed; it exists only during changes."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
 
 
 class Controller:
-    """Holds the desired state of a run, and has it run.
+    """Holds the desired state of a run and applies it.
 
     Attributes:
-        runner: runs it.
+        runner: runs the streams.
 
     Args:
-        runner: runs it; a `Local`, or one with the same methods.
-        base: the configuration that the command and its file give.
-        desired: what is to run, if that is another: `base` with what was changed before.
-        first: streams of it that are open, for `start`.
-        file: the configuration file; None without one.
-        state: keeps changes; None to keep none, or to keep them in the file.
-        save_at_once: keep each change in the configuration file.
-        endless: go on when no stream runs any more, also where some are configured.
+        runner: runs the streams.
+        base: configuration of the command line and the file.
+        desired: desired configuration, if earlier changes have modified `base`.
+        first: already open streams, for `start`.
+        file: configuration file, or None.
+        state: stores changes; None to store none, or to store them in the file.
+        save_at_once: save each change to the configuration file.
+        endless: continue when no stream is running, even if streams are configured.
     """
 
     def __init__(
@@ -137,37 +137,37 @@ class Controller:
         self._file = file
         self._state = state
         self._save_at_once = save_at_once
-        self._lock = threading.Lock()  # over base, desired, and what follows; never held while anything is opened
+        self._lock = threading.Lock()  # guards base, desired and the attributes below; never held while opening
         self._attached: set[str] = set()  # streams whose source has no address
         self._over: set[str] = set()  # streams that have ended by themselves
         self.finished: dict[str, Ended] = {}
         """How streams of the configuration have ended, by name."""
-        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()  # of streams that are being changed
+        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()  # locks of streams that are being changed
         self.endless = endless or not self._desired.streams
-        """Whether the run goes on when no stream runs any more, since others may be added."""
+        """Whether the run continues without running streams, because streams can be added."""
 
     # ---- what is wanted, and how it is doing
 
     @property
     def config(self) -> RunConfig:
-        """What is to run."""
+        """The desired configuration."""
         with self._lock:
             return self._desired
 
     @property
     def local(self) -> Local:
-        """The runner, where it is of this process: for what a program does with its streams."""
+        """The runner, if it runs in this process; gives a program access to the streams."""
         assert isinstance(self.runner, Local)
         return self.runner
 
     @property
     def streams(self) -> Streams:
-        """What runs in this process."""
+        """The running streams of this process."""
         return self.local.streams
 
     @property
     def file(self) -> ConfigFile | None:
-        """The configuration file; None without one."""
+        """The configuration file, or None."""
         return self._file
 
     def stream(self, name: str) -> ListedStream:
@@ -181,12 +181,12 @@ class Controller:
     # ---- changes
 
     def start(self) -> list[Run]:
-        """Start the streams that are wanted; returns those of the configuration that run in this process.
+        """Start the desired streams; return the configured streams that run in this process.
 
-        One that was added before the process was started again, and cannot be opened now, is listed as failed.
+        A stream that was added before a restart and cannot be opened now is listed as failed.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if one of the configuration cannot be opened.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if a configured stream cannot be opened.
         """
         runs = [self.local.start(stream) for stream in self._first]
         known = {stream.config.name for stream in self._first}
@@ -214,7 +214,7 @@ class Controller:
             again: streams to open again also where nothing about them differs.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; everything goes on as it was.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; nothing was changed.
         """
         if isinstance(wanted, RunConfig):
             base = wanted = wanted.resolved()
@@ -242,11 +242,11 @@ class Controller:
             return Applied(self._act(changes, prepared), keys)
 
     def add(self, config: StreamConfig) -> StreamStatus:
-        """Add a stream; without a name it gets a free one like its source's.
+        """Add a stream; without a name, it gets a free name derived from its source.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError: if something it names cannot be used.
-            StreamError: if its name is taken, or too many streams run.
+            ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened.
+            StreamError: if its name is taken, or too many streams are running.
         """
         if config.nothing:
             raise ConfigError(config.nothing)
@@ -266,17 +266,17 @@ class Controller:
         return outcome.status
 
     def attach(self, stream: OpenedStream) -> Run:
-        """Run a stream that was opened by `Local.open` from a source without an address; it is not stored.
+        """Run a stream opened by `Local.open` from a source without an address; the stream is not stored.
 
         Raises:
-            ConfigError, SinkError, StreamError: as `add`; it is closed then.
+            ConfigError, SinkError, StreamError: see `add`; the stream is then closed.
         """
         name = stream.config.name
         assert name is not None
         try:
             with self._lock:
                 if name in self.runner.names or name in self._desired.named().keys() - self._attached:
-                    raise StreamError(f"there is a stream called '{name}' already")
+                    raise StreamError(f"a stream named '{name}' already exists")
                 self._attached.add(name)
                 self._desired = _with(self._desired, stream.config)
             with self._turn(name):
@@ -306,48 +306,49 @@ class Controller:
         return self.stream(name)
 
     def check_rules(self, name: str, values: Mapping[str, Any]) -> None:
-        """Check that a stream could have these rules, and change nothing.
+        """Check that a stream supports these rules, without applying them.
 
         Raises:
-            PlacedError: as `runtime.tasks.check_rules`.
-            StreamError: if none of that name runs.
+            PlacedError: see `runtime.tasks.check_rules`.
+            StreamError: if the stream is not running.
         """
         self.runner.check_rules(_changed(self.stream(name), values))
 
     def remove(self, name: str) -> None:
-        """End a stream, or forget one that failed.
+        """Stop a stream, or forget a failed stream.
 
         Raises:
-            StreamError: if there is none of that name, or it has not ended yet.
+            StreamError: if there is no such stream, or it has not ended yet.
         """
         if name not in self.config.named():
-            self.runner.remove(name)  # a program's, or an error
+            self.runner.remove(name)  # a stream of a program, or an error
             return
         self.apply(partial(_without, [name])).check()
 
     def restart(self, name: str) -> StreamStatus:
-        """End a stream and open it again as it is wanted; also one that failed. Where that fails, it has failed.
+        """Stop a stream and reopen it with its desired configuration, even if it has failed.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError: if something it names cannot be used.
-            StreamError: if there is none of that name, or it does not end.
+            ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened; it is then listed as
+                failed.
+            StreamError: if there is no such stream, or it does not end.
         """
         wanted = self.config.named().get(name)
         if wanted is None or name in self._attached:
             self.runner.status(name)
-            raise StreamError(f"'{name}' was started by a program, not from a configuration")
+            raise StreamError(f"'{name}' was started by a program and has no configuration to change")
         self.apply(lambda desired: desired, again=[name]).check()
         return self.runner.status(name)
 
     # ---- the file
 
     def reload(self) -> list[str]:
-        """Read the configuration file and run what it says now; returns a line for each change, or that there is none.
+        """Reload the configuration file and apply it; return a line per change, or a line that nothing changed.
 
-        What was changed over HTTP and not in the file stays.
+        Changes over HTTP that do not conflict with the file are kept.
 
         Raises:
-            ConfigError: if that cannot be; everything goes on as it was.
+            ConfigError: if the file cannot be applied; nothing changes.
         """
         file = self._required_file()
         try:
@@ -355,27 +356,27 @@ class Controller:
             base = edited.resolved()
             applied = self.apply(lambda desired: merge(before, base, desired), base=base)
         except ERRORS as error:
-            raise ConfigError(f"{error}; everything goes on as it was") from None
+            raise ConfigError(f"{error}; nothing was changed") from None
         lines = [_line(outcome) for outcome in applied.outcomes] + _later_line(before, edited, applied.keys)
         if applied.keys:
-            lines.append(f"every worker was replaced, with other {', '.join(applied.keys)}")
+            lines.append(f"all workers were replaced, because of changes in {', '.join(applied.keys)}")
         return lines or [f"{file.path}: nothing has changed"]
 
     def reload_lines(self) -> list[str]:
-        """`reload` for a terminal: a line for each change, or for why there is none."""
+        """Call `reload` and return its lines for a terminal; an error becomes a line, too."""
         try:
             return self.reload()
         except ConfigError as error:
             return [str(error)]
 
     def save(self) -> str:
-        """Write what was changed since the file was read into it: streams, and each of their settings.
+        """Save all changes since the last load to the file.
 
         Returns:
             The file's name.
 
         Raises:
-            ConfigError: if it cannot be written.
+            ConfigError: if the file cannot be written.
         """
         file = self._required_file()
         with self._lock:
@@ -387,10 +388,10 @@ class Controller:
         return file.path.name
 
     def preview(self, text: str) -> list[str]:
-        """What another text of the configuration file would change: a line for each; nothing is done.
+        """Return what a new text of the configuration file would change, one line per change, without applying it.
 
         Raises:
-            ConfigError: if it is invalid.
+            ConfigError: if the text is invalid.
         """
         edited = load_text(text) if self._file is None else self._file.parse(text)
         with self._lock:
@@ -407,12 +408,12 @@ class Controller:
         return change
 
     def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[Outcome]:
-        """Have the streams of these changes run as they are wanted now, each in its turn."""
+        """Apply changes to their streams, one after the other, with their current desired configuration."""
         outcomes = []
         for change in changes:
             name = change.name
             with self._turn(name):
-                # Another change of it may have been stored since: then this does what that asks for.
+                # A later change may have been stored in the meantime; then this applies the later change.
                 wanted = self.config.named().get(name)
                 foreign = wanted is not None and self._is_foreign(Open(name, wanted), self._base)
                 try:
@@ -429,14 +430,14 @@ class Controller:
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """Change a stream while nobody else does."""
+        """Hold the lock of a stream while changing it."""
         with self._lock:
             turn = self._turns.setdefault(name, _Turn())
         with turn.lock:
             yield
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
-        """Keep the next desired state, and then take it; the caller holds the lock."""
+        """Store the next desired state, then adopt it; the caller holds the lock."""
         kept = self._stored(desired)
         changed = bool(plan(self._stored(self._desired), kept))
         if self._save_at_once and self._file is not None and changed:
@@ -448,7 +449,7 @@ class Controller:
         self._base, self._desired = base, desired
 
     def _undo(self, name: str, before: ListedStream | None) -> None:
-        """Want a stream that could not be started no more, or as it was when it had ended."""
+        """Remove a stream that could not be started from the desired state, or restore its previous configuration."""
         with self._lock:
             desired = _without([name], self._desired)
             self._store(self._base, desired if before is None else _with(desired, before))
@@ -456,13 +457,13 @@ class Controller:
                 self._over.add(name)
 
     def _stored(self, desired: RunConfig) -> RunConfig:
-        """The desired configuration without streams that end with the process."""
+        """Return the desired configuration without streams that end with the process."""
         if not self._attached:
             return desired
         return desired.with_streams(stream for name, stream in desired.named().items() if name not in self._attached)
 
     def _ended(self, ended: Ended) -> None:
-        """A stream has ended. One that a client has added is not wanted any more when its source has ended."""
+        """Handle the end of a stream; a stream added by a client is no longer wanted after its source has ended."""
         name = ended.name
         with self._lock:
             if name in self._base.named():
@@ -482,7 +483,7 @@ class Controller:
                         self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
-        """Forget a stream that was never stored, unless another has its name by now; the caller holds the lock."""
+        """Forget a stream that was never stored, unless another stream has its name; the caller holds the lock."""
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
             self._desired = _without([name], self._desired)
@@ -492,18 +493,18 @@ class Controller:
         self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:
-            raise StreamError(f"'{name}' was started by a program, not from a configuration")
+            raise StreamError(f"'{name}' was started by a program and has no configuration to change")
         return wanted
 
     def _is_foreign(self, change: Change, base: RunConfig) -> bool:
-        """Whether a client has named the source of a stream, so that the policy decides about it."""
+        """Return whether a client has set the source of a stream, so that the source policy applies."""
         if isinstance(change, Close):
             return False
         given = base.named().get(change.name)
         return given is None or given.source != change.stream.source
 
     def _gone(self) -> set[str]:
-        """The wanted streams whose names may be taken: those that have ended or failed."""
+        """Return the names of ended and failed streams, which can be reused."""
         failed = {status.name for status in self.runner.statuses() if status.state == "failed"}
         return (self._over | failed) - set(self.runner.names)
 
@@ -512,17 +513,17 @@ class Controller:
         if config.name is None:
             return free_name(name_of(config.source), taken)
         if config.name in taken:
-            raise StreamError(f"there is a stream called '{config.name}' already")
+            raise StreamError(f"a stream named '{config.name}' already exists")
         return config.name
 
     def _required_file(self) -> ConfigFile:
         if self._file is None:
-            raise ConfigError("there is no configuration file: start with --config FILE")
+            raise ConfigError("Saccade has no configuration file: start it with --config FILE")
         return self._file
 
 
 def _listed(config: StreamConfig, name: str) -> ListedStream:
-    """A stream under a name, as one of several."""
+    """Return a stream under a new name, as one of several streams."""
     values = {key: getattr(config, key) for key in config.model_fields_set}
     return ListedStream.model_construct(config.model_fields_set | {"name"}, **{**values, "name": name})
 
@@ -544,7 +545,7 @@ def _without(names: Collection[str | None], desired: RunConfig) -> RunConfig:
 
 
 def _line(outcome: Outcome) -> str:
-    """What has become of a change, for people."""
+    """Return the outcome of a change as a line."""
     change = outcome.change
     if outcome.error is not None:
         return f"{change.name}: {outcome.error}"
@@ -553,9 +554,11 @@ def _line(outcome: Outcome) -> str:
     if isinstance(change, Open):
         return f"{change.name}: added"
     keys = ", ".join(sorted(change.keys))
-    return f"{change.name}: other {keys}" if isinstance(change, Update) else f"{change.name}: restarted, other {keys}"
+    return (
+        f"{change.name}: changed {keys}" if isinstance(change, Update) else f"{change.name}: restarted, changed {keys}"
+    )
 
 
 def _later_line(old: RunConfig, new: RunConfig, taken: Collection[str] = ()) -> list[str]:
     keys = [key for key in later(old, new) if key not in taken]
-    return [f"{', '.join(keys)}: changed in the file, and taken when saccade is started again"] if keys else []
+    return [f"{', '.join(keys)}: changed in the file; restart saccade to apply"] if keys else []

@@ -1,4 +1,4 @@
-"""How busy a worker is, and which worker gets the next stream. Pure, but for the memory of this process."""
+"""The load of workers, and the choice of a worker for the next stream."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_STREAMS = 64
-"""The most streams that a worker takes."""
-_LEAST_S = 0.9  # between two readings
+"""Maximum number of streams per worker."""
+_LEAST_S = 0.9  # minimum time between two readings
 _UNMEASURED = 1.0 / MAX_STREAMS
-"""The load of a stream that no report counts yet."""
+"""The assumed load of a stream that no report includes yet."""
 
 
 class Load:
-    """The busy share of engines from one reading of their counters to the next; read once a second at most."""
+    """The busy fraction of engines between two readings of their counters; read at most once a second."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
         self._share = 0.0
 
     def share(self, busy_s: float, now_s: float) -> float:
-        """From 0 to 1; 0 at the first reading.
+        """Return the busy fraction, 0 to 1; 0 at the first reading.
 
         Args:
-            busy_s: seconds that the busiest engine has worked so far.
-            now_s: the time on a clock that never goes back.
+            busy_s: total busy time of the busiest engine, in seconds.
+            now_s: time on a monotonic clock, in seconds.
         """
         last = self._last
         if last is not None and now_s - last[1] < _LEAST_S:
@@ -40,13 +40,13 @@ class Load:
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """A worker that is ready.
+    """A ready worker.
 
     Attributes:
-        name: of the worker.
-        busy: share of time in which its engine is at work, as last reported, 0 to 1.
-        streams: how many streams it has.
-        new: how many of these its last report does not count.
+        name: name of the worker.
+        busy: busy fraction of its engine in its last report, 0 to 1.
+        streams: number of its streams.
+        new: number of its streams that the last report does not include.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Candidate:
 
 
 def least_loaded(workers: Iterable[Candidate]) -> str | None:
-    """The name of the worker that gets the next stream; None if each has `MAX_STREAMS`.
+    """Return the worker for the next stream; None if every worker has `MAX_STREAMS`.
 
-    A stream that no report counts yet weighs as much as the others of its worker do, so that streams that are opened
-    together are spread.
+    A stream that no report includes yet counts like the average stream of its worker, so that streams opened together
+    are spread.
     """
     able = [worker for worker in workers if worker.streams < MAX_STREAMS]
 
@@ -72,7 +72,7 @@ def least_loaded(workers: Iterable[Candidate]) -> str | None:
 
 
 def rss_bytes() -> int:
-    """The resident memory of this process; where only that is known, the most so far."""
+    """Return the resident memory of this process in bytes; outside Linux, the peak so far."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):  # not Linux

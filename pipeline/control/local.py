@@ -1,8 +1,7 @@
-"""The streams of this process: one engine, what all streams share, and each stream's own outputs.
+"""The streams of this process: one engine, shared outputs, and each stream's own outputs.
 
-`Local.follow` has a stream run by a configuration, whatever it does now; the controller calls it, and nobody else
-starts or changes a stream. Opened in an order in which a mistake costs little time and leaves no file behind. A worker
-elsewhere can hold one. Knows nothing of HTTP, terminals or signals.
+`Local.follow` makes a stream run by a configuration, whatever its current state. Only the controller starts and changes
+streams. Steps that fail quickly come first and leave no files behind. A worker process also uses a `Local`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ log = logging.getLogger(__name__)
 _ENGINE_S = 120.0  # for a large model to finish the frames that it has
 _END_S = 30.0  # for the sinks to write what they have
 ERRORS = (ConfigError, EngineError, SinkError, SourceError, StreamError)
-"""What opening a stream raises; each has one line for the user."""
+"""The errors of opening a stream, each with a message of one line."""
 
 _OUTPUT_KEYS = frozenset({"sinks", "heatmap", "queue", "in_flight", "record"})
 _EVERY = "every stream"
@@ -113,21 +112,21 @@ class Local:
         self._each = list(each)
         self._load = Load()
         self._begun: set[str] = set()  # streams whose end has not been reported
-        self._lock = threading.Lock()  # over what follows
-        self._archives: dict[str, tuple[str, Archive]] = {}  # with the setting that it was made from
-        self._written: dict[Path, str] = {}  # file → its stream; also of streams that have ended
+        self._lock = threading.Lock()  # guards the attributes below
+        self._archives: dict[str, tuple[str, Archive]] = {}  # with the setting from which it was made
+        self._written: dict[Path, str] = {}  # file → its stream, including ended streams
         self._note(_EVERY, shared)
 
     @property
     def engine(self) -> Engine:
-        """What finds things in frames."""
+        """The engine for frames."""
         return self.streams.engine
 
     def archive(self, name: str) -> Archive | None:
-        """What was recorded of a stream, by this run or earlier ones; None where it is not recorded.
+        """Return the recordings of a stream, including those of earlier runs; None if recording is off.
 
         Raises:
-            StreamError: if none of that name is running.
+            StreamError: if the stream is not running.
         """
         config = self.streams.get(name).config
         if config is None or config.record is None:
@@ -140,30 +139,30 @@ class Local:
         return known[1]
 
     def check(self, stream: ListedStream) -> None:
-        """Check that the model can do what a stream asks for.
+        """Check that the model supports the prompts and questions of a stream.
 
         Raises:
-            ConfigError, EngineError: if it cannot.
+            ConfigError, EngineError: if it does not.
         """
         tasks_for(self.engine, stream)
         check_asked(self.asks, stream)
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check that a stream can have its rules; raises PlacedError as `runtime.tasks.check_rules`."""
+        """Check that a stream supports its rules; raises PlacedError, see `runtime.tasks.check_rules`."""
         check_rules(self.engine, self.asks, stream)
 
     def prepare(self, change: StreamChange, *, checked: bool) -> OpenedStream | None:
-        """Find out whether a change can be made, before anything is stored or ended.
+        """Check whether a change is possible, before anything is stored or stopped.
 
         Args:
-            change: what is wanted.
-            checked: whether the policy decides about its source.
+            change: the change.
+            checked: whether the source policy applies.
 
         Returns:
-            The stream if it is to begin; it is the caller's, to be closed or given to `follow`.
+            The opened stream if one will be added; the caller closes it or passes it to `follow`.
 
         Raises:
-            ConfigError, EngineError, SourceError: if it cannot be made.
+            ConfigError, EngineError, SourceError: if the change is not possible.
         """
         if isinstance(change, Close):
             return None
@@ -179,15 +178,15 @@ class Local:
         return None
 
     def open(self, stream: ListedStream, *, checked: bool = False, source: Source | None = None) -> OpenedStream:
-        """Open a stream, to be given to `start` or closed.
+        """Open a stream; the caller passes it to `start` or closes it.
 
         Args:
-            stream: its configuration, with a name.
-            checked: whether the policy decides about its source.
-            source: where its frames come from, if that is open already.
+            stream: configuration, with a name.
+            checked: whether the source policy applies.
+            source: an already open source, or None.
 
         Raises:
-            ConfigError, EngineError, SourceError: if something it names cannot be used.
+            ConfigError, EngineError, SourceError: if the stream cannot be opened.
         """
         check = None
         if checked and self._policy is not None:
@@ -196,10 +195,10 @@ class Local:
         return open_stream(stream, self.engine, ask=self.asks, events=self.events, source=source, check=check)
 
     def start(self, stream: OpenedStream) -> Run:
-        """Start a stream whose outputs are open; the caller closes it if that fails.
+        """Start a stream with open outputs; on failure, the caller closes it.
 
         Raises:
-            StreamError: if its name is taken, or too many streams run.
+            StreamError: if its name is taken, or too many streams are running.
         """
         name = _name(stream)
         self._note(name, self._files(stream.config, name))
@@ -209,19 +208,19 @@ class Local:
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Have a stream run by this configuration from now on, whatever it does at the moment.
+        """Make a stream run by a configuration, whatever its current state.
 
         Args:
-            name: of the stream.
-            wanted: what it runs by; None to end it.
-            prepared: what `prepare` returned; used where it was opened from what is wanted, else closed.
-            checked: as in `open`.
+            name: name of the stream.
+            wanted: desired configuration; None stops the stream.
+            prepared: result of `prepare`; used if it was opened for this configuration, otherwise closed.
+            checked: whether the source policy applies.
 
         Returns:
-            How it is doing; None where it is ended.
+            The status of the stream; None after a stop.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if that cannot be.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if this is not possible.
         """
         run = self._running(name)
         opened = prepared if isinstance(prepared, OpenedStream) else None
@@ -241,15 +240,15 @@ class Local:
         return self._status_of(self.begin(opened or self.open(wanted, checked=checked)))
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """End a stream, or forget one that failed, and open it again; where that fails it is listed as failed.
+        """Stop a stream, or forget a failed stream, and reopen it; on failure, it is listed as failed.
 
-        Arguments and errors are as in `follow`.
+        Arguments and errors: see `follow`.
         """
         with self.streams.reopening(name):
             return self._status_of(self.begin(self.open(wanted, checked=checked)))
 
     def begin(self, stream: OpenedStream) -> Run:
-        """Open the outputs of a stream and start it, or close it if that fails; errors are as in `follow`."""
+        """Open the outputs of a stream and start it; on failure, close it. Errors: see `follow`."""
         name = _name(stream)
         with stream, self.streams.reserve(name):
             self._begin(name, stream)
@@ -262,11 +261,11 @@ class Local:
             return stream.start(self.streams, reserved=True)
 
     def remove(self, name: str) -> None:
-        """End a stream, or forget one that failed; raises StreamError if there is none, or it does not end."""
+        """Stop a stream, or forget a failed stream; raises StreamError if it does not exist or does not end."""
         self.streams.remove(name)
 
     def take(self, config: RunConfig) -> list[str]:
-        """None of it: the engine and the shared outputs stay what they are."""
+        """Return no keys: the engine and the shared outputs cannot change."""
         return []
 
     def _begin(self, name: str, stream: OpenedStream) -> None:
@@ -298,7 +297,7 @@ class Local:
 
     @property
     def names(self) -> list[str]:
-        """The streams that run, or are being opened."""
+        """The names of streams that are running or being opened."""
         return self.streams.names
 
     @property
@@ -325,21 +324,21 @@ class Local:
 
     @property
     def model(self) -> ModelInfo:
-        """The model that finds things."""
+        """The model for frames."""
         model = self.engine.model
         return ModelInfo(model.name, model.device, model.classes, model.skills, "query" in self.asks.model.skills)
 
     def statuses(self) -> list[StreamStatus]:
-        """The status of every stream, also of those that failed."""
+        """Return the status of every stream, including failed streams."""
         return [self._with_prompts(status) for status in self.streams.snapshot()]
 
     def status(self, name: str) -> StreamStatus:
-        """The status of a stream; raises StreamError if there is none of that name."""
+        """Return the status of a stream; raises StreamError if it does not exist."""
         found = next((status for status in self.streams.snapshot() if status.name == name), None)
         return self._status_of(self.streams.get(name)) if found is None else self._with_prompts(found)
 
     def workers(self) -> list[WorkerStatus]:
-        """Only the process of the streams."""
+        """Return the status of this process as the only worker."""
         counters = {engine: engine.counters() for engine in dict.fromkeys((self.engine, self.asks))}
         busy_s = max(one.get("busy_seconds_total", 0.0) for one in counters.values())
         return [
@@ -355,34 +354,34 @@ class Local:
         ]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """As `Streams.sink_statuses`."""
+        """Return the status of every sink; see `Streams.sink_statuses`."""
         return self.streams.sink_statuses()
 
     def lost_changes(self) -> dict[str, int]:
-        """Where changes of events may be lost → how many were."""
+        """Return the number of dropped changes of events, by place."""
         return {"hub": self.events.hub.dropped} | ({"store": self.store.dropped} if self.store else {})
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """How each rule of a stream is doing; None if it can have none. Raises StreamError."""
+        """Return the state of each rule of a stream; None if the stream has no rules. Raises StreamError."""
         run = self.streams.get(name)
         stage = event_stage(run.stages)
         return None if stage is None or run.config is None else list(stage.states)
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """What was counted in a stream: in all, and in each minute from a time on. Raises StreamError."""
+        """Return the totals of a stream, and its counts per minute since a time. Raises StreamError."""
         stage = analyze_stage(self.streams.get(name).stages)
         if stage is None:
-            raise StreamError("the stream was started by a program without a stage for zones")
+            raise StreamError("this stream has no zones stage")
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Ask a model which stored events show something; raises ConfigError or EngineError."""
+        """Search stored events with the model; raises ConfigError or EngineError."""
         if self.store is None:
-            raise ConfigError("no events are stored: start with --store DIR")
+            raise ConfigError("this Saccade stores no events: start it with --store DIR")
         return Searched(search_events(self.store, self.asks, text, query, candidates=REQUESTED, progress=progress))
 
     def address(self, stream: str | None) -> Address | None:
-        """None: it is the process of the caller."""
+        """Return None: requests are handled in this process."""
         return None
 
     def _status_of(self, run: Run) -> StreamStatus:
@@ -394,13 +393,13 @@ class Local:
         return replace(status, prompts=in_model_names(self.engine, status.config))
 
     def close(self) -> None:
-        """End every stream, and close what all of them share. A second call does nothing.
+        """Stop every stream and close everything shared. A second call does nothing.
 
         Raises:
-            RunFailed: if a stream does not end, or what was written could not be finished.
+            RunFailed: if a stream does not end, or written data could not be finished.
         """
         try:
-            with ExitStack() as everything:  # from the last to the first, whatever one of them raises
+            with ExitStack() as everything:  # in reverse order, even if one of them raises
                 everything.callback(self.events.hub.close)
                 if self.events.media:
                     everything.callback(self.events.media.close)
@@ -432,7 +431,9 @@ class Local:
             if (path := target.path) is None or (owner := self._written.get(path.resolve())) is None:
                 continue
             if owner in going or (target.replaces and path.exists() and path.stat().st_size):
-                raise ConfigError(f"{target.flag}: {path} holds results of {owner}; give the new stream another name")
+                raise ConfigError(
+                    f"{target.flag}: {path} holds results of {owner}; choose another name for the new stream"
+                )
 
     def _note(self, name: str, targets: Sequence[Target]) -> None:
         self._written.update({path.resolve(): name for target in targets if (path := target.path)})
@@ -447,22 +448,22 @@ def opened_local(
     watched: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[Local, list[OpenedStream]]]:
-    """Open sources, model and outputs, with nothing started; close everything in the end.
+    """Open sources, model and outputs without starting them; close everything at the end.
 
     Args:
-        config: has the settings of the whole run.
-        streams: those to begin with, by name.
-        policy: as in `Local`.
-        watched: whether people may watch the streams.
-        progress: called with (done, all) while a GPU is prepared.
+        config: configuration of the run.
+        streams: initial streams, by name.
+        policy: see `Local`.
+        watched: whether viewers can watch the streams.
+        progress: called with (done, total) while a GPU is prepared.
 
     Yields:
-        What will run them, and the streams, for `Local.start`.
+        The `Local`, and the opened streams for `Local.start`.
 
     Raises:
-        ConfigError: if outputs would overwrite each other or a source, or the model cannot do what is asked for.
-        SourceError, EngineError, SinkError: if one of them cannot be used.
-        RunFailed: as `Local.close`.
+        ConfigError: if outputs would overwrite each other or a source, or the model does not support a task.
+        SourceError, EngineError, SinkError: if a source, the model or an output cannot be used.
+        RunFailed: see `Local.close`.
     """
     targets = targets_of(config)
     each = [target for target in targets if target.each]
@@ -494,7 +495,7 @@ def opened_local(
             open_outputs(one, each, hub)
         videos = BroadcastSink() if watched else None
         with ExitStack() as on_failure:
-            # A video is no shared output; where there is one stream only, it is that one's.
+            # A video cannot be shared; with a single stream, it belongs to that stream.
             alone = opened[0] if len(opened) == 1 else None
             common: list[Output] = []
             for target in shared:
@@ -511,22 +512,22 @@ def opened_local(
             )
             on_failure.pop_all()
         stack.callback(local.close)
-        for record in store.ended if store else ():  # the outputs know that they began
+        for record in store.ended if store else ():  # the outputs have seen the begin of these events
             hub.publish(Change("end", read_event(record)))
         yield local, opened
 
 
 def max_bytes_of(config: RunConfig) -> int | None:
-    """How many bytes of clips and snapshots a store may have; None for no limit."""
+    """Return the limit of clips and snapshots in bytes, or None."""
     return None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
 
 
 @contextmanager
 def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[EventStore | None]:
-    """The store that is configured; None if none is, or the disk fails. `keep_open` as in `EventStore`.
+    """Open the configured event store; None if there is none, or its disk fails. `keep_open`: see `EventStore`.
 
     Raises:
-        ConfigError: if it cannot be used.
+        ConfigError: if the store cannot be used.
     """
     if config.store is None:
         yield None
@@ -538,7 +539,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
     except StoreError as error:
         if not error.disk:
             raise ConfigError(f"--store: {error}") from None
-        log.warning("--store: %s; nothing is stored until the next start", error)  # all else goes on
+        log.warning("--store: %s; no events are stored until the next start", error)  # everything else continues
         yield None
         return
     with closing(store):
@@ -546,7 +547,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
 
 
 def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
-    """Open the outputs of one stream, which then closes them, so that they leave nothing behind should one fail."""
+    """Open the outputs of one stream; the stream closes them, even if a later output fails to open."""
     for target in _own_targets(stream.config, each, _name(stream)):
         output = open_output(target, stream.source, stream.config.vid_stride)
         stream.outputs.append(output)
@@ -563,10 +564,10 @@ def _name(stream: OpenedStream) -> str:
 
 
 def _own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
-    """The outputs of one stream alone."""
+    """Return the outputs that belong to one stream only."""
     return [target.of(name) for target in (*each, *map(Target, stream.sinks))]
 
 
 def _written_by_stages(stream: ListedStream, name: str) -> list[Target]:
-    """The files of one stream that its stages write, and which are no outputs to open."""
+    """Return the files that a stream's stages write, which are not opened as outputs."""
     return [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []

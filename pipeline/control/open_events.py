@@ -1,10 +1,10 @@
-"""The events that go on in each stream, as known outside its worker: what the next one needs if that is lost.
+"""The open events of each stream, kept outside its worker, so that another worker can continue them.
 
-An event is stored where it began, to its end: on the machine of the worker that began it, wherever its stream goes on.
+An event is stored on the machine of the worker that began it, wherever its stream moves.
 
-The worker that has a stream begins, changes and ends its events. Between two workers they are left as they are: the
-next one is given their records, and goes on with them or ends them. Where there is none, they are ended here. So each
-event has one beginning and one end. Knows records of events; not who makes them, nor who takes them.
+A stream's worker begins, updates and ends its events. When the stream moves, the next worker receives the records of
+open events, and continues or ends them. Without a next worker, this module ends them. So each event has exactly one
+begin and one end.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ Record = Mapping[str, Any]
 
 _MOST_OVER = 10_000
 MISSED = 5
-"""Reports of a worker, of which one comes each second, without an event that is taken to go on."""
+"""Number of consecutive reports, one per second, without an open event, after which the event is ended."""
 
 
 class OpenEvents:
-    """Passes records on, and keeps those of events that go on. Every method is callable from any thread.
+    """Forwards records and remembers open events. Thread-safe.
 
     Args:
-        publish: takes each record, and the name of the machine that stores it.
+        publish: receives each record and the name of the machine that stores it.
     """
 
     def __init__(self, publish: Callable[[Record, str], None]) -> None:
         self._publish = publish
         self._lock = threading.Lock()
-        self._open: dict[str, dict[str, Record]] = {}  # by stream and id: those that go on, as they were last
-        self._files: dict[str, set[tuple[str, str]]] = {}  # by stream: id and kind of the files that are not whole yet
-        self._homes: dict[str, str] = {}  # by id, of events that go on or have such files: the machine that stores it
-        self._last: dict[str, dict[str, Record]] = {}  # by stream and rule: the end of the last one, for cooldowns
-        self._over: dict[str, None] = {}  # by id: the last ones that have ended; what comes of them later is dropped
-        self._missed: dict[str, int] = {}  # by id: reports in a row that do not have it
+        self._open: dict[str, dict[str, Record]] = {}  # by stream and ID: the last record of each open event
+        self._files: dict[str, set[tuple[str, str]]] = {}  # by stream: ID and kind of incomplete files
+        self._homes: dict[str, str] = {}  # by ID: the machine that stores an open event or one with incomplete files
+        self._last: dict[str, dict[str, Record]] = {}  # by stream and rule: the last end, for cooldowns
+        self._over: dict[str, None] = {}  # by ID: recently ended events, whose late records are dropped
+        self._missed: dict[str, int] = {}  # by ID: number of consecutive reports without the event
 
     @property
     def streams(self) -> set[str]:
-        """Those that have events that go on."""
+        """The names of streams with open events."""
         with self._lock:
             return {stream for stream, events in self._open.items() if events}
 
     def load(self, records: Iterable[Record], machine: str = "") -> None:
-        """Take over events that a store has, and that went on when the process ended which was here before.
+        """Adopt open events of a store that a previous process left.
 
-        Those that no worker reports soon are ended.
+        Events that no worker reports soon are ended.
 
         Args:
-            records: of them, as they were last.
-            machine: that stores them.
+            records: last records of the events.
+            machine: machine that stores the events.
         """
         with self._lock:
             for record in records:
@@ -60,7 +60,7 @@ class OpenEvents:
                     self._note_begin(record, machine)
 
     def take(self, record: Record, machine: str = "") -> None:
-        """Take the next record of a stream, from a worker on a machine."""
+        """Process a record from a worker on a machine."""
         kind, stream = record["type"], record["stream"]
         replaced: list[tuple[Record, str]] = []
         with self._lock:
@@ -69,7 +69,7 @@ class OpenEvents:
             if kind in ("update", "end") and record["id"] in self._over:
                 return
             if kind == "begin":
-                # A rule has one event at a time: its end was lost.
+                # A rule has one event at a time, so the end of the earlier event was lost.
                 replaced = [self._drop(one) for one in list(events.values()) if one["rule"] == record["rule"]]
                 self._note_begin(record, machine)
             elif kind == "update":
@@ -87,9 +87,9 @@ class OpenEvents:
         self._publish(record, home)
 
     def see(self, stream: str, times: Mapping[str, float]) -> None:
-        """Take the report of the worker that has a stream: when each event that goes on was seen last, by its id.
+        """Process a worker's report: the time at which each open event of a stream was last seen, by ID.
 
-        What it does not have `MISSED` times in a row has an end that was lost, and is ended.
+        An event missing in `MISSED` consecutive reports has lost its end, and is ended here.
         """
         lost: list[tuple[Record, str]] = []
         with self._lock:
@@ -107,24 +107,21 @@ class OpenEvents:
             self._publish(one, there)
 
     def of(self, stream: str) -> list[Record]:
-        """The last event of each rule of a stream, for the worker that is to have it: those that go on, and ends."""
+        """Return the open events of a stream and the last end of each rule, for its next worker."""
         with self._lock:
             going = list(self._open.get(stream, {}).values())
             rules = {record["rule"] for record in going}
             return [*going, *(one for rule, one in self._last.get(stream, {}).items() if rule not in rules)]
 
     def leave(self, stream: str) -> None:
-        """The stream has lost its worker, and another will have it: report the files of events that have ended.
-
-        What was not whole could not be written.
-        """
+        """Report incomplete files of ended events as failed, because the stream has lost its worker."""
         with self._lock:
             going = self._open.get(stream, {})
             files = self._take_files(stream, lambda event: event not in going)
         self._report(stream, files)
 
     def end(self, stream: str) -> int:
-        """The stream runs no more: end its events where they were seen last; returns how many."""
+        """End the events of a stopped stream at their last sighting; return how many."""
         with self._lock:
             events = [self._drop(record) for record in list(self._open.get(stream, {}).values())]
             files = self._take_files(stream, lambda event: True)
@@ -142,7 +139,7 @@ class OpenEvents:
         self._files.setdefault(record["stream"], set()).update(pending)
 
     def _drop(self, record: Record) -> tuple[Record, str]:
-        """An event goes on no more: the record of its end where it was seen last, and the machine that stores it."""
+        """Return the end record of an event and the machine that stores it, and remove the event."""
         stream, event = record["stream"], record["id"]
         del self._open[stream][event]
         self._missed.pop(event, None)
@@ -160,13 +157,13 @@ class OpenEvents:
             del self._over[next(iter(self._over))]
 
     def _forget(self, stream: str, event: str) -> None:
-        """Forget where an event is stored, once nothing more comes of it."""
+        """Forget the machine of an event that is closed and has no incomplete files."""
         if event in self._open.get(stream, {}) or any(one == event for one, _ in self._files.get(stream, ())):
             return
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """The id, kind and machine of files that are not whole, of those events; they are expected no more."""
+        """Return ID, kind and machine of incomplete files of matching events, and forget the files."""
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]
         for event, kind, _ in taken:

@@ -1,13 +1,12 @@
-"""What must be done to come from one configuration to another, and how two people's changes come together. Pure.
+"""The changes between two configurations, and the merge of concurrent edits.
 
-A change is one of
+The changes are:
+    Close(name)                 the stream stops
+    Update(name, stream, keys)  the running stream gets new values of `LIVE` keys
+    Reopen(name, stream, keys)  the stream restarts, because a key needs another source, queue or output
+    Open(name, stream)          a new stream starts
 
-    Close(name)                   the stream ends
-    Update(name, stream, keys)    it runs on, by other values of `LIVE` keys
-    Reopen(name, stream, keys)    it ends and is opened again, since a key needs another source, queue or output
-    Open(name, stream)            a stream begins
-
-`RunConfig.named` gives the streams that are compared.
+Streams are compared by `RunConfig.named`.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from saccade.pipeline.config import Changes, ListedStream, RunConfig
 LIVE = frozenset(Changes.model_fields.keys() | Regions.model_fields.keys()) | {
     "rules", "tiles", "track", "smooth", "motion_area", "motion_mask",
 }  # fmt: skip
-"""The keys that `Run.update` takes while a stream runs."""
+"""The keys that `Run.update` can change in a running stream."""
 
 
 @dataclass(slots=True, frozen=True)
 class Open:
-    """A stream begins."""
+    """A new stream starts."""
 
     name: str
     stream: ListedStream
@@ -34,10 +33,10 @@ class Open:
 
 @dataclass(slots=True, frozen=True)
 class Update:
-    """A stream runs on by other values.
+    """A running stream gets new values.
 
     Attributes:
-        keys: those that differ.
+        keys: the changed keys.
     """
 
     name: str
@@ -47,10 +46,10 @@ class Update:
 
 @dataclass(slots=True, frozen=True)
 class Reopen:
-    """A stream ends and is opened again.
+    """A stream restarts.
 
     Attributes:
-        keys: those that differ; none where somebody asked for it.
+        keys: the changed keys; empty for a requested restart.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Reopen:
 
 @dataclass(slots=True, frozen=True)
 class Close:
-    """A stream ends."""
+    """A stream stops."""
 
     name: str
 
@@ -69,7 +68,7 @@ Change = Open | Update | Reopen | Close
 
 
 def plan(old: RunConfig, new: RunConfig) -> list[Change]:
-    """The changes of streams that lead from one configuration to another: first those that end some, last new ones."""
+    """Return the changes from one configuration to another: first stops, last new streams."""
     before, after = old.named(), new.named()
     closed: list[Change] = [Close(name) for name in before if name not in after]
     kept = [change_of(name, before[name], stream) for name, stream in after.items() if name in before]
@@ -78,7 +77,7 @@ def plan(old: RunConfig, new: RunConfig) -> list[Change]:
 
 
 def change_of(name: str, old: ListedStream, new: ListedStream) -> Update | Reopen | None:
-    """What must be done with one stream; None if nothing."""
+    """Return the change of one stream, or None."""
     keys = differences(old, new)
     if not keys:
         return None
@@ -86,27 +85,27 @@ def change_of(name: str, old: ListedStream, new: ListedStream) -> Update | Reope
 
 
 def differences(old: ListedStream, new: ListedStream) -> frozenset[str]:
-    """The keys of a stream that differ, but for its name."""
+    """Return the keys in which two streams differ, except the name."""
     return frozenset(
         key for key in ListedStream.model_fields if key != "name" and getattr(old, key) != getattr(new, key)
     )
 
 
 def later(old: RunConfig, new: RunConfig) -> list[str]:
-    """The keys of the whole run that differ, in order: they hold when Saccade is started again."""
+    """Return the changed keys of the whole run, sorted; they apply after a restart of Saccade."""
     streams = ListedStream.model_fields.keys() - {"sinks"} | {"streams"}
     return sorted(key for key in RunConfig.model_fields.keys() - streams if getattr(old, key) != getattr(new, key))
 
 
 def merge(base: RunConfig, edited: RunConfig, desired: RunConfig) -> RunConfig:
-    """The desired configuration once a file was edited that people have also changed streams of over HTTP.
+    """Merge an edited file with changes that were made over HTTP.
 
-    What was changed in the file wins, key by key; what was not stays as it is desired.
+    A key changed in the file wins; every other key keeps its desired value.
 
     Args:
-        base: the file as it was.
-        edited: the file as it is.
-        desired: the file as it was, with what has been changed since by others.
+        base: the file before the edit.
+        edited: the file after the edit.
+        desired: `base` with all changes over HTTP.
     """
     before, after, wanted = base.named(), edited.named(), desired.named()
     streams: dict[str, ListedStream] = {}
@@ -130,7 +129,7 @@ def _merged(base: ListedStream | None, edited: ListedStream | None, wanted: List
 
 
 def _in_order(streams: Mapping[str, ListedStream], names: list[str]) -> list[ListedStream]:
-    """The streams that the file names in its order, and then the others."""
+    """Return the streams in the order of the file, followed by all others."""
     return [streams[name] for name in names if name in streams] + [
         stream for name, stream in streams.items() if name not in names
     ]

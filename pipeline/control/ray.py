@@ -1,8 +1,8 @@
-"""The streams on workers: actors of Ray, of this machine or of a cluster, which each hold a `Local`.
+"""The streams on workers: Ray actors on this machine or in a cluster, each with a `Local`.
 
-The controller calls this as it calls a `Local`. Ray starts an actor again that has died; its live streams are opened
-where load is least, and their events go on under their ids. A file that it was reading has failed, since its results
-would have a gap. What streams share is here: the store of this machine, outputs, and the table of who has which stream.
+The controller uses this class like a `Local`. Ray restarts a dead actor. Its live streams are reopened on the
+least-loaded worker, and their events continue under their IDs. A file in progress fails, because its results would have
+a gap. Shared parts stay in this process: the store of this machine, outputs, and the assignment of streams to workers.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 SILENT_S = 3.0
-"""Without an answer of its actor, beyond `POLL_S`, after which a worker is taken to have ended."""
-LOADING_S = 60.0  # the same, while it loads a second engine: on a busy machine that keeps the others waiting
-START_S = 180.0  # for an actor to be scheduled and to load its engine, on a busy machine
-_CALL_S = 45.0  # for a worker to open or end a stream
+"""Seconds without a response, beyond `POLL_S`, after which a worker counts as dead."""
+LOADING_S = 60.0  # the same while the worker loads a second engine, which can block a busy machine
+START_S = 180.0  # time limit for scheduling an actor and loading its engine on a busy machine
+_CALL_S = 45.0  # time limit for a worker to open or stop a stream
 _ASK_S = 10.0
 _CLOSE_S = 20.0
-_MARK_S = 5.0  # from the answer that a stream is closed until its last events have come
-_LAST_S = 1.0  # for the results of a stream to arrive that its worker sent before it let go
-_MATCH_S = 120.0  # for a worker to ask its model about some snapshots
+_MARK_S = 5.0  # wait for a stream's last events after it was closed
+_LAST_S = 1.0  # wait for a stream's last results after its worker released it
+_MATCH_S = 120.0  # time limit for a worker to rate some snapshots
 _OPENED_AT_ONCE = 8
 _MOST_BACKOFF_S = 30.0
 _CHANGES = ("begin", "update", "end", "rules", "media")
@@ -63,16 +63,16 @@ _CHANGES = ("begin", "update", "end", "rules", "media")
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream that is wanted: where it is, and how it is doing.
+    """A wanted stream: its worker and its state.
 
     Attributes:
-        wanted: what it runs by.
-        worker: that has it; None while it waits for one.
-        status: as its worker has told it last, at the time of `told_at`.
-        error: why it has failed; None if it has not.
-        opened: how often a worker has opened it.
-        lock: while it is opened, changed or closed.
-        closed: set when its worker has told the last of it.
+        wanted: desired configuration.
+        worker: its worker; None while it waits for one.
+        status: last status from its worker, at the time `told_at`.
+        error: reason of a failure, or None.
+        opened: number of times that a worker has opened it.
+        lock: held while the stream is opened, changed or closed.
+        closed: set after the last message about the stream.
     """
 
     wanted: ListedStream
@@ -87,15 +87,15 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Worker:
-    """A place for a worker: its actor, and how that is doing.
+    """A slot for a worker: its actor and state.
 
     Attributes:
-        ready: what it has told when it was; None while it is not.
-        reason: why it is not ready.
-        failures: starts in a row that have failed.
-        ended: it has said its last word.
-        loading: it loads another engine beside its own.
-        strays: streams that it runs and is not to, by its last report.
+        ready: message of the ready worker; None while it is not ready.
+        reason: reason for not being ready.
+        failures: number of consecutive failed starts.
+        ended: whether it has sent its last message.
+        loading: whether it is loading another engine.
+        strays: streams in its last report that it should not run.
     """
 
     name: str
@@ -108,7 +108,7 @@ class _Worker:
     failures: int = 0
     ended_at: float | None = None
     restarted_in_s: list[float] = field(default_factory=list)
-    counted: Counter[str] = field(default_factory=Counter)  # by its processes that have ended
+    counted: Counter[str] = field(default_factory=Counter)  # counters of its ended processes
     ended: bool = False
     loading: bool = False
     strays: set[str] = field(default_factory=set)
@@ -116,7 +116,7 @@ class _Worker:
 
 
 class _Prepared:
-    """A change that a worker has prepared; leaving its block releases what nobody has used."""
+    """A change prepared by a worker; leaving the `with` block releases an unused change."""
 
     def __init__(self, worker: _Worker, name: str) -> None:
         self.worker, self._name = worker, name
@@ -130,14 +130,14 @@ class _Prepared:
 
 
 class RayWorkers:
-    """Streams on workers, from `open` to `close`. Methods are as those of `Runner`.
+    """Streams on workers, from `open` to `close`. Methods: see `Runner`.
 
     Args:
-        settings: of each worker.
-        actor_of: returns the actor of the worker of a name; may wait.
-        wanted: names of the streams that are to run: others that run already are ended.
-        outputs: what all streams share; closed with this.
-        store: keeps events on this machine; it stays the caller's.
+        settings: settings of each worker.
+        actor_of: returns the actor of a worker by name; may block.
+        wanted: names of the desired streams; other running streams are stopped.
+        outputs: shared outputs; closed with this object.
+        store: event store of this machine; the caller owns it.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class RayWorkers:
         cluster = any(one.cluster for one in settings)
         self._stores = MachineStores(store, self._load, self._address_of_machine) if store and cluster else None
         self._failing: set[int] = set()
-        self._changed = threading.Condition(threading.RLock())  # over what follows
+        self._changed = threading.Condition(threading.RLock())  # guards the attributes below
         self._streams: dict[str, _Stream] = {}
         self._workers = {str(number): _Worker(str(number), one) for number, one in enumerate(settings, 1)}
         self._closing = threading.Event()
@@ -173,17 +173,17 @@ class RayWorkers:
 
     @property
     def store(self) -> EventStore | MachineStores | None:
-        """Keeps events; None where nothing does."""
+        """The event store, or None."""
         return self._stores or self._own_store
 
     def open(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Start the workers, and wait until each is ready or cannot begin.
+        """Start the workers and wait until each is ready or has failed to start.
 
         Args:
-            given_up: whether to wait no longer.
+            given_up: returns whether to stop waiting.
 
         Raises:
-            EngineError, ConfigError: if none can begin.
+            EngineError, ConfigError: if no worker can start.
         """
         for worker in self._workers.values():
             name = f"saccade worker {worker.name}"
@@ -196,7 +196,7 @@ class RayWorkers:
                     break
                 self._changed.wait(0.1)
             if not given_up() and not any(worker.ready for worker in self._workers.values()):
-                raise self._first_error or ConfigError("no worker can be started")
+                raise self._first_error or ConfigError("no worker could be started")
 
     # ---- what the controller has done
 
@@ -223,7 +223,7 @@ class RayWorkers:
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """As `Local.follow`. Where its worker dies meanwhile, the stream is opened elsewhere as it is wanted now."""
+        """Start, change or stop a stream; see `Local.follow`. If its worker dies, another worker opens the stream."""
         if wanted is None:
             with self._changed:
                 known = name in self._streams
@@ -249,7 +249,7 @@ class RayWorkers:
                 raise
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """As `Local.reopen`."""
+        """Reopen a stream; see `Local.reopen`."""
         stream = self._stream(name)
         with stream.lock:
             stream.wanted = wanted
@@ -275,7 +275,7 @@ class RayWorkers:
             return self._note(stream, status)
 
     def remove(self, name: str) -> None:
-        """As `Local.remove`."""
+        """Stop or forget a stream; see `Local.remove`."""
         stream = self._stream(name)
         with stream.lock:
             worker = self._workers.get(stream.worker or "")
@@ -291,33 +291,36 @@ class RayWorkers:
             self._receiver.wait_end(name, _LAST_S)
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """As `Local.fail`."""
+        """List a stream as failed; see `Local.fail`."""
         with self._changed:
             self._streams[stream.name or ""] = _Stream(stream, error=one_line(str(error)) or type(error).__name__)
 
     def check_rules(self, stream: ListedStream) -> None:
-        """As `Local.check_rules`, by any worker."""
+        """Check the rules of a stream on any worker; see `Local.check_rules`."""
         self._call(self._any_worker(), "local.check_rules", stream)
 
     def take(self, config: RunConfig) -> list[str]:
-        """As `Runner.take`: another engine for each worker, one worker after the other, where its settings differ."""
+        """Replace the engines of all workers, one after the other, if their settings differ; see `Runner.take`."""
         settings = [replace(one.settings, values=worker_values(config)) for one in self._workers.values()]
         before, after = next(iter(self._workers.values())).settings.values, settings[0].values
         keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
         if keys:
-            log.warning("%s: changed; workers are replaced one after another, and streams go on", ", ".join(keys))
+            log.warning(
+                "%s: changed; workers are replaced one after another, and streams keep running", ", ".join(keys)
+            )
             self.replace(settings, config.named())
         return keys
 
     def replace(self, settings: Sequence[WorkerSettings], wanted: Mapping[str, ListedStream]) -> None:
-        """Have each worker load another engine beside its own and move its streams there, one worker after the other.
+        """Make each worker load another engine and move its streams to it, one worker after the other.
 
         Args:
-            settings: of each worker from then on.
-            wanted: what streams run by from then on.
+            settings: new settings of each worker.
+            wanted: new configurations of the streams.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if one cannot: all are as they were then.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if a worker fails; all workers then keep
+                their old settings.
         """
         before = {name: worker.settings for name, worker in self._workers.items()}
         streams = {name: stream.wanted for name, stream in self._streams.items()}
@@ -334,19 +337,19 @@ class RayWorkers:
                     try:
                         self._replace(worker, streams)
                     except Exception as error:
-                        log.warning("worker %s could not be brought back: %s", worker.name, error)
+                        log.warning("worker %s could not be restored to its old settings: %s", worker.name, error)
             raise
         with self._changed:
             for name, stream in self._streams.items():
                 stream.wanted = wanted.get(name, stream.wanted)
 
     def _replace(self, worker: _Worker, wanted: Mapping[str, ListedStream]) -> None:
-        if worker.ready is None:  # it begins by them
+        if worker.ready is None:  # it will start with the new settings
             return
         worker.loading = True
         try:
             ready: Ready = self._ask(worker, "replace", worker.settings, wanted, timeout_s=START_S)
-        except AwayError:  # it has ended, and begins by them
+        except AwayError:  # it has died, and will start with the new settings
             return
         finally:
             worker.loading = False
@@ -358,13 +361,13 @@ class RayWorkers:
 
     @property
     def names(self) -> list[str]:
-        """The streams that run, or wait for a worker."""
+        """The names of streams that run or wait for a worker."""
         with self._changed:
             return [name for name, stream in self._streams.items() if stream.error is None]
 
     @property
     def idle(self) -> bool:
-        """Whether none runs, or is to."""
+        """Whether no stream is running or wanted."""
         return not self.names
 
     @property
@@ -380,64 +383,64 @@ class RayWorkers:
 
     @property
     def model(self) -> ModelInfo:
-        """The model that finds things, as the workers were ready with it last."""
+        """The model of the workers."""
         with self._changed:
             found = next((worker.ready.model for worker in self._workers.values() if worker.ready), None)
             self._model = found or self._model
         return self._model
 
     def statuses(self) -> list[StreamStatus]:
-        """The status of every stream, in the order in which they were added."""
+        """Return the status of every stream, in the order of addition."""
         with self._changed:
             return [self._status_of(name, stream) for name, stream in self._streams.items()]
 
     def status(self, name: str) -> StreamStatus:
-        """The status of a stream; raises StreamError if there is none of that name."""
+        """Return the status of a stream; raises StreamError if it does not exist."""
         with self._changed:
             return self._status_of(name, self._stream(name))
 
     def workers(self) -> list[WorkerStatus]:
-        """The workers."""
+        """Return the status of all workers."""
         with self._changed:
             return [self._worker_status(worker) for worker in self._workers.values()]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """As `Local.sink_statuses`."""
+        """Return the status of every sink; see `Local.sink_statuses`."""
         with self._changed:
             own = [one for worker in self._workers.values() if worker.ready for one in worker.report.sinks]
         return [*(("", output.guard.status()) for output in self._outputs), *own]
 
     def lost_changes(self) -> dict[str, int]:
-        """As `Local.lost_changes`."""
+        """Return the number of dropped changes; see `Local.lost_changes`."""
         hubs = sum(worker.report.dropped for worker in self._workers.values())
         return {"hub": hubs} | ({"store": self._own_store.dropped} if self._own_store else {})
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """As `Local.rule_states`."""
+        """Return the states of a stream's rules; see `Local.rule_states`."""
         states: list[RuleState] | None = self._call(self._worker_of(name), "local.rule_states", name, timeout_s=_ASK_S)
         return states
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """As `Local.counts`."""
+        """Return the counts of a stream; see `Local.counts`."""
         found: tuple[Totals, list[Minute]] = self._call(
             self._worker_of(name), "local.counts", name, since, timeout_s=_ASK_S
         )
         return found
 
     def address(self, stream: str | None) -> Address | None:
-        """As `Runner.address`."""
+        """Return the address for a stream's requests; see `Runner.address`."""
         if stream is not None:
             return _address(self._worker_of(stream))
         return _address(self._any_worker(full=True))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """As `WorkersSearch`, in the stores of all machines."""
+        """Search the stores of all machines; see `search_workers`."""
         if self.store is None:
             raise ConfigError("no events are stored: start with --store DIR")
         return search_workers(self.store, self._match_at, len(self._workers), text, query, progress)
 
     def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
-        """As `MatchAt`: the worker there with the fewest searches is asked."""
+        """Rate snapshots on the machine's worker with the fewest searches; see `MatchAt`."""
         with self._changed:
             able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
             worker = min(able, key=lambda one: self._searching[one.name], default=None)
@@ -467,10 +470,10 @@ class RayWorkers:
         return 0.0
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """End everything. A second call does nothing.
+        """Stop everything. A second call does nothing.
 
         Raises:
-            RunFailed: if what was written could not be finished.
+            RunFailed: if written data could not be finished.
         """
         self.stop()
         deadline = time.monotonic() + timeout_s
@@ -478,7 +481,7 @@ class RayWorkers:
             if worker.thread is not None:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
                 if worker.thread.is_alive():
-                    log.warning("worker %s has not ended in time", worker.name)
+                    log.warning("worker %s did not end in time", worker.name)
             if worker.actor is not None:
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.kill(worker.actor)
@@ -497,11 +500,11 @@ class RayWorkers:
     # ---- a worker's thread
 
     def _serve(self, worker: _Worker) -> None:
-        """Have a worker run, as often as it ends, until everything is closed."""
+        """Keep a worker running, restarting it as often as needed, until everything is closed."""
         while not self._closing.is_set():
-            reason = "its actor has died"
+            reason = "its actor died"
             try:
-                # Once: without its first handle Ray ends an actor.
+                # Only once: Ray ends an actor when its first handle is gone.
                 worker.actor = worker.actor or self._actor_of(worker.name)
                 answer: Any = ray.get(
                     worker.actor.start.remote(worker.settings, self._names_of(worker)), timeout=START_S
@@ -512,7 +515,7 @@ class RayWorkers:
                 reason = "it has not answered"
                 self._kill(worker)
             except ray.exceptions.RayActorError:
-                if worker.ready is None:  # for good, as where its machine is gone: another is made
+                if worker.ready is None:  # permanently, for example because its machine is gone; a new actor is created
                     worker.actor = None
                     worker.failures += 1
             except Exception as error:
@@ -538,7 +541,7 @@ class RayWorkers:
             if worker.ended_at is not None:
                 worker.restarted_in_s.append(time.monotonic() - worker.ended_at)
                 worker.ended_at = None
-            for name, config in ready.streams.items():  # which ran when the last controller ended
+            for name, config in ready.streams.items():  # running since the previous controller
                 if name not in self._streams:
                     self._streams[name] = _Stream(config, worker.name, opened=1)
             self._changed.notify_all()
@@ -547,7 +550,7 @@ class RayWorkers:
         self._place()
 
     def _take_messages(self, worker: _Worker) -> str:
-        """Take what a worker has to say until it has ended; returns why."""
+        """Process the messages of a worker until it ends; return the reason of the end."""
         while True:
             batch = self._poll(worker)
             for data in batch.results:
@@ -558,11 +561,11 @@ class RayWorkers:
                     return "it was stopped"
                 try:
                     self._take(worker, kind, value)
-                except Exception:  # a bug, which must not end the reading
-                    log.exception("a message of worker %s: %s", worker.name, kind)
+                except Exception:  # a bug; reading must continue
+                    log.exception("cannot process a message of worker %s: %s", worker.name, kind)
 
     def _poll(self, worker: _Worker) -> Batch:
-        """The next of what a worker has to say; raises GetTimeoutError if it does not answer."""
+        """Return the next messages of a worker; raises GetTimeoutError if it does not respond."""
         asked_at, asked = time.monotonic(), worker.actor.poll.remote(POLL_S)
         while True:
             try:
@@ -605,12 +608,12 @@ class RayWorkers:
             ours = [name for name in report.seen if (one := self._streams.get(name)) and one.worker == worker.name]
         for name in ours:
             self.events.see(name, report.seen[name])
-        for name in closed:  # such as one that was opened when nobody waited for that any more
+        for name in closed:  # for example a stream that opened after the caller had given up
             with contextlib.suppress(ray.exceptions.RayError):
                 worker.actor.call.remote("follow", name, None)
 
     def _take_end(self, worker: _Worker, ended: Ended) -> None:
-        """A stream has ended by itself."""
+        """Handle a stream that has ended by itself."""
         with self._changed:
             stream = self._streams.get(ended.name)
             if stream is None or stream.worker != worker.name:
@@ -624,13 +627,13 @@ class RayWorkers:
         self.on_end(ended)
 
     def _grant(self, worker: _Worker, wish: Wish) -> None:
-        """Make the change that a viewer of a worker's video asks for."""
+        """Apply a viewer's change that a worker forwards, and answer it."""
         answer = told(lambda: self.on_wish(wish.stream, wish.values))
         with contextlib.suppress(ray.exceptions.RayError):
             worker.actor.call.remote("answer", wish.number, answer)
 
     def _lose(self, worker: _Worker, reason: str) -> None:
-        """A worker has ended: its live streams wait for another."""
+        """Handle the end of a worker: its live streams wait for another worker."""
         over: list[Ended] = []
         with self._changed:
             was_ready, worker.ready, worker.reason = worker.ready, None, reason
@@ -642,16 +645,16 @@ class RayWorkers:
                 stream.worker = None
                 stream.closed.set()
                 if stream.status is not None and not stream.status.live and not self._closing.is_set():
-                    stream.error = f"its worker has ended: {reason}"
+                    stream.error = f"its worker died: {reason}"
                     error = StreamError(stream.error)
                     over.append(Ended(name, stream.wanted, error, False, self._status_of(name, stream)))
             self._changed.notify_all()
         if self._closing.is_set():
             return
         if was_ready is not None:
-            log.warning("worker %s has ended (%s), and is started again", worker.name, reason)
+            log.warning("worker %s died (%s) and is being restarted", worker.name, reason)
         elif worker.failures:
-            log.warning("worker %s cannot be started: %s", worker.name, reason)
+            log.warning("worker %s could not be started: %s", worker.name, reason)
         for name, stream in lost.items():
             self.events.end(name) if stream.error else self.events.leave(name)
             self._receiver.end(name)
@@ -660,7 +663,7 @@ class RayWorkers:
         self._place()
 
     def _kill(self, worker: _Worker) -> None:
-        """End an actor that does not answer; Ray starts it again."""
+        """Kill an unresponsive actor; Ray restarts it."""
         if worker.ready is not None and not worker.settings.cluster:
             with contextlib.suppress(OSError):
                 os.kill(worker.ready.pid, signal.SIGKILL)
@@ -670,7 +673,7 @@ class RayWorkers:
     # ---- placing
 
     def _place(self) -> None:
-        """Open the streams that wait for a worker, if one is ready."""
+        """Open the streams that wait for a worker, if a worker is ready."""
         if not self.ready:
             return
         with self._changed:
@@ -690,16 +693,16 @@ class RayWorkers:
             try:
                 self._open_at(name, stream, None, checked=False)
             except AwayError:
-                pass  # the next worker that is ready opens it
+                pass  # the next ready worker opens it
             except Exception as error:
                 log.warning("%s: %s", name, error)
                 self._fail(name, stream, one_line(str(error)) or type(error).__name__)
 
     def _open_at(self, name: str, stream: _Stream, place: _Worker | None, *, checked: bool) -> StreamStatus:
-        """Have a stream run where it is, at a place, or where load is least; the caller holds its lock.
+        """Make a stream run on its worker, on a given worker, or on the least-loaded worker; the caller holds its lock.
 
         Raises:
-            AwayError: if no worker can have it now.
+            AwayError: if no worker can run it now.
         """
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
@@ -736,7 +739,7 @@ class RayWorkers:
         self.events.end(name)
 
     def _least_loaded(self, *, full: bool = False) -> _Worker | None:
-        """The ready worker that gets the next stream; the caller holds the lock."""
+        """Return the ready worker for the next stream; the caller holds the lock."""
         counts = Counter(stream.worker for stream in self._streams.values())
         ready = [worker for worker in self._workers.values() if worker.ready is not None]
         name = least_loaded(
@@ -790,15 +793,15 @@ class RayWorkers:
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.GetTimeoutError:
-            raise StreamError(f"worker {worker.name} has not answered within {timeout_s:g} s") from None
+            raise StreamError(f"worker {worker.name} has not responded within {timeout_s:g} s") from None
         except ray.exceptions.RayError as error:
-            raise AwayError(f"worker {worker.name} has ended; try again in some seconds") from error
+            raise AwayError(f"worker {worker.name} died; try again in some seconds") from error
         return taken(answer)
 
     # ---- within
 
     def _status_of(self, name: str, stream: _Stream) -> StreamStatus:
-        """How a stream is doing; the caller holds the lock."""
+        """Return the status of a stream; the caller holds the lock."""
         status = stream.status
         if status is None:
             source = redact(stream.wanted.source)
@@ -846,7 +849,7 @@ class RayWorkers:
         return stream is None or stream.status is None or stream.status.live
 
     def _load(self, records: Sequence[Mapping[str, Any]], machine: str) -> None:
-        """Take over what goes on in the store of a machine; where its stream is no more, it ends."""
+        """Adopt the open events in a machine's store; events of streams that no longer exist are ended."""
         self.events.load(records, machine)
         for stream in {record["stream"] for record in records} - {*self._wanted, *self.names}:
             self.events.end(stream)
@@ -863,7 +866,7 @@ class RayWorkers:
             try:
                 listener(record)
             except Exception as error:
-                if number not in self._failing:  # once until it works again
+                if number not in self._failing:  # log once until it works again
                     log.warning("events of %s: %s", record["stream"], one_line(str(error)))
                 self._failing.add(number)
             else:
@@ -871,15 +874,15 @@ class RayWorkers:
 
 
 def _no_stream(name: str) -> StreamError:
-    return StreamError(f"no stream is called '{name[:80]}'")
+    return StreamError(f"there is no stream '{name[:80]}'")
 
 
 def _address(worker: _Worker) -> Address:
     ready = worker.ready
     if ready is None:
-        raise AwayError(f"worker {worker.name} is being started; try again in some seconds")
+        raise AwayError(f"worker {worker.name} is starting; try again in some seconds")
     return Address(ready.url, {"Authorization": f"Bearer {ready.secret}"})
 
 
 def _no_wishes(name: str, values: Mapping[str, Any]) -> ListedStream:
-    raise StreamError("streams cannot be changed here")
+    raise StreamError("this run does not support changes of streams")

@@ -1,4 +1,4 @@
-"""Ray as a command sees it, local or a cluster: connects, reserves room for workers, makes their actors, ends all."""
+"""A local Ray or a Ray cluster: connects, reserves resources for workers, and creates and stops their actors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from saccade.pipeline.control.stores import end_stores
 from saccade.pipeline.errors import ConfigError, one_line
 
 GROUP = "saccade"
-_ROOM_S = 60.0  # for other programs to give back what they had
+_ROOM_S = 60.0  # wait for other programs to release resources
 _MAX_WORKERS = 64
-_OBJECT_STORE_BYTES = 80 << 20  # little more than Ray's least: nothing goes through it
-_CALLS_AT_ONCE = 16  # of a worker: one that waits for a camera or a disk keeps no other waiting
+_OBJECT_STORE_BYTES = 80 << 20  # slightly more than Ray's minimum, because the object store is unused
+_CALLS_AT_ONCE = (
+    16  # concurrent calls of a worker, so that a call that waits for a camera or disk does not block others
+)
 
 _GUARD = """
 import os, select, signal, sys
@@ -57,23 +59,26 @@ for pid, start in seen.items():
         except OSError:
             pass
 """
-"""Ends the processes of a local Ray with its command: some of them would stay for a minute after `kill -9`. They are
-known by their parents, which only hold while the command runs."""
+"""A script that kills the processes of a local Ray when its command ends.
+
+Some processes would otherwise survive `kill -9` of the command for a minute. The script finds them by their parent
+processes, which exist only while the command runs.
+"""
 
 
 class RayCluster:
-    """Connected from construction on, until `close`.
+    """A connection to Ray, from construction until `close`.
 
     Args:
-        config: whose `ray` is the address of a cluster, or `auto` for the one that this machine belongs to; None starts
-            a Ray of this machine for its `workers`, which ends with this process.
-        state: the file by which this run is told from others of the cluster.
+        config: configuration; `ray` is a cluster's address, or `auto` for this machine's cluster. None starts a local
+            Ray for its `workers`, which ends with this process.
+        state: file that identifies this run in the cluster.
 
     Attributes:
-        local: whether it was started here.
+        local: whether Ray was started here.
 
     Raises:
-        ConfigError: if there is no cluster, or it does not admit this machine.
+        ConfigError: if the cluster does not exist or refuses this machine.
     """
 
     def __init__(self, config: RunConfig, state: Path) -> None:
@@ -82,7 +87,7 @@ class RayCluster:
         self._guard = _guard() if self.local else None
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         quiet["namespace"] = f"saccade-{hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:16]}"
-        # It would print that a worker died, which is reported here, among the records on stdout.
+        # Ray would print dead workers, which are reported here, between the records on stdout.
         setattr(ray._private.worker, "print_to_stdstream", lambda *arguments, **options: None)  # noqa: B010
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -97,7 +102,7 @@ class RayCluster:
                     )
             else:
                 ray.init(address=config.ray, **quiet)
-        except SystemExit:  # a handler of Ray's took a SIGTERM for its own
+        except SystemExit:  # a signal handler of Ray caught a SIGTERM
             _restore(handlers)
             signal.raise_signal(signal.SIGTERM)
             raise
@@ -111,14 +116,14 @@ class RayCluster:
 
     @property
     def node(self) -> str:
-        """Ray's id of this machine."""
+        """Ray's ID of this machine."""
         return str(ray.get_runtime_context().get_node_id())
 
     def place(self) -> None:
-        """Reserve room for workers, on as many machines as there are, unless workers of this run are there already.
+        """Reserve resources for workers, spread over machines, unless workers of this run already exist.
 
         Raises:
-            ConfigError: if the cluster has none.
+            ConfigError: if the cluster does not have enough resources.
         """
         workers, cpus, gpus = self._config.workers, self._config.ray_cpus, self._config.ray_gpus
         if self.local:
@@ -127,7 +132,7 @@ class RayCluster:
             if len(group.bundle_specs) == workers and any(_actor(str(number)) for number in range(1, workers + 1)):
                 self._group = group
                 return
-            self.end()  # another number of workers, or what a command has left that was killed early
+            self.end()  # another number of workers, or leftovers of a killed command
         bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
         lifetime = None if self.local else "detached"
         strategy = "PACK" if self.local else "SPREAD"
@@ -136,24 +141,24 @@ class RayCluster:
             remove_placement_group(self._group)
             free: Any = ray.available_resources()  # type: ignore[no-untyped-call]
             raise ConfigError(
-                f"--ray: the cluster has no room for {workers} workers of {cpus:g} CPUs and {gpus:g} GPUs: free are "
+                f"--ray: the cluster cannot fit {workers} workers with {cpus:g} CPUs and {gpus:g} GPUs each; free: "
                 f"{free.get('CPU', 0):g} and {free.get('GPU', 0):g}; change --workers, --ray-cpus or --ray-gpus"
             )
 
     def _gpus_each(self, workers: int) -> float:
-        """The share of a GPU that each local worker has: as many on each GPU, or 1."""
+        """Return the GPU share of each local worker: the same number of workers on each GPU, or one GPU each."""
         found: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
         gpus = int(found.get("GPU", 0))
         return 0.0 if self._config.device == "cpu" or not gpus else 1.0 / -(-workers // gpus)
 
     def actor_of(self, name: str, kind: type) -> Any:
-        """The actor of a worker: the one that runs, or made in its bundle of the placement group.
+        """Return the actor of a worker: the existing actor, or a new actor in its bundle of the placement group.
 
-        Ray starts it again if it dies. On a cluster it outlives this process.
+        Ray restarts a dead actor. On a cluster, the actor outlives this process.
 
         Args:
-            name: of the worker, a number from 1.
-            kind: the actor's class.
+            name: name of the worker, a number from 1.
+            kind: class of the actor.
         """
         bundle: Any = self._group.bundle_specs[int(name) - 1]
         options: dict[str, Any] = {
@@ -168,18 +173,18 @@ class RayCluster:
             options["lifetime"] = "detached"
         methods: dict[str, Any] = {}
         for method in (one for one in vars(kind) if not one.startswith("_")):
-            # While Ray starts the actor again, a worker's start waits for it.
+            # The start of a worker waits while Ray restarts the actor.
             retries = -1 if method == "start" else 0
             group = {"poll": "messages", "start": "control"}.get(method, "calls")
             methods[method] = ray.method(concurrency_group=group, max_task_retries=retries)(getattr(kind, method))
-        remote: Any = ray.remote  # whose types lack the groups
+        remote: Any = ray.remote  # its type hints lack the concurrency groups
         made = remote(concurrency_groups={"control": 2, "messages": 2, "calls": _CALLS_AT_ONCE})(
             type(kind.__name__, (kind,), methods)
         )
         return made.options(**options).remote()
 
     def end(self) -> None:
-        """End all workers of this run, and give back the room."""
+        """Stop all workers of this run and release their resources."""
         for number in range(1, _MAX_WORKERS + 1):
             if (actor := _actor(str(number))) is not None:
                 with contextlib.suppress(ray.exceptions.RayError):
@@ -193,7 +198,7 @@ class RayCluster:
                 remove_placement_group(group)
 
     def close(self) -> None:
-        """Leave the cluster; a local Ray ends."""
+        """Leave the cluster; a local Ray is stopped."""
         ray.shutdown()
         if self._guard is not None:
             self._guard.communicate()
@@ -221,14 +226,14 @@ def _group() -> Any:
 
 
 def _guard() -> subprocess.Popen[bytes] | None:
-    """The process that runs `_GUARD`; None where there is no /proc."""
+    """Start the process that runs `_GUARD`; None without /proc."""
     if sys.platform != "linux":
         return None
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", _GUARD], stdin=subprocess.PIPE)
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
-    """Have signals do again what they did: Ray has handlers of its own, which dump the stack and end the process."""
+    """Restore the signal handlers, because Ray's own handlers dump the stack and exit."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -236,7 +241,7 @@ def _restore(handlers: Mapping[int, Any]) -> None:
 
 @contextmanager
 def _without_hangup() -> Iterator[None]:
-    """Start Ray's processes so that they ignore the SIGHUP of a terminal: the command decides."""
+    """Start Ray's processes with SIGHUP ignored, because the command handles a closed terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if hasattr(signal, "SIGHUP") else None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Opens a run with workers: Ray, what all streams share, and the workers."""
+"""Opens a run with workers: Ray, shared outputs and the workers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ from saccade.processors import usable_processors
 
 
 def shared_targets(config: RunConfig) -> list[Target]:
-    """The outputs that all streams share; a video of a run of one stream is that one's, and its worker writes it."""
+    """Return the shared outputs; with a single stream, its worker writes the video itself."""
     alone = len(config.named()) == 1
     return [target for target in targets_of(config) if not target.each and not (alone and is_video(target))]
 
 
 def check_workers(config: RunConfig) -> None:
-    """Check what workers cannot do; raises ConfigError."""
+    """Check for settings that workers do not support; raises ConfigError."""
     if config.display:
-        raise ConfigError("--display: a window needs one process; leave out --workers, or watch with --http")
+        raise ConfigError("--display: not supported with workers; remove --workers, or watch with --http")
     if watched := next((target for target in shared_targets(config) if target.text.startswith(WHEP)), None):
-        raise ConfigError(f"{watched.flag}: {watched.text}: workers serve their video by --http")
+        raise ConfigError(
+            f"{watched.flag}: {watched.text}: not supported with workers; use --http to watch their video"
+        )
 
 
 def is_file(source: str) -> bool:
-    """Whether a source is a path, and no address or webcam."""
+    """Return whether a source is a path and not an address or a webcam."""
     return not ("://" in source or source.startswith("webrtc:") or source.isdecimal())
 
 
 def threads_each(workers: int) -> int:
-    """How many threads each of so many workers has for an operation of its engine; 0 to leave that to the environment.
+    """Return the number of threads per worker's engine; 0 leaves it to the environment.
 
-    Together they use half of the processors, as one engine does: decoders and encoders need the rest.
+    All workers together use half of the processors, because decoders and encoders need the rest.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return 0
@@ -59,21 +61,21 @@ def opened_workers(
     open_by_default: bool = True,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[RayWorkers]:
-    """Start or join Ray, open what all streams share, and have workers load their engines; close everything in the end.
+    """Start or join Ray, open shared outputs, and let workers load their engines; close everything at the end.
 
     Args:
-        config: has the settings of the whole run.
-        wanted: names of the streams that are to run.
-        kind: class of a worker's actor.
-        state: the file by which the run is told from others of a cluster.
-        open_by_default: as in `SourcePolicy`.
-        given_up: whether to wait for workers no longer.
+        config: configuration of the run.
+        wanted: names of the desired streams.
+        kind: actor class of a worker.
+        state: file that identifies this run in a cluster.
+        open_by_default: see `SourcePolicy`.
+        given_up: returns whether to stop waiting for workers.
 
     Raises:
-        ConfigError: if Ray does not start or has no room, or outputs would overwrite each other or a source.
-        SourceError: if a file of this machine cannot be read.
-        EngineError, SinkError: if the model cannot be loaded, or an output not be opened.
-        RunFailed: if in the end something could not be finished.
+        ConfigError: if Ray does not start or lacks resources, or outputs would overwrite each other or a source.
+        SourceError: if a local file cannot be read.
+        EngineError, SinkError: if the model cannot be loaded, or an output cannot be opened.
+        RunFailed: if something could not be finished at the end.
     """
     check_workers(config)
     shared = shared_targets(config)
@@ -83,7 +85,7 @@ def opened_workers(
     if config.ray is None:
         for stream in config.named().values():
             if is_file(stream.source):
-                open_source_of(stream).close()  # so that a mistake is told before Ray and the engines take their time
+                open_source_of(stream).close()  # reports mistakes before the slow start of Ray and the engines
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(config, keep_open=True))
         cluster = stack.enter_context(RayCluster(config, state))

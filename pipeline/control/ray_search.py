@@ -1,7 +1,7 @@
-"""Searches the events of a run with workers: candidates come from all stores, workers are asked about their snapshots.
+"""Searches the events of a run with workers: all stores list candidates, and workers rate their snapshots.
 
-A worker of the machine that has a snapshot is asked about it, a few at a time: ids go there and likelihoods come back.
-What a worker was asked that ends meanwhile, another of its machine is asked, or the one that takes its place.
+A worker on the machine of a snapshot rates it, a few at a time; only IDs and probabilities are sent. If the worker
+dies, another worker of the machine or its replacement takes over.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.search import AT_ONCE, REQUESTED, Place, Progress, Searched, search
 
-AWAY_S = 20.0  # that a machine without a worker is waited for: one that ends is back after some seconds
-_TRIES = 3  # by as many workers: the snapshots may be what ends them
+AWAY_S = 20.0  # wait for a machine without a worker; a dead worker is back after some seconds
+_TRIES = 3  # maximum attempts, because the snapshots may crash the workers
 _PAUSE_S = 0.2
 
 MatchAt = Callable[[str, str, Sequence[str]], list[float | None] | None]
-"""Has a worker of a machine asked whether the snapshots of events show a text; None if no worker is there now. Raises
-StreamError if it ends meanwhile, ConfigError or EngineError if its model cannot be asked that."""
+"""Rates snapshots on a machine; None if the machine has no worker now.
+
+Raises StreamError if the worker dies, and ConfigError or EngineError if its model does not support the search.
+"""
 
 
 def search_workers(
@@ -36,18 +38,18 @@ def search_workers(
     query: EventQuery,
     progress: Progress,
 ) -> Searched:
-    """Search; while workers are waited for, `progress` is called.
+    """Search all stores; `progress` is also called while waiting for workers.
 
     Args:
         store: lists the events.
-        match_at: asks workers.
-        workers: how many are asked at a time.
-        text: what is searched for.
-        query: which events count.
-        progress: called with (done, all); what it raises ends the search.
+        match_at: rates snapshots on workers.
+        workers: maximum number of concurrent requests.
+        text: text to search for.
+        query: filters for events.
+        progress: called with (done, total); an exception stops the search.
 
     Raises:
-        ConfigError, EngineError: if there is nothing to search for, or the model cannot be asked that.
+        ConfigError, EngineError: if the text is empty, or the model does not support the search.
     """
     away: set[str] = set()
 
@@ -94,13 +96,13 @@ def _match(
 
 
 def _ask(match: Callable[[], list[float | None] | None], gone: threading.Event) -> list[float | None] | None:
-    """The answers of a worker; None if none answers."""
+    """Return a worker's answers, or None if no worker responds."""
     tries, until = 0, time.monotonic() + AWAY_S
     while not gone.is_set() and tries < _TRIES and time.monotonic() < until:
         try:
             if (found := match()) is not None:
                 return found
-        except StreamError:  # it has ended
+        except StreamError:  # the worker has died
             tries += 1
             until = time.monotonic() + AWAY_S
         gone.wait(_PAUSE_S)

@@ -1,6 +1,6 @@
-"""The results of a worker's streams on their way to the sinks that all streams share, which are in another process.
+"""Transfers the results of a worker's streams to shared sinks in the controller process.
 
-What crosses is a frame's times and size, its result and its latency; no image does. Knows no sinks but its own.
+A frame's times and size, its result and its latency are transferred, but no image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from saccade.pipeline.runtime.output import Output
 from saccade.sinks import Latency
 from saccade.sources import Frame
 
-_END_S = 5.0  # for the sinks to take what waits of a stream that has ended
+_END_S = 5.0  # time for the sinks to take the queued results of an ended stream
 _BLACK = np.zeros((1, 1, 3), np.uint8)
 _CARRIED = (
     "stream",
@@ -34,16 +34,16 @@ _CARRIED = (
     "damaged",
     "pixel_aspect",
 )
-"""What of a frame is carried besides its size. Its clock, `time.monotonic()`, is the machine's."""
+"""The transferred fields of a frame, besides its size. Its clock, `time.monotonic()`, is shared on the machine."""
 
 
 class RelaySink:
-    """In a worker: takes what every stream finds, and sends it.
+    """The sink in a worker: sends the results of every stream.
 
-    While too many wait there, `write` waits: a file is held back, and a live stream loses its oldest results.
+    While too many results wait, `write` blocks: a file is slowed down, and a live stream drops its oldest results.
 
     Args:
-        send: takes each, pickled; may wait.
+        send: sends a pickled result; may block.
     """
 
     shared: ClassVar[bool] = True
@@ -52,29 +52,29 @@ class RelaySink:
         self._send_bytes = send
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Send one."""
+        """Send one result."""
         head = {name: getattr(frame, name) for name in _CARRIED}
         self._send((head, frame.width, frame.height, result, latency))
 
     def end(self, stream: str) -> None:
-        """Send that nothing more comes from `stream`."""
+        """Send that a stream has ended."""
         self._send(stream)
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing; there is nothing to close."""
 
     def _send(self, what: Any) -> None:
         self._send_bytes(pickle.dumps(what, pickle.HIGHEST_PROTOCOL))
 
 
 class ResultReceiver:
-    """In the process with the sinks: hands them what workers have sent.
+    """Receives results in the process of the shared sinks and passes them to the sinks.
 
-    Each stream has an outbox and a thread for each sink, as if it ran here. Every method is callable from any thread.
+    Each stream has an outbox and a thread per sink, as if it ran here. Thread-safe.
 
     Args:
-        outputs: the sinks that all streams share; they stay the caller's.
-        live: whether a stream is, of that name.
+        outputs: the shared sinks; the caller owns them.
+        live: returns whether a stream is live, by name.
     """
 
     def __init__(self, outputs: Sequence[Output], live: Callable[[str], bool]) -> None:
@@ -83,26 +83,26 @@ class ResultReceiver:
         self._lock = threading.Lock()
         self._streams: dict[str, tuple[OutputDelivery, list[threading.Thread]]] = {}
         self._ending: list[str] = []
-        self._changed = threading.Condition(self._lock)  # when one has ended
+        self._changed = threading.Condition(self._lock)  # notified when a stream has ended
 
     def take(self, data: bytes) -> None:
-        """Hand on what a `RelaySink` has sent."""
-        what = pickle.loads(data)  # from a process of our own, which has our code
+        """Process the data of a `RelaySink`."""
+        what = pickle.loads(data)  # trusted: it comes from our own process
         if isinstance(what, str):
             self.end(what)
             return
         head, width, height, result, latency = what
-        image = np.broadcast_to(_BLACK, (height, width, 3))  # of the right size, and of no memory
+        image = np.broadcast_to(_BLACK, (height, width, 3))  # the right size without memory
         delivery = Delivery(Frame(image=image, **head), result, latency)
         self._delivery(head["stream"]).put(delivery, head["dropped_before"])
 
     def wait_end(self, stream: str, timeout_s: float) -> None:
-        """Wait until everything has come that its worker has sent of a stream, which it has let go of."""
+        """Wait until all results have arrived that a worker sent before releasing a stream."""
         with self._changed:
             self._changed.wait_for(lambda: stream not in self._streams and stream not in self._ending, timeout_s)
 
     def end(self, stream: str) -> None:
-        """Nothing more comes from `stream` until it is received again: give its sinks what waits, and tell them."""
+        """Flush the sinks of an ended stream and notify them."""
         with self._lock:
             delivery, threads = self._streams.pop(stream, (None, []))
             if delivery is None:

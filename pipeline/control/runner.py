@@ -1,7 +1,7 @@
-"""What runs streams for a controller: `Local` in this process, `RayWorkers` on the actors of Ray. Both are a `Runner`.
+"""The interface of runners: `Local` runs streams in this process, `RayWorkers` on Ray actors.
 
-The controller calls what starts, changes and ends streams; servers and terminals call the rest, and need not know which
-one it is. Only what needs pixels or the engine itself is asked where `address` says.
+The controller starts, changes and stops streams. Servers and terminals use the other methods and do not depend on the
+class. Only requests that need pixels or the engine go to `address`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from saccade.sinks import SinkStatus
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """Where a worker serves what needs pixels or the engine.
+    """The address of a worker's server for requests that need pixels or the engine.
 
     Attributes:
-        url: such as http://127.0.0.1:40123.
-        headers: that it wants.
+        url: URL, such as http://127.0.0.1:40123.
+        headers: required headers.
     """
 
     url: str
@@ -37,14 +37,14 @@ class Address:
 
 @dataclass(slots=True, frozen=True)
 class ModelInfo:
-    """The model that finds things.
+    """The model for frames.
 
     Attributes:
-        name: of the model, or its folder.
-        device: where it runs.
-        classes: the names that it knows; None for any.
-        skills: what it can do.
-        talks: whether a model answers questions here.
+        name: name of the model or its folder.
+        device: device of the model.
+        classes: its labels; None for any phrase.
+        skills: supported skills.
+        talks: whether a model answers questions.
     """
 
     name: str
@@ -59,17 +59,17 @@ class WorkerStatus:
     """A process with an engine.
 
     Attributes:
-        name: of the worker.
+        name: name of the worker.
         state: `starting`, `ready` or `ended`.
-        reason: why it is not ready; None where that is not known.
-        pid: of its process, on its machine.
-        machine: that stores its events; "" for that of the controller.
-        streams: that it has.
-        busy: share of time in which its engine is at work, 0 to 1; None if not known yet.
-        rss_bytes: its resident memory.
-        starts: how often it was started.
-        restarted_in_s: how long it was away each time, in seconds.
-        counters: of its engine, as `Engine.counters`.
+        reason: reason for not being ready; None if unknown.
+        pid: process ID on its machine.
+        machine: machine that stores its events; empty for the controller's machine.
+        streams: its streams.
+        busy: busy fraction of its engine, 0 to 1; None if unknown.
+        rss_bytes: resident memory, in bytes.
+        starts: number of starts.
+        restarted_in_s: duration of each restart, in seconds.
+        counters: counters of its engine, see `Engine.counters`.
     """
 
     name: str
@@ -105,81 +105,81 @@ class Ended:
 
 
 class StoredEvents(Protocol):
-    """Stored events, of this machine or of several: an `EventStore`, or a `MachineStores`. See `EventReader`."""
+    """Stored events of this machine or of several machines; see `EventReader`."""
 
     @property
     def away(self) -> Sequence[str]:
-        """The names of the machines whose store does not answer."""
+        """The names of machines whose store is unreachable."""
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """The records of events, newest first, each with the time at which it was stored."""
+        """Return the records of matching events, newest first, each with its storage time."""
 
     def rules(self, stream: str | None = None) -> list[str]:
-        """The names of rules that have events."""
+        """Return the names of rules with events."""
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """The record of an event; None if there is none of that id."""
+        """Return the record of an event; None if the ID is unknown."""
 
     def delete(self, event: str) -> bool:
-        """Delete an event with its files; whether there was one."""
+        """Delete an event with its files; return whether it existed."""
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """What was counted in each minute of a stream."""
+        """Return the counts of each minute of a stream."""
 
     def media(self, event: str, kind: str) -> Path | Address | None:
-        """The clip or snapshot of an event, or who serves it, at `/media/{event}/{kind}`; None if there is none."""
+        """Return a clip or snapshot, or the address that serves it at `/media/{event}/{kind}`; None if missing."""
 
 
 class Runner(Protocol):
-    """Runs streams. Every method is callable from any thread.
+    """Runs streams. Thread-safe.
 
     Attributes:
-        on_end: called with each stream that has ended, in any thread.
+        on_end: called with each ended stream, in any thread.
     """
 
     on_end: Callable[[Ended], object]
 
     @property
     def store(self) -> StoredEvents | None:
-        """Keeps events; None where nothing does."""
+        """The event store, or None."""
 
     # ---- what the controller has done: errors are those of `Local`
 
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
-        """Find out whether a change can be made; what is returned is for `follow`, or closed by leaving its block."""
+        """Check whether a change is possible; pass the result to `follow`, or leave its `with` block to discard it."""
 
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Have a stream run by this configuration from now on; None ends it. Returns how it is doing."""
+        """Make a stream run by a configuration, or stop it with None; return its status."""
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """End a stream, or forget one that failed, and open it again."""
+        """Stop a stream, or forget a failed stream, and reopen it."""
 
     def remove(self, name: str) -> None:
-        """End a stream, or forget one that failed; raises StreamError if there is none, or it does not end."""
+        """Stop a stream, or forget a failed stream; raises StreamError if it does not exist or does not end."""
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
         """List a stream as failed that could not be opened."""
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check that a stream can have its rules; raises PlacedError."""
+        """Check that a stream supports its rules; raises PlacedError."""
 
     def take(self, config: RunConfig) -> list[str]:
-        """Have what is not of single streams run by another configuration, and its streams where that restarts them.
+        """Apply the settings of the whole run, restarting its streams if needed.
 
         Returns:
-            The keys that were taken; others are when Saccade is started again.
+            The applied keys; all other keys apply after a restart of Saccade.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; all goes on as it was.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if this is not possible; nothing changes.
         """
 
     # ---- how it is doing
 
     @property
     def names(self) -> list[str]:
-        """The streams that run, or are being opened."""
+        """The names of streams that are running or being opened."""
 
     @property
     def idle(self) -> bool:
@@ -202,34 +202,34 @@ class Runner(Protocol):
 
     @property
     def model(self) -> ModelInfo:
-        """The model that finds things."""
+        """The model for frames."""
 
     def statuses(self) -> list[StreamStatus]:
-        """The status of every stream, also of those that failed."""
+        """Return the status of every stream, including failed streams."""
 
     def status(self, name: str) -> StreamStatus:
-        """The status of a stream; raises StreamError if there is none of that name."""
+        """Return the status of a stream; raises StreamError if it does not exist."""
 
     def workers(self) -> list[WorkerStatus]:
-        """The processes with an engine."""
+        """Return the status of all processes with an engine."""
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """How every sink is doing, with the name of its stream, or "" if it is all streams'."""
+        """Return the status of every sink, with the name of its stream or an empty name for a shared sink."""
 
     def lost_changes(self) -> dict[str, int]:
-        """Where changes of events may be lost → how many were."""
+        """Return the number of dropped changes of events, by place."""
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """How each rule of a stream is doing; None if it can have none. Raises StreamError. May wait."""
+        """Return the state of each rule of a stream; None if the stream has no rules. Raises StreamError. May block."""
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """What was counted in a stream: in all, and in each minute from a time on. Raises StreamError. May wait."""
+        """Return the totals of a stream, and its counts per minute since a time. Raises StreamError. May block."""
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Ask a model which stored events show something; raises ConfigError or EngineError. Waits."""
+        """Search stored events with a model; raises ConfigError or EngineError. Blocks."""
 
     def address(self, stream: str | None) -> Address | None:
-        """Who serves the video of a stream, or, for None, the engine; None for this process.
+        """Return the address for a stream's video or, for None, the engine; None means this process.
 
         Raises:
             StreamError: if no worker has the stream, or none is ready.

@@ -1,11 +1,10 @@
-"""Which sources the HTTP API may open: paths, addresses and networks that the configuration names.
+"""The source policy: paths, addresses and networks that clients of the HTTP API may open.
 
     allow_sources: ["/srv/videos/*.mp4", "rtsp://camera-*.example.org/*", 192.168.7.0/24]
 
-A path is allowed if a glob matches it with its symbolic links resolved. An address is allowed if its host is in a
-network of the list, or if a glob matches it, without user name and query, and its host is public or is in the glob
-literally: so a name that resolves to a private address does not lead there. `*` matches `/` as well. Knows nothing of
-HTTP or of what a source holds.
+A path is allowed if a glob matches it after resolving symbolic links. An address is allowed if its host is in a listed
+network. It is also allowed if a glob matches it without user name and query, and its host is public or named literally
+in the glob. So a name that resolves to a private address is refused. `*` also matches `/`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from saccade.sources.urls import RtspAddress
 from saccade.web.tokens import is_loopback
 
 _HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+(%[\w.~-]+)?")
-_NOT_ALLOWED = "the HTTP API may not open this source; allow_sources lists those that it may"
+_NOT_ALLOWED = "the HTTP API may not open this source; add it to allow_sources to permit it"
 _GLOB = re.compile(r"[*?\[]")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -34,22 +33,22 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class NotAllowedError(SourceError):
-    """The API may not open a source. The message is the same whatever the reason, as it goes to the client."""
+    """The API may not open a source. The message reveals no reason, because it is sent to the client."""
 
     def __init__(self, line: str = _NOT_ALLOWED) -> None:
         super().__init__(line)
 
 
 class SourcePolicy:
-    """The rule for one server.
+    """The source policy of one server.
 
     Args:
         allowed: globs of paths and addresses, and networks.
-        open_by_default: whether an empty list allows everything but sources that listen on the network, since only
-            this machine can reach the server; otherwise it allows nothing.
+        open_by_default: whether an empty list allows all sources except those that listen on the network, because only
+            this machine can reach the server. Otherwise an empty list allows nothing.
 
     Raises:
-        ConfigError: if an entry is empty, or looks like a network and is none.
+        ConfigError: if an entry is empty or an invalid network.
     """
 
     def __init__(self, allowed: Sequence[str], *, open_by_default: bool) -> None:
@@ -68,27 +67,27 @@ class SourcePolicy:
                 self._paths.append(_resolved_glob(entry))
 
     def check(self, source: str, addresses: Sequence[IpAddress] | None = None) -> None:
-        """Refuse a source that may not be opened.
+        """Check that a source may be opened.
 
         Args:
-            source: a path, or an address.
-            addresses: what its host was looked up to be, and where it will be connected to; None to look it up, which
-                may take seconds.
+            source: path or address.
+            addresses: resolved addresses of the host, which will be used for the connection; None resolves the host,
+                which may take seconds.
 
         Raises:
-            NotAllowedError: if it is refused.
-            SourceError: if it is a malformed address.
+            NotAllowedError: if the source is refused.
+            SourceError: if the address is malformed.
         """
         source = with_plain_zone(source)
         live = "://" in source or source.startswith("webrtc:")
         if live and _listens(source) and not is_loopback(_host(source)):
-            if not self._names(source):  # it opens a port without authentication
+            if not self._names(source):  # the source opens a port without authentication
                 raise NotAllowedError
         elif self.restricted and not (self._address_allowed(source, addresses) if live else self._path_allowed(source)):
             raise NotAllowedError
 
     def _path_allowed(self, source: str) -> bool:
-        path = source if source.isdecimal() else os.path.realpath(source)  # a webcam has a number
+        path = source if source.isdecimal() else os.path.realpath(source)  # a webcam is a number
         return any(fnmatchcase(path, glob) for glob in self._paths)
 
     def _address_allowed(self, source: str, addresses: Sequence[IpAddress] | None) -> bool:
@@ -114,7 +113,7 @@ def _network(entry: str) -> Network | None:
 
 
 def _resolved_glob(entry: str) -> str:
-    """A glob of paths, its part before the first wildcard made absolute and free of symbolic links."""
+    """Return a path glob whose part before the first wildcard is absolute and without symbolic links."""
     if entry.isdecimal():
         return entry
     parts = os.path.abspath(entry).split(os.sep)
@@ -123,15 +122,15 @@ def _resolved_glob(entry: str) -> str:
 
 
 def _authority(address: str) -> str:
-    """Host and port of an address, as FFmpeg reads it: what is between `://` and the first of `/?#`, after an `@`."""
+    """Return host and port of an address as FFmpeg parses them: between `://` and the first of `/?#`, after an `@`."""
     return re.split(r"[/?#]", address.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
 
 
 def _host(source: str) -> str:
-    """The host of a live address.
+    """Return the host of a live address.
 
     Raises:
-        SourceError: if there is none, or it could be read in two ways.
+        SourceError: if the host is missing or ambiguous.
     """
     if source.startswith("webrtc:"):
         rest = source.removeprefix("webrtc:")
@@ -149,10 +148,10 @@ def _host(source: str) -> str:
 
 
 def _listens(source: str) -> bool:
-    """Whether a source waits for senders on a port of this machine."""
+    """Return whether a source listens for senders on a port of this machine."""
     scheme, _, rest = source.partition("://")
     options = parse_qs(rest.partition("?")[2], keep_blank_values=True)
-    # Without a value it means yes, to FFmpeg.
+    # FFmpeg treats the option without a value as yes.
     listening = options.get("listen", ["0"]) != ["0"] or options.get("mode", [""])[-1] == "listener"
     return scheme.lower() == "udp" or listening
 

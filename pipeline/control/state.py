@@ -1,7 +1,6 @@
-"""The desired state on disk: SQLite, each change one transaction, readable by its owner alone.
+"""The desired state on disk: an SQLite file with one transaction per change, readable only by its owner.
 
-Sources carry credentials. What `save` has returned for outlives `kill -9` and a loss of power. Knows streams and their
-configurations, not what runs.
+The file is private, because sources contain credentials. Saved changes survive `kill -9` and a power failure.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _BASE, _DESIRED = "base", "desired"
 
 
 class StateFile:
-    """Holds the desired streams of one run, and those of the configuration that they come from.
+    """Stores the desired streams of a run, and the streams of the configuration they started from.
 
-    Its methods are callable from any thread. One process uses a file at a time.
+    Thread-safe. One process uses a file at a time.
 
     Args:
-        path: of the file; it is made by the first `save`, with its folder.
+        path: path of the file; the first `save` creates it and its folder.
 
     Raises:
-        ConfigError: if it cannot be used, or another process uses it.
+        ConfigError: if the file cannot be used, or another process uses it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,13 +42,13 @@ class StateFile:
             self._open()
 
     def load(self, config: RunConfig) -> tuple[RunConfig, RunConfig] | None:
-        """The base and the desired configuration that were saved; None if nothing was.
+        """Return the saved base and desired configuration, or None.
 
         Args:
-            config: has the settings of the whole run, which are not kept here.
+            config: provides the settings of the whole run, which are not stored here.
 
         Raises:
-            ConfigError: if the file holds something else.
+            ConfigError: if the file has other content.
         """
         with self._lock:
             if self._db is None:
@@ -62,14 +61,14 @@ class StateFile:
                 saved = bool(self._db.execute("PRAGMA user_version").fetchone()[0])
             except (sqlite3.Error, ValidationError, ValueError, KeyError) as error:
                 reason = " ".join(str(error).split())
-                raise ConfigError(f"{self.path}: this is no state of this version: {reason}; remove it") from None
+                raise ConfigError(f"{self.path}: not a state file of this version: {reason}; delete it") from None
         return (config.with_streams(kept[_BASE]), config.with_streams(kept[_DESIRED])) if saved else None
 
     def save(self, base: RunConfig, desired: RunConfig) -> None:
-        """Keep both: all of it, or if this raises, nothing.
+        """Save both configurations atomically.
 
         Raises:
-            ConfigError: if it cannot be written.
+            ConfigError: if the file cannot be written.
         """
         rows = [*_rows(_BASE, base.named().values()), *_rows(_DESIRED, desired.named().values())]
         with self._lock:
@@ -82,10 +81,10 @@ class StateFile:
                     db.executemany("INSERT INTO streams VALUES (?, ?, ?)", rows)
                     db.execute("PRAGMA user_version = 1")
             except sqlite3.Error as error:
-                raise NotKeptError(f"{self.path}: the change cannot be kept: {error}") from None
+                raise NotKeptError(f"{self.path}: the change cannot be stored: {error}") from None
 
     def close(self) -> None:
-        """Let another process have it. A second call does nothing."""
+        """Close the file, so that another process can use it. A second call does nothing."""
         with self._lock:
             if self._db is not None:
                 self._db.close()
@@ -96,12 +95,12 @@ class StateFile:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            path.chmod(0o600)  # SQLite makes its journal with the permissions of the file
+            path.chmod(0o600)  # SQLite creates its journal with the permissions of the file
             db = sqlite3.connect(path, timeout=0.1, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"{path}: changes cannot be kept there: {_reason(error)}") from None
+            raise ConfigError(f"{path}: changes cannot be stored there: {_reason(error)}") from None
         try:
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")  # from the first transaction until it is closed
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")  # held from the first transaction until close
             db.execute("PRAGMA synchronous = FULL")
             with db:
                 db.execute("BEGIN EXCLUSIVE")
@@ -110,8 +109,10 @@ class StateFile:
         except (OSError, sqlite3.Error) as error:
             db.close()
             if "locked" in str(error):
-                raise ConfigError(f"{path}: another process keeps its changes there; give this one --state") from None
-            raise ConfigError(f"{path}: changes cannot be kept there: {_reason(error)}") from None
+                raise ConfigError(
+                    f"{path}: another process stores its changes there; use --state FILE for this process"
+                ) from None
+            raise ConfigError(f"{path}: changes cannot be stored there: {_reason(error)}") from None
         self._db = db
 
 
@@ -124,13 +125,13 @@ def _rows(of: str, streams: Iterable[ListedStream]) -> Iterable[tuple[str, int, 
 
 
 def plain(stream: ListedStream) -> dict[str, Any]:
-    """A stream as JSON: what it sets, to be validated again."""
+    """Return the set keys of a stream as JSON values, to be validated on loading."""
     values: dict[str, Any] = stream.model_dump(mode="json", exclude_unset=True)
     return values
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the name of a new file outlive a loss of power."""
+    """Flush a folder, so that a new file's name survives a power failure."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(number)

@@ -1,7 +1,7 @@
-"""The stores of events on the machines of a Ray cluster, with one face: each is written on its own machine.
+"""The event stores of all machines in a Ray cluster behind one interface; each machine writes its own store.
 
-The controller's machine has an `EventStore`; on every other one an actor writes one for all workers there, outlives
-them, and is asked by Ray's calls. Records for a machine that is away wait, up to 10,000 for each.
+The controller's machine has an `EventStore`. On every other machine, an actor writes one store for all workers,
+outlives them, and is called through Ray. Records for an unreachable machine wait, up to 10,000 each.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from saccade.pipeline.events.storage.store_reader import EventQuery, StoreError,
 log = logging.getLogger(__name__)
 
 STORES = "store-"
-"""What the names of the actors begin with; the node's id follows."""
+"""Name prefix of the store actors, followed by the node's ID."""
 FOLDER = "SACCADE_STORE"
-"""The variable of the environment of `ray start` that names another folder on its machine."""
+"""Environment variable of `ray start` that names another store folder on its machine."""
 OWN = "controller"
-"""What the controller's own machine is called, where its store fails."""
+"""Name of the controller's machine in errors of its store."""
 MAX_WAITING = 10_000
 RETRY_S = 2.0
 _BATCH = 100
 _ASK_S = 10.0
-_BEGIN_S = 60.0  # for the actor to be scheduled and its module loaded, on a busy machine
+_BEGIN_S = 60.0  # time limit for scheduling the actor and loading its module on a busy machine
 _CLOSE_S = 5.0
 _ASKED_AT_ONCE = 16
 
@@ -50,12 +50,12 @@ T = TypeVar("T")
 
 
 class StoreActor:
-    """What runs in the actor of a machine.
+    """The store actor of a machine.
 
     Args:
-        folder: that a relative path of the store begins in; left as it is where this machine has no such folder.
+        folder: base folder of a relative store path; ignored if it does not exist on this machine.
         store: path of the store's folder.
-        keep_s, max_bytes: as in `EventStore`.
+        keep_s, max_bytes: see `EventStore`.
     """
 
     def __init__(self, folder: str, store: str, keep_s: float | None, max_bytes: int | None) -> None:
@@ -63,44 +63,44 @@ class StoreActor:
             os.chdir(folder)
         self._store: EventStore | None = None
         self._problem = ""
-        try:  # what has ended meanwhile, the controller says
+        try:  # keep_open, because the controller decides which events have ended
             self._store = EventStore(Path(store).absolute(), keep_s=keep_s, max_bytes=max_bytes, keep_open=True)
         except StoreError as error:
             self._problem = one_line(str(error))
 
     def media(self) -> tuple[str | None, str]:
-        """The folder of clips and snapshots; None, and why, if this machine has no store of its own."""
+        """Return the folder of clips and snapshots; None with a reason if this machine has no store of its own."""
         return (None, self._problem) if self._store is None else (str(self._store.media_folder), "")
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of the store returns."""
+        """Call a method of the store and return its result."""
         if self._store is None:
             raise StoreError(self._problem)
         return getattr(self._store, method)(*arguments)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Store records; they are on disk when this returns, but for those of a full disk."""
+        """Store records; they are on disk on return, unless the disk is full."""
         if self._store is None:
             raise StoreError(self._problem)
         for record in records:
             try:
                 self._store.write(record)
-            except (KeyError, TypeError, ValueError) as error:  # one that is none must not keep the others waiting
-                log.warning("a record could not be stored: %s", error)
-        with contextlib.suppress(StoreError):  # its disk is full: it keeps them until they can be written
+            except (KeyError, TypeError, ValueError) as error:  # an invalid record must not block the others
+                log.warning("a record is invalid and was dropped: %s", error)
+        with contextlib.suppress(StoreError):  # the disk is full; the store keeps the records until they can be written
             self._store.flush()
 
     def close(self) -> None:
-        """End."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()
 
 
 def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | None]:
-    """Where a worker on this machine keeps events: the machine's name, Ray's id of it, and the folder of media.
+    """Return where a worker on this machine stores events: machine name, Ray's node ID, and media folder.
 
-    An actor is made for that if there is none. The name and the id are "" where the controller keeps them: on its own
-    machine, and where the folder cannot be used here, such as one that the machines share.
+    If needed, a store actor is created. Name and ID are empty if the controller stores the events: on its own machine,
+    or if the folder cannot be used here, for example because the machines share it.
     """
     node = ray.get_runtime_context().get_node_id()
     if settings.store is None or node == settings.node:
@@ -118,14 +118,14 @@ def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | Non
     found: Any = ray.get(actor.media.remote(), timeout=_BEGIN_S)
     media, problem = found
     if media is None:
-        log.warning("events are stored on the controller's machine: %s", problem)
+        log.warning("events of this machine are stored on the controller's machine: %s", problem)
         return "", "", settings.media
     return f"{host}-{node[:6]}", node, media
 
 
 def end_stores() -> None:
-    """End the stores of all machines."""
-    names: Any = ray.util.list_named_actors()  # of our namespace
+    """Stop the stores of all machines."""
+    names: Any = ray.util.list_named_actors()  # in our namespace
     for name in names:
         if name.startswith(STORES):
             with contextlib.suppress(ValueError, ray.exceptions.RayError):
@@ -136,18 +136,18 @@ def end_stores() -> None:
 
 
 class RemoteStore:
-    """The store of another machine. It is asked first for what goes on there; then it is given records, in order.
+    """The store of another machine. It first reports its open events, and then receives records in order.
 
     Args:
-        machine: its name.
-        node: Ray's id of it.
-        load: is given what goes on there, once, with the machine's name.
+        machine: name of the machine.
+        node: Ray's node ID.
+        load: called once with the open events and the machine's name.
     """
 
     def __init__(self, machine: str, node: str, load: Callable[[Sequence[Record], str], None]) -> None:
         self.away = False
         self._machine, self._node, self._load = machine, node, load
-        self._changed = threading.Condition()  # over what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._waiting: deque[Record] = deque()
         self._lost = 0
         self._closing_at: float | None = None
@@ -155,11 +155,11 @@ class RemoteStore:
         self._thread.start()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method of the store returns; raises StoreError if it does not answer."""
+        """Call a method of the store; raises StoreError if the store does not respond."""
         return self._ask("call", method, *arguments)
 
     def write(self, record: Record) -> None:
-        """Have a record stored; returns at once. Where too many wait, the oldest is lost."""
+        """Queue a record for storage and return at once. A full queue drops its oldest record."""
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
@@ -168,7 +168,7 @@ class RemoteStore:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand over what waits, for some seconds at most."""
+        """Send the queued records, for up to some seconds, and stop."""
         with self._changed:
             self._closing_at = time.monotonic() + _CLOSE_S
             self._changed.notify_all()
@@ -184,7 +184,7 @@ class RemoteStore:
             raise
         except (ValueError, ray.exceptions.RayError) as error:
             self.away = True
-            raise StoreError(f"the store of {self._machine} does not answer") from error
+            raise StoreError(f"the event store of {self._machine} does not respond") from error
         self.away = False
         return found
 
@@ -199,7 +199,7 @@ class RemoteStore:
                     self._ask("write", batch)
             except StoreError as error:
                 if not told:
-                    log.warning("events of %s wait until its store answers: %s", self._machine, error)
+                    log.warning("events of %s wait until its store responds: %s", self._machine, error)
                 told = True
                 with self._changed:
                     if self._is_over():
@@ -208,11 +208,11 @@ class RemoteStore:
                     self._changed.wait_for(lambda: self._closing_at is not None, RETRY_S)
             else:
                 if told:
-                    log.warning("events of %s are stored again; changes lost: %d", self._machine, self._lost)
+                    log.warning("events of %s are stored again; changes dropped: %d", self._machine, self._lost)
                     told, self._lost = False, 0
 
     def _next(self, loaded: bool) -> list[Record] | None:
-        """The next records to hand over, none at the first time; None if there will be no more."""
+        """Return the next records to send, none the first time; None at the end."""
         with self._changed:
             if not loaded:
                 return None if self._is_over() else []
@@ -226,12 +226,12 @@ class RemoteStore:
 
 
 class MachineStores:
-    """The stores of all machines, with the reading methods of an `EventStore`. Callable from any thread.
+    """The stores of all machines, with the reading methods of an `EventStore`. Thread-safe.
 
     Args:
-        local: of the controller's own machine; it stays the caller's.
-        load: as in `RemoteStore`.
-        address_of: where files of a machine are served; None while nobody there does.
+        local: store of the controller's machine; the caller owns it.
+        load: see `RemoteStore`.
+        address_of: returns the address that serves a machine's files; None if unreachable.
     """
 
     def __init__(
@@ -246,11 +246,11 @@ class MachineStores:
 
     @property
     def away(self) -> list[str]:
-        """The names of the machines whose store does not answer."""
+        """The names of machines whose store is unreachable."""
         return sorted(machine for machine, store in self._stores() if store is not None and store.away)
 
     def meet(self, machine: str, node: str) -> None:
-        """A machine stores its events itself; returns at once."""
+        """Register a machine that stores its events itself; returns at once."""
         with self._lock:
             if machine not in self._remote:
                 self._remote[machine] = RemoteStore(machine, node, self._load)
@@ -265,31 +265,31 @@ class MachineStores:
             self._local.write(record)
 
     def page(self, query: EventQuery, more: int = 0) -> list[Stored]:
-        """As `EventReader.page`: the newest of all machines."""
+        """Return the newest events of all machines; see `EventReader.page`."""
         pages = self._ask_all("page", query, more)
         found = sorted(chain(*pages.values()), key=lambda one: (one[1], one[0]["id"]), reverse=True)
         return found[: query.limit + more]
 
     def rules(self, stream: str | None = None) -> list[str]:
-        """As `EventReader.rules`."""
+        """Return the names of rules with events; see `EventReader.rules`."""
         return sorted(set(chain(*self._ask_all("rules", stream).values())))
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """As `EventReader.counts`."""
+        """Return the counts of each minute; see `EventReader.counts`."""
         minutes: list[dict[str, Any]] = list(chain(*self._ask_all("counts", stream, since).values()))
         return sorted(minutes, key=lambda minute: minute["start"])
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """As `EventReader.get`."""
+        """Return the record of an event; see `EventReader.get`."""
         found: list[dict[str, Any] | None] = list(self._ask_all("get", event).values())
         return next((record for record in found if record is not None), None)
 
     def delete(self, event: str) -> bool:
-        """As `EventStore.delete`."""
+        """Delete an event; see `EventStore.delete`."""
         return any(self._ask_all("delete", event).values())
 
     def media(self, event: str, kind: str) -> Path | Address | None:
-        """As `EventReader.media`; of another machine, who serves it there, at `/media/{event}/{kind}`."""
+        """Return a media file, or the address that serves it at `/media/{event}/{kind}`; see `EventReader.media`."""
         for machine, path in self._ask_all("media", event, kind).items():
             if path is not None and machine:
                 return self._address_of(machine)
@@ -298,7 +298,7 @@ class MachineStores:
         return None
 
     def walk_machines(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float, str]]:
-        """As `EventReader.walk`, with the machine of each; a machine that does not answer is left out."""
+        """Yield all events with their machines, without unreachable machines; see `EventReader.walk`."""
 
         def of(machine: str, store: RemoteStore | None) -> Iterator[tuple[dict[str, Any], float, str]]:
             try:
@@ -309,13 +309,13 @@ class MachineStores:
                 log.debug("%s: %s", machine or OWN, error)
 
         walks = [of(machine, store) for machine, store in self._stores()]
-        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # one that does not answer keeps no other waiting
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # an unreachable store does not block the others
             first = list(pool.map(lambda one: list(islice(one, 1)), walks))
         begun = [chain(one, rest) for one, rest in zip(first, walks, strict=True)]
         return heapq.merge(*begun, key=lambda one: one[1], reverse=True)
 
     def close(self) -> None:
-        """Hand over what waits, for some seconds at most, and end."""
+        """Send the queued records, for up to some seconds, and stop."""
         for _, store in self._stores():
             if store is not None:
                 store.close()
@@ -325,7 +325,7 @@ class MachineStores:
             return [("", None), *self._remote.items()]
 
     def _ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """What the stores that answer return, by machine; raises StoreError if the controller's own fails."""
+        """Return the results of all reachable stores, by machine; raises StoreError if the controller's store fails."""
 
         def ask(one: tuple[str, RemoteStore | None]) -> tuple[str, Any] | None:
             machine, store = one
@@ -334,7 +334,7 @@ class MachineStores:
             try:
                 return machine, store.ask(method, *arguments)
             except StoreError:
-                return None  # it is listed as away
+                return None  # the store is listed as unreachable
 
         stores = self._stores()
         if len(stores) == 1:

@@ -1,4 +1,4 @@
-"""What a worker and its controller say to each other by calls of the worker's actor: values, and errors."""
+"""The messages between a worker and its controller, exchanged by calls of the worker's actor."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _KINDS = (NotKeptError, NotAllowedError, AwayError, StreamError, ConfigError, So
 
 @dataclass(slots=True, frozen=True)
 class WorkerSettings:
-    """What a worker runs by, besides its streams.
+    """The settings of a worker, without its streams.
 
     Attributes:
-        values: of a `RunConfig`, without streams, servers and outputs that all streams share.
-        index: of the worker, from 0: which GPU it takes where that is left open.
-        threads: of its engine on a CPU; 0 for those of the machine.
-        results: whether what is found is wanted by outputs that all streams share.
-        media: folder of the files of events on the controller's machine; None for none.
-        keep_s, max_bytes: as in `EventStore`, for the store of another machine.
-        store: folder of that store; None where no events are kept.
-        node: the controller's, by Ray's id: it keeps the events of that machine.
-        folder: that relative paths begin in.
-        cluster: whether the worker may be on another machine.
-        open_by_default: as in `SourcePolicy`.
+        values: values of a `RunConfig`, without streams, servers and shared outputs.
+        index: index of the worker, from 0; selects its GPU if the device is not fixed.
+        threads: threads of its engine on a CPU; 0 for the default.
+        results: whether shared outputs need the results.
+        media: folder of clips and snapshots on the controller's machine, or None.
+        keep_s, max_bytes: see `EventStore`; for the store of another machine.
+        store: folder of that store; None if no events are stored.
+        node: Ray's node ID of the controller, which stores the events of its machine.
+        folder: base folder of relative paths.
+        cluster: whether the worker can be on another machine.
+        open_by_default: see `SourcePolicy`.
     """
 
     values: Mapping[str, Any]
@@ -56,15 +56,15 @@ class WorkerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Ready:
-    """A worker has loaded its engine, and takes streams.
+    """A worker has loaded its engine and accepts streams.
 
     Attributes:
-        url: of its HTTP server.
-        secret: that it wants there.
-        pid: of its process.
-        model: its engine's.
-        streams: those that it runs already, where another controller was here before.
-        machine, node: where its events are stored, by the machine's name and Ray's id; "" for the controller's machine.
+        url: URL of its HTTP server.
+        secret: secret of its HTTP server.
+        pid: process ID.
+        model: model of its engine.
+        streams: streams that already run, from a previous controller.
+        machine, node: machine name and Ray's node ID of the store of its events; empty for the controller's machine.
     """
 
     url: str
@@ -78,14 +78,14 @@ class Ready:
 
 @dataclass(slots=True, frozen=True)
 class Report:
-    """How a worker is doing.
+    """The state of a worker.
 
     Attributes:
-        statuses: of its streams.
-        seen: by stream: when each event that goes on was seen last, by its id.
-        sinks: of its streams' own.
-        busy, rss_bytes, counters: as in `WorkerStatus`.
-        dropped: changes of events that were lost in it.
+        statuses: status of its streams.
+        seen: by stream, the time at which each open event was last seen, by ID.
+        sinks: status of its streams' own sinks.
+        busy, rss_bytes, counters: see `WorkerStatus`.
+        dropped: number of dropped changes of events.
     """
 
     statuses: Sequence[StreamStatus] = ()
@@ -108,12 +108,12 @@ class Wish:
 
 @dataclass(slots=True, frozen=True)
 class Batch:
-    """What a worker has to say, in order.
+    """Messages and results of a worker, in order.
 
     Attributes:
-        messages: (`event`, record), (`ended`, Ended), (`closed`, name of a stream), (`report`, Report), (`wish`, Wish),
-            (`warning`, line), and at last (`end`, None).
-        results: of frames, pickled, for outputs that all streams share.
+        messages: (`event`, record), (`ended`, Ended), (`closed`, stream name), (`report`, Report), (`wish`, Wish),
+            (`warning`, line), and last (`end`, None).
+        results: pickled results for shared outputs.
     """
 
     messages: list[tuple[str, Any]]
@@ -136,14 +136,14 @@ def told(call: Callable[[], T]) -> T | Exception:
 
 
 def taken(answer: T | Exception) -> T:
-    """What was returned; raises what was raised."""
+    """Return a call's result; raises the error of a `Refused`."""
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
 def worker_values(config: RunConfig) -> dict[str, Any]:
-    """What a worker is to know of a configuration: streams come one by one, and what belongs to the machine is here."""
+    """Return the values of a configuration for a worker, without streams and without settings of the controller."""
     ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
     ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
     values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
@@ -153,5 +153,5 @@ def worker_values(config: RunConfig) -> dict[str, Any]:
 
 
 def is_video(target: Target) -> bool:
-    """Whether an output is a video file, which takes one stream."""
+    """Return whether an output is a video file, which supports one stream only."""
     return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")

@@ -1,1 +1,1 @@
-"""What runs: one stream's run from source to outputs, all streams on one engine, and their counters."""
+"""The runtime: one stream's run from source to outputs, all streams on one engine, and their counters."""

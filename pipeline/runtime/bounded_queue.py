@@ -1,7 +1,4 @@
-"""A bounded queue between two threads that either makes the producer wait or drops the oldest, counting every drop.
-
-Knows nothing of what it carries: frames on their way to the engine, results on their way to a sink.
-"""
+"""A bounded queue between two threads: a full queue blocks the producer or drops the oldest item, and counts drops."""
 
 from __future__ import annotations
 
@@ -15,26 +12,26 @@ from saccade.pipeline.config.queue_policy import QueuePolicy
 T = TypeVar("T")
 
 DropCause = Literal["full", "closed"]
-"""Why an item was lost: a newer one took its place, or the queue was closed with the item still inside."""
+"""Cause of a drop: a newer item took its place, or the queue was closed with the item inside."""
 
 
 class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not an error
-    """Nothing can be put in any more, or nothing is left to take."""
+    """The queue is closed: `put` cannot add items, or `get` has no items left."""
 
 
 @dataclass(slots=True, frozen=True)
 class Taken(Generic[T]):
-    """What `get` returns: the item, and how many were lost between it and the item taken before it."""
+    """The result of `get`: the item, and the number of items dropped since the previous item."""
 
     item: T
     lost_before: int
 
 
 class BoundedQueue(Generic[T]):
-    """A first-in-first-out queue of limited size for any number of threads on either side.
+    """A bounded FIFO queue for any number of producers and consumers.
 
-    The producer ends it with `close`, and the consumer still gets what is inside; the consumer ends it with `discard`,
-    which wakes a waiting producer.
+    The producer ends it with `close`, and the consumer still gets the queued items. The consumer ends it with
+    `discard`, which wakes a blocked producer.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
@@ -44,7 +41,7 @@ class BoundedQueue(Generic[T]):
         self._items: deque[Taken[T]] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._lost = 0  # since the last item taken; older than everything inside
+        self._lost = 0  # dropped since the last item was taken; older than all queued items
         self._drops: Counter[DropCause] = Counter()
 
     def __len__(self) -> int:
@@ -53,19 +50,20 @@ class BoundedQueue(Generic[T]):
 
     @property
     def drops(self) -> dict[DropCause, int]:
-        """How many items were dropped so far, by cause."""
+        """The number of dropped items so far, by cause."""
         with self._changed:
             return dict(self._drops)
 
     def put(self, item: T, lost_before: int = 0) -> None:
-        """Add `item`; when full, wait for room or drop the oldest, as the policy requires.
+        """Add an item; a full queue blocks or drops its oldest item, depending on the policy.
 
         Args:
-            item: what to hand over.
-            lost_before: how many items the producer itself lost just before this one; `get` adds them to its own.
+            item: the item.
+            lost_before: number of items that the producer dropped just before this item; `get` adds it to its own
+                count.
 
         Raises:
-            QueueClosed: if the queue is closed, or is closed while waiting; the item is then not taken in.
+            QueueClosed: if the queue is closed before the item could be added.
         """
         with self._changed:
             while self._policy.when_full == "wait" and len(self._items) >= self._policy.size and not self._closed:
@@ -78,7 +76,7 @@ class BoundedQueue(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> Taken[T]:
-        """Take the oldest item, waiting for one if there is none.
+        """Take the oldest item; blocks while the queue is empty.
 
         Raises:
             QueueClosed: if the queue is closed and empty.
@@ -94,13 +92,13 @@ class BoundedQueue(Generic[T]):
             return Taken(oldest.item, lost)
 
     def close(self) -> None:
-        """Accept nothing more; what is inside can still be taken."""
+        """Accept no more items; queued items can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Accept nothing more and drop what is inside, counted as `closed`."""
+        """Accept no more items and drop the queued items, counted as `closed`."""
         with self._changed:
             self._closed = True
             while self._items:

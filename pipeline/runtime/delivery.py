@@ -1,4 +1,4 @@
-"""The way from a run's results to its sinks: an outbox and a thread's work for each. Knows no engine and no threads."""
+"""Delivers a run's results to its sinks: an outbox and a thread per sink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIVE_OUTBOX = QueuePolicy(8, "drop oldest")
 
 @dataclass(slots=True, frozen=True)
 class Delivery:
-    """A frame with what was found in it, and how long that took."""
+    """A frame with its result and latency."""
 
     frame: Frame
     result: Result
@@ -31,14 +31,14 @@ class Delivery:
 
 
 class OutputDelivery:
-    """Delivers to the sinks of one run. Every method may be called by any thread.
+    """Delivers results to the sinks of one run. Thread-safe.
 
     Args:
         outputs: the sinks.
-        name: of the stream.
-        live: whether results come at a pace of their own: a slow sink loses some then, and a failed one is waited for.
-        stop: called where there is no use in going on.
-        fail: called with whatever ends the run.
+        name: name of the stream.
+        live: whether results come at their own pace. A slow sink then drops results, and a failed sink is retried.
+        stop: called when continuing is useless.
+        fail: called with the error that ends the run.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class OutputDelivery:
         self._name, self._live, self._stop, self._fail = name, live, stop, fail
 
     def work(self) -> list[tuple[str, Callable[[], None]]]:
-        """What a thread each is to do, by the name of its sink; it returns when the sink is through."""
+        """Return the work of each sink's thread, with the name of the sink; it returns when the sink is done."""
         return [(type(output.sink).__name__, partial(self._write, output, outbox)) for output, outbox in self._outputs]
 
     def put(self, delivery: Delivery, lost: int) -> None:
-        """Hand one to every sink; `lost` frames were lost before it."""
+        """Pass a result to every sink; `lost` frames were dropped before it."""
         for _, outbox in self._outputs:
-            with suppress(QueueClosed):  # a sink that failed ends the run; the others still get what is in flight
+            with suppress(QueueClosed):  # a failed sink ends the run; the other sinks still get the results in flight
                 outbox.put(delivery, lost)
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the outboxes; no more results follow."""
         for _, outbox in self._outputs:
             outbox.close()
 
     def drops(self) -> Counter[str]:
-        """What sinks were too slow for, by cause; what viewers missed is no loss."""
+        """The number of results dropped by slow sinks, by cause; results missed by viewers do not count."""
         drops: Counter[str] = Counter()
         for output, outbox in self._outputs:
             if not output.viewing:
@@ -79,11 +79,11 @@ class OutputDelivery:
         return drops
 
     def waiting(self) -> dict[str, int]:
-        """How many wait for each sink."""
+        """The number of results that wait for each sink."""
         return {f"{number} {output.name}": len(outbox) for number, (output, outbox) in enumerate(self._outputs)}
 
     def statuses(self) -> list[SinkStatus]:
-        """The status of each sink that is this run's own."""
+        """The status of each sink that belongs only to this run."""
         return [output.guard.status() for output, _ in self._outputs if not output.shared]
 
     def _write(self, output: Output, outbox: BoundedQueue[Delivery]) -> None:
@@ -92,15 +92,15 @@ class OutputDelivery:
             while True:
                 self._write_one(output, outbox.get())
                 if guard.paused and not self._live and not self._any_sink_works():
-                    break  # no use in reading the rest of a file; a live source goes on until the sink works again
+                    break  # reading the rest of a file is useless; a live source continues until the sink works again
         except QueueClosed:
-            pass  # nothing more will come
+            pass  # the run has ended
         except ReaderGoneError as error:
             log.info("%s: %s", self._name, error)
             if not self._any_sink_works():
                 self._stop()
         except SinkClosedError:
-            self._stop()  # the user has ended the run
+            self._stop()  # the user has stopped the run
         except Exception as error:
             self._fail(error)
         finally:
@@ -114,7 +114,7 @@ class OutputDelivery:
                 self._fail(error)
 
     def _write_one(self, output: Output, taken: Taken[Delivery]) -> None:
-        """Not a part of the loop, whose variables would keep the frame while it waits for the next one."""
+        """Write one result. As a separate function, no local variable keeps the frame alive during the next wait."""
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         output.guard.write(frame, taken.item.result, taken.item.latency)
 

@@ -1,7 +1,7 @@
-"""A stream's side of the engine: its share, and the frames that the engine has, oldest first. Knows no sinks.
+"""The engine side of a stream: its scheduling settings, and its frames in the engine, oldest first.
 
-A frame that a newer one has replaced in the engine leaves at once, counted to the frame behind it: it holds no image,
-and does not stand in the way of newer ones.
+A frame replaced by a newer frame leaves the queue at once and counts as dropped before its successor. It holds no image
+and does not block newer frames.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from saccade.engine.image import YuvImage
 
 
-_WATCHED = 4.0  # times the weight of a stream that is watched
+_WATCHED = 4.0  # factor on the weight of a watched stream
 
 
 @dataclass(slots=True, frozen=True)
 class Share:
-    """What a live stream gets of the engine, beside others.
+    """The scheduling settings of a live stream.
 
     Attributes:
-        weight: with 4, as many frames as four streams with 1, while all of them have more than are run.
-        max_fps: most frames a second; None for no limit.
-        deadline_ms: a frame whose result would come later than that after the frame is given up; None for never.
+        weight: share of the engine under overload; a stream with 4 gets as many frames as four streams with 1.
+        max_fps: highest frame rate; None for no limit.
+        deadline_ms: deadline of a result after its frame, in milliseconds; later frames are dropped. None for no
+            deadline.
     """
 
     weight: float = 1.0
@@ -49,26 +50,26 @@ class Share:
 
 
 def share_of(settings: ShareSettings) -> Share:
-    """What a configuration gives a stream."""
+    """Return the scheduling settings in a configuration."""
     return Share(settings.weight, settings.max_fps, settings.deadline_ms)
 
 
 def saccades_of(settings: StreamConfig) -> SaccadeSettings:
-    """What a configuration wants to be looked at again."""
+    """Return the saccade settings in a configuration."""
     return SaccadeSettings(settings.most_saccades, settings.saccade_sweep, settings.max_fps, settings.motion_mask)
 
 
 class EngineStream:
-    """Submits the frames of one stream. Its share may be set by any thread.
+    """Submits the frames of one stream to the engine. Its `share` can be set from any thread.
 
     Args:
-        engine: runs them.
-        name: of the stream.
-        in_flight: how many it works on at a time.
-        share: what it gets of the engine; the rate and the deadline are for live streams only.
-        live: whether the source is.
-        newest: whether a newer frame replaces one that waits.
-        gpu: number of the GPU that the engine runs on, and frames may be on; None for a CPU.
+        engine: the engine.
+        name: name of the stream.
+        in_flight: maximum number of frames in flight.
+        share: scheduling settings; frame rate and deadline apply to live streams only.
+        live: whether the source is live.
+        newest: whether a newer frame replaces a waiting frame.
+        gpu: index of the engine's GPU, on which frames may be; None for a CPU.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class EngineStream:
         self._in_flight, self._live, self._newest = in_flight, live, newest
         self._share, self._watched = share, False
         self._newest_submitted: tuple[ResultFuture, float] | None = None
-        self._begun_at = -math.inf  # when the newest frame that the engine has begun was submitted
+        self._begun_at = -math.inf  # submission time of the newest frame that the engine has started
 
     @property
     def share(self) -> Share:
-        """What it gets of the engine."""
+        """The scheduling settings of the stream."""
         return self._share
 
     @share.setter
@@ -101,7 +102,7 @@ class EngineStream:
 
     @property
     def watched(self) -> bool:
-        """Whether it is being watched."""
+        """Whether the stream is being watched."""
         return self._watched
 
     @watched.setter
@@ -111,7 +112,7 @@ class EngineStream:
             self.configure()
 
     def configure(self) -> None:
-        """Tell the engine of its share."""
+        """Send the scheduling settings to the engine."""
         weight = self._share.weight * (_WATCHED if self._watched else 1)
         rate = self._share.max_fps if self._live else None
         self._engine.configure_stream(self._key, StreamSettings(weight, rate, self._in_flight, self._newest))
@@ -119,11 +120,11 @@ class EngineStream:
     def submit(
         self, frame: Frame, tasks: Sequence[Task], tiles: int, now: float, windows: Sequence[Window] = ()
     ) -> ResultFuture:
-        """Give the engine a frame; `now` is `time.monotonic()`. Errors as in `Engine.submit`."""
+        """Submit a frame; `now` is `time.monotonic()`. Errors: see `Engine.submit`."""
         limit_ms, left_s = self._share.deadline_ms, None
         if limit_ms is not None and self._live:
             left_s = (limit_ms - frame.decode_ms) / 1e3 - (now - frame.decoded_at)
-        # Tiles are cut from the RGB.
+        # Tiles are cut from the RGB image.
         later = partial(_image_of, frame, self._gpu if tiles == 1 else None)
         image = later if self._newest else later()
         self._note_begun()
@@ -132,7 +133,7 @@ class EngineStream:
         return result
 
     def beyond_rate(self, now: float) -> bool:
-        """Whether `max_fps` lets none of its frames be begun at `now`: one that is replaced then was not wanted."""
+        """Return whether `max_fps` forbids a start at `now`; a frame replaced then counts as skipped by the limit."""
         self._note_begun()
         rate = self._share.max_fps if self._live else None
         return rate is not None and now < self._begun_at + 1 / rate
@@ -142,23 +143,23 @@ class EngineStream:
             self._begun_at = self._newest_submitted[1]
 
     def close(self) -> None:
-        """Let the engine forget it."""
+        """Remove the stream from the engine."""
         self._engine.forget_stream(self._key)
 
 
 def _image_of(frame: Frame, gpu: int | None) -> Image:
-    """The image, as the decoder gave it for an engine on a GPU; else converted now if it was not before."""
+    """Return the frame's image: on a GPU the decoder's planes, otherwise RGB."""
     planes = frame.planes() if gpu is not None and frame.planes is not None else None
     return frame.image if planes is None or planes.gpu not in (None, gpu) else yuv_image(planes)
 
 
 def yuv_image(planes: YuvPlanes) -> YuvImage:
-    """The planes as the engine's image, in the decoder's memory, which it keeps while it lives."""
-    import torch  # which the engine has loaded by now
+    """Wrap the decoder's planes as an engine image without copying; the image keeps the decoder's memory alive."""
+    import torch  # already loaded by the engine
 
     from saccade.engine.image import YuvImage
 
-    # The capsule, not the plane: torch would name a stream to wait on, which PyAV refuses.
+    # The capsule and not the plane: torch would pass a CUDA stream to wait on, which PyAV refuses.
     y, *chroma = (torch.utils.dlpack.from_dlpack(plane.__dlpack__()) for plane in planes.planes)
     u, v = chroma if len(chroma) == 2 else chroma[0].unbind(-1)
     return YuvImage(y, u, v, planes.matrix, planes.full_range)
@@ -166,14 +167,14 @@ def yuv_image(planes: YuvPlanes) -> YuvImage:
 
 @dataclass(slots=True)
 class InFlight:
-    """A frame that was given to the engine.
+    """A frame in flight in the engine.
 
     Attributes:
         frame: the frame.
-        submitted_at: `time.monotonic()` at that moment.
-        result: the engine's.
-        replaced_as: the cause of its loss if a newer one takes its place, as in `Report.drops`.
-        lost: frames before it that newer ones have replaced, besides its `dropped_before`.
+        submitted_at: `time.monotonic()` of the submission.
+        result: future of the result.
+        replaced_as: cause of the drop if a newer frame replaces it, as in `Report.drops`.
+        lost: number of replaced frames before it, in addition to its `dropped_before`.
     """
 
     frame: Frame
@@ -184,21 +185,21 @@ class InFlight:
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer frame has taken its place."""
+        """Whether a newer frame has replaced the frame."""
         result = self.result
         return result.done() and not result.cancelled() and isinstance(result.exception(), SupersededError)
 
     @property
     def waits(self) -> bool:
-        """Whether the engine has not begun with it."""
+        """Whether the engine has not started the frame."""
         return isinstance(self.result, ResultFuture) and not self.result.begun and not self.result.done()
 
 
 class Flights:
-    """A queue of them, from one thread to another. `most` may be in it, besides one that waits to begin.
+    """A queue of frames in flight between two threads. It holds `most` frames plus the frame that waits to start.
 
     Attributes:
-        superseded: how many have been replaced, by cause.
+        superseded: number of replaced frames, by cause.
     """
 
     def __init__(self, most: int) -> None:
@@ -209,17 +210,19 @@ class Flights:
         self.superseded: Counter[str] = Counter()
 
     def put(self, flight: InFlight) -> None:
-        """Add the newest; waits while there are too many of which none is replaced."""
+        """Add the newest frame; blocks while too many frames are in flight and none is replaced."""
         with self._changed:
             self._flights.append(flight)
             self._drop_superseded()
             self._changed.notify_all()
-            while len(self._flights) > self._most + 2 and not self._closed:  # one waits, one may be about to
+            while (
+                len(self._flights) > self._most + 2 and not self._closed
+            ):  # one frame waits, and one may be about to wait
                 self._changed.wait()
                 self._drop_superseded()
 
     def get(self) -> InFlight:
-        """Take the oldest, waiting for one if there is none.
+        """Take the oldest frame; blocks while the queue is empty.
 
         Raises:
             QueueClosed: if the queue is closed and empty.
@@ -235,12 +238,12 @@ class Flights:
 
     @property
     def waits(self) -> bool:
-        """Whether the newest one waits for the engine to begin with it."""
+        """Return whether the newest frame waits for the engine to start it."""
         with self._changed:
             return bool(self._flights) and self._flights[-1].waits
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the queue; no more frames follow."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""The brightness of frames that a GPU decodes or shall convert, for motion: without the frame's image on the CPU.
+"""The brightness of frames that a GPU decodes or converts, for motion detection without an image on the CPU.
 
-A frame in a GPU's memory is thinned out there, and copied behind the decoder's work. Nothing waits for that copy: each
-frame gets the brightness of the one before, whose copy was made a frame ago.
+A frame in GPU memory is subsampled there and copied after the decoder's work. Nothing waits for the copy: each frame
+gets the brightness of the previous frame, whose copy is complete.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 
 class FrameLuma:
-    """Reads the brightness of a stream's frames. Callable by one thread."""
+    """Reads the brightness of a stream's frames. Not thread-safe."""
 
     def __init__(self) -> None:
         self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, frame: Frame, step: int) -> NDArray[np.uint8] | None:
-        """Every `step`th pixel of every `step`th row, (rows, columns) uint8; None where the frame has no planes."""
+        """Return every `step`th pixel of every `step`th row, (rows, columns) uint8, or None without planes."""
         planes = frame.planes() if frame.planes is not None else None
         if planes is None:
             return None
-        import torch  # which the engine has loaded by now
+        import torch  # already loaded by the engine
 
-        # The capsule, not the plane: see `yuv_image`.
+        # The capsule and not the plane, see `yuv_image`.
         luma = torch.utils.dlpack.from_dlpack(planes.planes[0].__dlpack__())[::step, ::step]
         if not luma.is_cuda:
             self._pending = None
             return np.ascontiguousarray(luma.numpy())
         before, self._pending = self._pending, _copied(luma)
         small, copied = before or self._pending
-        copied.synchronize()  # of the frame before, whose copy is done; only a first frame waits
+        copied.synchronize()  # copy of the previous frame, already complete; only the first frame waits
         return np.asarray(small.numpy(), np.uint8)
 
 
 def _copied(luma: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """A copy in pinned memory, and the event behind it; on the stream that the decoder writes on."""
+    """Start a copy to pinned memory on the decoder's CUDA stream; return the copy and its event."""
     import torch
 
     with torch.cuda.stream(torch.cuda.default_stream(luma.device)):

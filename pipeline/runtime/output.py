@@ -1,4 +1,4 @@
-"""A sink as a run uses it: guarded, with the policy for results that come faster than it takes them."""
+"""A sink as used by a run: guarded, and with a policy for backpressure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from saccade.sinks import Sink, SinkGuard
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """A sink, and the policy for results that come faster than it takes them.
+    """A sink with its queue policy.
 
     Attributes:
-        sink: where they go.
-        outbox: None to keep the newest 8 of a live source, which cannot be held back, and to wait with a file.
-        shared: other runs write to the sink too. This one then only calls its `end(stream)`, if it has one, when the
-            stream ends, and leaves closing it to its owner.
-        viewing: it only shows what comes to those who watch at the moment; what it does not take is no loss.
-        name: for logs and metrics, free of secrets; by default that of the sink's class.
-        guard: writes to the sink, and pauses it while that fails.
+        sink: the sink.
+        outbox: queue policy; None keeps the newest 8 results of a live source and waits with a file.
+        shared: whether other runs use the sink, too. The run then calls only `end(stream)`, if the sink has it, and the
+            owner closes the sink.
+        viewing: whether the sink only shows results to current viewers; results it misses do not count as dropped.
+        name: name for logs and metrics, without secrets; default: the class of the sink.
+        guard: writes to the sink and pauses it while it fails.
     """
 
     sink: Sink
@@ -39,7 +39,7 @@ class Output:
 
 
 def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:
-    """Close sinks side by side, so that one that hangs keeps none of the others open; returns what went wrong."""
+    """Close sinks in parallel, so that a hanging sink does not block the others; return the errors."""
     errors: list[Exception] = []
 
     def close(output: Output) -> None:

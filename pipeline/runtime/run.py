@@ -2,13 +2,14 @@
 
     source ─▶ queue ─▶ gates ─▶ engine (a few frames in flight) ─▶ in order ─▶ stages ─▶ one outbox and thread per sink
 
-Of a source of which only the newest frame is wanted, the engine has every frame at once: while one waits there, the
-next takes its place. Of others it has as many as are in flight.
+With the policy `newest`, every frame goes to the engine at once, and a newer frame replaces the frame that waits there.
+With other policies, the engine has at most `in_flight` frames.
 
-A run ends when the source does, when it is stopped, or when any part fails; each time every frame already with the
-engine is finished and every sink closed properly. A frame on which the engine, a gate or a stage fails ends a file's
-run, whose results have no gaps; a live source loses it like any other frame, unless too many fail in a row.
-`Run.update` is the only way a run changes. Knows nothing of terminals or signals.
+A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are completed
+and all sinks are closed. If the engine, a gate or a stage fails on a frame, the run of a file ends, because its results
+must not have gaps. A live source drops the frame, unless too many fail in a row.
+
+`Run.update` is the only way to change a run.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAX_FAILED = 10  # frames of a live source in a row on which the engine or a stage may fail
+_MAX_FAILED = 10  # highest number of consecutive failed frames of a live source
 
 
 @dataclass(slots=True)
 class _Collected:
-    """What collecting has come to.
+    """State of the thread that collects results.
 
     Attributes:
-        whole: whether every frame so far was delivered or lost as live frames are; no sink gets results with a gap.
-        failed: frames in a row that the engine, a gate or a stage failed on.
-        lost: frames since the last one delivered.
+        whole: whether there is no gap so far; after a gap in a file's results, the sinks get no more results.
+        failed: number of consecutive frames on which the engine, a gate or a stage failed.
+        lost: number of frames dropped since the last delivered frame.
     """
 
     whole: bool = True
@@ -67,25 +68,25 @@ class _Collected:
 
 
 class Run:
-    """One run. It owns its source, its stages and its unshared sinks, and closes them; the engine stays the caller's.
+    """The run of one stream. It owns and closes its source, stages and unshared sinks; the caller owns the engine.
 
     Attributes:
-        config: what it runs by; None where a program gave its parts.
+        config: the configuration; None for a run that a program has assembled.
 
     Args:
-        source: where the frames come from.
-        engine: finds things in them.
-        tasks: what to find in each frame.
-        outputs: where each frame goes with its result.
-        tiles: divide the image into this many tiles along each side as well (`Engine.submit`).
-        queue: policy for frames that come faster than the engine takes them; None: a live one's newest, else wait.
-        in_flight: how many frames the engine works on at a time.
-        share: what a live stream gets of the engine.
-        stages: what each result passes on its way to the sinks, in this order; instances of this stream alone.
-        gates: all of them must admit a frame before the engine is given it; instances of this stream alone.
-        name: of the stream; that of the source if None.
-        on_end: called once, by the last thread of the run, when everything else of it has ended.
-        config: what the parts were made from; None where a program made them.
+        source: source of the frames.
+        engine: the engine.
+        tasks: tasks for each frame.
+        outputs: sinks for the frames and results.
+        tiles: also process tiles of the image, this many along each side (`Engine.submit`).
+        queue: policy of the frame queue; None for `newest` with a live source and `wait` with a file.
+        in_flight: maximum number of frames in flight.
+        share: scheduling settings of a live stream.
+        stages: stages for each result, in order; instances of this stream only.
+        gates: gates that must all admit a frame; instances of this stream only.
+        name: name of the stream; default: the name of the source.
+        on_end: called once by the last thread of the run, after everything else has ended.
+        config: the configuration; None for a run that a program has assembled.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Run:
         self._stages, self._gates = tuple(stages), tuple(gates)
         self._saccades = next((stage for stage in stages if isinstance(stage, SaccadeStage)), None)
         self.recorder: PacketRecorder | None = None
-        """What records the packets of its source; it stays the caller's."""
+        """The recorder of the source's packets; the caller owns it."""
         self.name = source.name if name is None else name
         live = source.info.live
         policy = queue or (NEWEST if live else WAIT)
@@ -122,17 +123,17 @@ class Run:
             engine, self.name, in_flight, share or Share(), live=live, newest=self._newest, gpu=source.gpu
         )
         self._delivery = OutputDelivery(outputs, self.name, live=live, stop=self.stop, fail=self._fail)
-        # Taken before a frame leaves the queue, unless newer ones may replace it in the engine, too.
+        # Acquired before a frame leaves the queue, unless newer frames can replace it in the engine.
         self._places = threading.Semaphore(in_flight)
-        self._stats, self._lock = Stats(), threading.Lock()  # over what follows, which the threads change
+        self._stats, self._lock = Stats(), threading.Lock()  # guards the attributes below
         self._error: Exception | None = None
-        self._awaited: InFlight | None = None  # the oldest frame that the engine has not answered yet
+        self._awaited: InFlight | None = None  # the oldest frame without a result
         work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
         work += self._delivery.work()
         self._on_end, self._left, self._abandoned = on_end, len(work), False
         self._ended = threading.Event()
         self._begun, self._called_off, self._stopped = threading.Event(), False, False
-        # Daemons, so that a part stuck in a driver or on a dead disk cannot keep the process from ending.
+        # Daemon threads, so that a part stuck in a driver or on a dead disk cannot block the exit of the process.
         self._threads = [
             threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
             for what, part in work
@@ -140,27 +141,27 @@ class Run:
 
     @property
     def source(self) -> Source:
-        """Where the frames come from."""
+        """The source of the frames."""
         return self._source
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What is found in each frame."""
+        """The tasks for each frame."""
         return self._tasks
 
     @property
     def share(self) -> Share:
-        """What it gets of the engine."""
+        """The scheduling settings of the stream."""
         return self._stream.share
 
     def update(self, config: ListedStream) -> None:
-        """Run by another configuration from the next frame on: prompts, share, zones, lines, rules and gates.
+        """Apply a new configuration from the next frame on: prompts, share, zones, lines, rules and gates.
 
-        Source, queue and outputs stay: what needs others is opened again (`control.plan`). Callable from any thread,
-        by one at a time.
+        The source, queue and outputs stay; changes of these reopen the stream (`control.plan`). Can be called from any
+        thread, by one caller at a time.
 
         Raises:
-            UnknownClassError, ConfigError: as `tasks_for`; the run goes on as it was.
+            UnknownClassError, ConfigError: see `tasks_for`; the run continues unchanged.
         """
         tasks = tuple(tasks_for(self._engine, config))
         self.config = config
@@ -175,24 +176,24 @@ class Run:
                 part.configure(saccades_of(config))
 
     def watch(self, *, watched: bool) -> None:
-        """Note whether it is being watched: it has more weight then."""
+        """Set whether the stream is being watched; a watched stream has a higher weight."""
         self._stream.watched = watched
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What each result passes on its way to the sinks."""
+        """The stages for each result."""
         return self._stages
 
     @property
     def expected_frames(self) -> int | None:
-        """About how many frames the source has; None when unknown."""
+        """The approximate number of frames of the source, or None."""
         return self._source.info.frames
 
     def start(self) -> None:
-        """Start every thread; returns at once.
+        """Start all threads; returns at once.
 
         Raises:
-            RuntimeError: if there can be no more threads. Nothing has begun then, and all is the caller's again.
+            RuntimeError: if no more threads can be started. Nothing has run then, and the caller owns everything again.
         """
         self._stream.configure()
         try:
@@ -206,13 +207,13 @@ class Run:
             self._begun.set()
 
     def stop(self) -> None:
-        """Read no further: drop what waits for the engine, finish what it has, close every sink. Returns at once."""
+        """Stop reading, drop the queued frames, complete the frames in flight and close every sink. Returns at once."""
         self._stopped = True
         self._source.close()
         self._frames.discard()
 
     def abandon(self) -> None:
-        """Stop, and give up what the engine has, counted as `closed`; still close every sink. Returns at once."""
+        """Stop, drop the frames in flight as `closed`, and close every sink. Returns at once."""
         with self._lock:
             self._abandoned = True
             awaited = self._awaited
@@ -222,22 +223,22 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether every part of it has done its last work."""
+        """Whether every part of the run has finished."""
         return self._ended.is_set()
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody, or a failure, has ended it before its source did."""
+        """Whether a call or a failure stopped the run before its source ended."""
         return self._stopped
 
     @property
     def waiting_s(self) -> float:
-        """For how long the engine has not answered the oldest frame it has, in seconds; 0 when it has none."""
+        """Seconds for which the oldest frame in flight has waited for its result; 0 without a frame in flight."""
         with self._lock:
             return 0.0 if self._awaited is None else time.monotonic() - self._awaited.submitted_at
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the end; True when every thread has ended."""
+        """Wait up to `timeout_s` seconds for the end of the run; return True if every thread has ended."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -245,12 +246,12 @@ class Run:
 
     @property
     def error(self) -> Exception | None:
-        """The first thing that went wrong, if anything did; the run ends by itself then."""
+        """The first error of the run, or None; after an error, the run ends by itself."""
         with self._lock:
             return self._error
 
     def report(self) -> Report:
-        """The counters so far; callable at any time from any thread."""
+        """Return the counters so far. Thread-safe."""
         drops: Counter[str] = Counter(self._frames.drops) + self._flights.superseded
         drops.update(self._delivery.drops())
         waiting = {"engine": len(self._frames), **self._delivery.waiting()}
@@ -259,7 +260,7 @@ class Run:
         return self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
 
     def sink_statuses(self) -> list[SinkStatus]:
-        """The status of each sink that is this run's own, its recorder among them."""
+        """The status of each sink of this run, including its recorder."""
         recording = [self.recorder.status()] if self.recorder is not None else []
         return [*self._delivery.statuses(), *recording]
 
@@ -283,40 +284,40 @@ class Run:
         try:
             decode_behind_the_model()
             for frame in self._source:
-                # A file's are its damaged packets, which are counted already.
+                # For a file these are damaged packets, which are already counted.
                 self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
                 self._frames.put(frame, frame.dropped_before)
         except QueueClosed:
             pass  # stopped
         except Exception as error:
-            self._note(error)  # and no stop: what was read before is still good
+            self._note(error)  # without stopping: the frames read so far are valid
         finally:
             self._frames.close()
 
     def _submit(self) -> None:
-        refused = 0  # frames that a gate refused since the last one submitted, and those lost before them
+        refused = 0  # frames not admitted since the last submitted frame, plus frames dropped before them
         try:
             while True:
                 if not self._newest:
                     self._places.acquire()
                 refused = self._submit_one(self._frames.get(), refused)
         except QueueClosed:
-            pass  # the source is through
+            pass  # the source has ended
         except Exception as error:
             self._fail(error)
         finally:
             self._flights.close()
 
     def _submit_one(self, taken: Taken[Frame], refused: int) -> int:
-        """Give the engine a frame, if the gates admit it; return how many are refused in a row by now.
+        """Submit a frame if the gates admit it; return the number of consecutive frames that were not admitted.
 
-        Not a part of the loop, whose variables would keep the frame while it waits for the next one; so with what
-        collects and writes. Six 4K cameras had 500 MB of frames that nobody needed.
+        A function of its own, so that no local variable keeps a frame alive during the next wait. Six 4K cameras had
+        500 MB of frames that nobody needed.
         """
         frame = taken.item.changed(stream=self.name, dropped_before=taken.lost_before + refused)
         now = time.monotonic()
         try:
-            # What was admitted and still waits is replaced: what the gates saw there is on this one, too.
+            # This frame replaces an admitted frame that still waits, so it is admitted without asking the gates.
             if not (self._flights.waits or all(gate.admit(frame) for gate in self._gates)):
                 self._stats.note_lost("gate")
                 self._free_place()
@@ -327,13 +328,13 @@ class Run:
             result: Future[Result]
             if self._tasks:
                 result = self._stream.submit(frame, self._tasks, self._tiles, now, windows)
-            else:  # of a stream that is only recorded and shown
+            else:  # a stream without prompts is only recorded and shown
                 result = Future()
                 result.set_result(Result(Detections((), *frame.shown_size), Points((), *frame.shown_size)))
         except EngineClosedError:
             raise
-        except Exception as error:  # of a gate, or of an image that cannot be made
-            result = Future()  # which fails in its turn, as if the engine had failed
+        except Exception as error:  # of a gate, or of the image conversion
+            result = Future()  # fails in order, like an error of the engine
             result.set_exception(error)
         self._flights.put(InFlight(frame, now, result, "max_fps" if self._stream.beyond_rate(now) else "full"))
         return 0
@@ -354,7 +355,7 @@ class Run:
             self._delivery.close()
 
     def _collect_one(self, flight: InFlight, collected: _Collected) -> None:
-        """Await a frame's result and deliver it, or note why there is none."""
+        """Wait for a frame's result and deliver it, or record why there is none."""
         collected.lost += flight.lost
         try:
             result = self._await(flight)
@@ -362,7 +363,7 @@ class Run:
                 return
             delivery = self._process(flight, result)
         except (SupersededError, DeadlineError) as error:
-            # The future keeps the error, its frames would keep the future, and the image.
+            # The future keeps the error, whose traceback would keep the future and the image alive.
             error.__traceback__ = None
             self._stats.note_lost(flight.replaced_as if isinstance(error, SupersededError) else "deadline")
             collected.lost += 1 + flight.frame.dropped_before
@@ -384,7 +385,7 @@ class Run:
             collected.failed = collected.lost = 0
 
     def _await(self, flight: InFlight) -> Result:
-        """The engine's result of a frame; raises CancelledError once the run is abandoned."""
+        """Wait for a frame's result; raises CancelledError once the run is abandoned."""
         with self._lock:
             self._awaited = flight
             abandoned = self._abandoned
@@ -398,7 +399,7 @@ class Run:
             self._free_place()
 
     def _process(self, flight: InFlight, result: Result) -> Delivery:
-        """Take a result through the stages."""
+        """Process a result with all stages."""
         started = time.monotonic()
         for stage in self._stages:
             result = stage.process(flight.frame, result)
@@ -406,7 +407,7 @@ class Run:
         return Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
 
     def _deliver(self, delivery: Delivery, lost: int) -> None:
-        """Hand a result to the sinks; `lost` frames were lost before it, besides its frame's `dropped_before`."""
+        """Pass a result to the sinks; `lost` frames were dropped before it, in addition to `dropped_before`."""
         self._stats.note_result(delivery.frame, delivery.result, delivery.latency)
         self._delivery.put(delivery, delivery.frame.dropped_before + lost)
 

@@ -1,7 +1,4 @@
-"""The counters of a run, updated frame by frame: cheap to update, and readable at any time from any thread.
-
-Knows frames and latencies; knows nothing of queues, threads, terminals or metrics servers.
-"""
+"""The counters of a run, updated per frame; cheap to update and thread-safe."""
 
 from __future__ import annotations
 
@@ -18,16 +15,16 @@ from saccade.sinks.record import drawn_latency
 from saccade.sources import Frame
 
 BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2500.0, 5000.0)
-"""Upper edges of a histogram's buckets; one more holds what is above."""
+"""Upper edges of the histogram buckets in milliseconds; one more bucket holds larger values."""
 
-_RECENT = 512  # frames that "now" is made of
+_RECENT = 512  # number of frames for current values
 _RECENT_S = 5.0
-_CLASSES = 1000  # that are counted: prompts, and thus classes, may change without end
+_CLASSES = 1000  # maximum number of counted classes; prompts, and thus classes, can change without end
 
 
 @dataclass(slots=True, frozen=True)
 class Histogram:
-    """How often a time fell into each bucket of `BUCKETS_MS` (not cumulated), and the sum of all, in milliseconds."""
+    """A latency histogram: the count of each bucket of `BUCKETS_MS` (not cumulative), and the sum in milliseconds."""
 
     counts: tuple[int, ...] = (0,) * (len(BUCKETS_MS) + 1)
     sum_ms: float = 0.0
@@ -38,11 +35,10 @@ class Recent:
     """The current rates of a run.
 
     Attributes:
-        fps: results a second in the last 5 s.
-        p50_ms, p99_ms: latency of the last 512 frames, of files without the wait that comes of reading ahead; None
-            before the first.
-        age_ms: time since the frame of the newest result arrived; None before the first, and for files.
-        objects: boxes and points in that frame.
+        fps: results per second over the last 5 s.
+        p50_ms, p99_ms: latency of the last 512 frames, without the queue time of files; None before the first result.
+        age_ms: time since the frame of the newest result arrived; None before the first result, and for files.
+        objects: number of boxes and points in this frame.
     """
 
     fps: float = 0.0
@@ -54,26 +50,25 @@ class Recent:
 
 @dataclass(slots=True, frozen=True)
 class Report:
-    """The counters of a run so far.
+    """The counters of a run.
 
     Attributes:
-        frames: frames whose result was handed to the sinks.
-        objects: boxes and points found in them.
-        elapsed_s: seconds from the first frame given to the engine to the last result.
-        latency: mean over the frames, in milliseconds.
-        drops: frames lost, by cause: `lost` before they arrived whole, `full` or `closed`, after `sink `
-            where they had a result already; `gate` where one refused them; `max_fps` where the stream's limit
-            left them out; `deadline` where the result would have come too late; `failed` where the engine,
-            a gate or a stage failed on them.
-        corrupt_packets: pieces of the source that could not be decoded.
-        read: frames that the source has handed over.
-        waiting: frames waiting for the engine, and, by the sink's number and name, results waiting for a sink.
-        recent: its current rates.
-        histograms: by the parts of `Latency`.
-        objects_by_class: the objects found, by class: the first 1000 classes.
-        looks: windows that were looked at besides whole frames, by reason.
-        kept: how much its stages keep by design: `tracks`, `minutes` (of counts), `events` (that go on), `clip_bytes`
-            (of video for clips) and `clips` (that are not written yet).
+        frames: number of frames whose results went to the sinks.
+        objects: number of boxes and points in these frames.
+        elapsed_s: seconds from the first submitted frame to the last result.
+        latency: mean latency of the frames, in milliseconds.
+        drops: dropped frames by cause. `lost`: lost in transit; `full`, `closed`: dropped from the frame queue; `sink
+            full`, `sink closed`: dropped from a sink's queue; `gate`: not admitted by a gate; `max_fps`: above the
+            frame rate limit; `deadline`: past the deadline; `failed`: error of the engine, a gate or a stage.
+        corrupt_packets: number of packets of the source that could not be decoded.
+        read: number of frames read from the source.
+        waiting: number of frames that wait for the engine, and of results that wait for each sink, by index and name.
+        recent: current rates.
+        histograms: latency histograms, by part of `Latency`.
+        objects_by_class: number of objects by class, for the first 1000 classes.
+        looks: number of saccade windows, by reason.
+        kept: sizes of the stages' state: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video for
+            clips) and `clips` (not yet written).
     """
 
     frames: int
@@ -92,17 +87,17 @@ class Report:
 
     @property
     def fps(self) -> float:
-        """Frames a second; 0 before the first."""
+        """Frames per second; 0 before the first frame."""
         return self.frames / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def model_ms(self) -> float:
-        """Mean time the model worked on a frame, in milliseconds."""
+        """The mean model time per frame, in milliseconds."""
         return self.latency.prefill + self.latency.decode_tokens
 
 
 class Stats:
-    """The counters of one run. Every method is callable from any thread."""
+    """The counters of one run. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,30 +108,30 @@ class Stats:
         self._by_class: Counter[str] = Counter()
         self._first_submit: float | None = None
         self._last_result = 0.0
-        self._came_at: float | None = None  # when the frame of the newest result arrived
+        self._came_at: float | None = None  # arrival time of the frame of the newest result
         self._objects_now = 0
-        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # when, and the latency
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # time of the result, and latency
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
     def note_read(self, lost_before: int) -> None:
-        """A frame came from the source, and `lost_before` were lost just before it."""
+        """Count a frame from the source, and `lost_before` frames lost before it."""
         with self._lock:
             self._read += 1
             self._lost["lost"] += lost_before
 
     def note_lost(self, cause: str) -> None:
-        """A frame is lost for this cause, as in `Report.drops`, and the run goes on without it."""
+        """Count a dropped frame, by its cause as in `Report.drops`."""
         with self._lock:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """A frame is given to the engine; `now` is `time.monotonic()`."""
+        """Record a submission to the engine; `now` is `time.monotonic()`."""
         with self._lock:
             self._first_submit = self._first_submit or now
 
     def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """A frame's result is about to be handed to the sinks."""
+        """Record a result that is about to go to the sinks."""
         now = time.monotonic()
         labels = [box.label for box in result.detections.boxes if not box.predicted]
         labels += [spot.label for spot in result.points.points]
@@ -164,7 +159,7 @@ class Stats:
         looks: Mapping[str, int] | None = None,
         kept: Mapping[str, int] | None = None,
     ) -> Report:
-        """Everything, with what the run's queues and its source have counted themselves."""
+        """Return all counters, combined with the counters of the run's queues and source."""
         every = Counter(drops)
         with self._lock:
             every.update(+self._lost)
@@ -191,7 +186,7 @@ class Stats:
         now = time.monotonic()
         lately = [at for at, _ in self._recent if at > now - _RECENT_S]
         span = lately[-1] - lately[0] if lately else 0.0
-        if span > 0:  # one that has stopped is slower with every moment beyond its usual interval
+        if span > 0:  # the rate of a stopped stream falls with time
             span += max(0.0, now - lately[-1] - span / (len(lately) - 1))
         totals = sorted(total for _, total in self._recent)
         return Recent(
@@ -204,13 +199,13 @@ class Stats:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
-    """The latency, by parts, of a frame whose result is ready now.
+    """Return the latency of a frame whose result is ready now, by part.
 
     Args:
         frame: the frame.
-        submitted_at: `time.monotonic()` when it was given to the engine, in seconds.
-        result: the engine's.
-        track_ms: what the stages took, in milliseconds.
+        submitted_at: `time.monotonic()` of the submission, in seconds.
+        result: result of the engine.
+        track_ms: time of the stages, in milliseconds.
     """
     return Latency(
         decode=frame.decode_ms,

@@ -1,7 +1,6 @@
-"""Opens one stream: from its configuration to a source, tasks, stages and gates that are ready to start.
+"""Opens one stream: makes its source, tasks, stages and gates from its configuration.
 
-`open_stream` is the one way to open a stream, for a run, the HTTP API and the demo. Knows nothing of servers, terminals
-or addresses of outputs.
+A run, the HTTP API and the demo all open streams with `open_stream`.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class EventPlaces:
-    """Where the events of streams go.
+    """The destinations of events.
 
     Attributes:
-        hub: hands them to outputs and the store.
-        history: whether the paths of tracks and the counts of minutes go there as well.
-        media: writes clips and snapshots; None for none.
+        hub: publishes events to outputs and the store.
+        history: whether track paths and minute counts are published, too.
+        media: writes clips and snapshots, or None.
     """
 
     hub: EventHub
@@ -59,15 +58,15 @@ class EventPlaces:
 
 
 class OpenedStream:
-    """A stream that is open and has not started: its source, tasks, stages, gates and outputs.
+    """An open stream that has not started: its source, tasks, stages, gates and outputs. Made by `open_stream`.
 
-    Leaving its block closes everything, unless the stream was started. Made by `open_stream`.
+    Leaving the `with` block closes everything, unless the stream was started.
 
     Attributes:
-        config: what it was opened from.
-        source: where its frames come from.
-        tasks: what to find in each frame.
-        outputs: where only its results go; empty at first.
+        config: configuration of the stream.
+        source: source of the frames.
+        tasks: tasks for each frame.
+        outputs: outputs of this stream only; initially empty.
     """
 
     def __init__(
@@ -81,24 +80,25 @@ class OpenedStream:
         self._gates = gates
         self._open = True
         self.recording: PacketRecorder | None = None
-        """What records its packets; closed with it."""
+        """The recorder of the source's packets; closed with the stream."""
         self.on_end: list[Callable[[Run | None], object]] = []
-        """Called with its run when that has ended, or with None when it was closed without one."""
+        """Callbacks for the end, called with the ended run, or with None if the stream was never started.
+        """
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Go on with the events that went on when the stream ran last, as in `EventStage.resume`."""
+        """Continue the events that were open when the stream last ran; see `EventStage.resume`."""
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
 
     def start(self, streams: Streams, *, reserved: bool = False) -> Run:
-        """Start it under the name of its configuration; the run owns everything from then on.
+        """Start the stream under its configured name; the run then owns everything.
 
         Args:
-            streams: where it runs.
-            reserved: the caller holds its name by `Streams.reserve`.
+            streams: the streams to add it to.
+            reserved: whether the caller holds the name by `Streams.reserve`.
 
         Raises:
-            StreamError: as `Streams.add`.
+            StreamError: see `Streams.add`.
         """
         config = self.config
         run = streams.add(
@@ -121,11 +121,11 @@ class OpenedStream:
         return run
 
     def close(self) -> None:
-        """Close everything, unless it was started. A second call does nothing."""
+        """Close everything, unless the stream was started. A second call does nothing."""
         if not self._open:
             return
         self._open = False
-        with ExitStack() as everything:  # whatever one of them raises
+        with ExitStack() as everything:  # even if one of them raises
             everything.callback(self._ended, None)
             everything.callback(self.source.close)
             for stage in self._stages:
@@ -139,11 +139,9 @@ class OpenedStream:
             callback(run)
 
     def __enter__(self) -> Self:
-        """Return the stream itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it, unless it was started."""
         self.close()
 
 
@@ -156,26 +154,26 @@ def open_stream(
     source: Source | None = None,
     check: CheckAddress | None = None,
 ) -> OpenedStream:
-    """Open what a stream's configuration names, but for its outputs.
+    """Open a stream from its configuration, without its outputs.
 
     Args:
-        config: the stream's.
-        engine: finds what is to be found.
-        ask: answers the questions of rules; None for the engine itself.
-        events: where events of the stream's rules go; None for nowhere.
-        source: where its frames come from, if that is open already; it is closed if this raises.
-        check: as in `open_source_of`.
+        config: configuration of the stream.
+        engine: the engine for frames.
+        ask: the engine for questions of rules; None for the same engine.
+        events: destinations of events, or None.
+        source: an already open source; it is closed on an error.
+        check: see `open_source_of`.
 
     Raises:
         SourceError: if the source cannot be used.
-        UnknownClassError, ConfigError: as `tasks_for`, or if a rule asks what no model here can answer.
+        UnknownClassError, ConfigError: see `tasks_for`; also if no model can answer a rule's questions.
     """
     with ExitStack() as on_failure:
         source = on_failure.enter_context(source or open_source_of(config, check))
         tasks = tasks_for(engine, config)
         check_asked(ask or engine, config)
         source.gpu = engine.model.gpu
-        # Where the engine is on a GPU, it takes frames as they are decoded: no image is made for motion alone.
+        # An engine on a GPU takes frames as they are decoded, so no image is made just for motion detection.
         on_gpu = engine.model.gpu is not None
         fine = MotionMap(FINE_ROWS, FrameLuma() if on_gpu else None)
         moving = fine if config.saccades != "0" else MotionMap(read=FrameLuma() if on_gpu else None)
@@ -205,7 +203,7 @@ def open_stream(
                 )
             )
         elif config.rules:
-            raise ConfigError("there is nowhere for events to go: rules are for `saccade run`")
+            raise ConfigError("this program has no output for events: use rules with `saccade run`")
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
         gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
@@ -219,12 +217,12 @@ def open_stream(
 
 
 def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
-    """What records the packets of a stream, if that is wanted."""
+    """Return the recorder of a stream's packets, or None if recording is off."""
     if config.record is None:
         return None
     if not isinstance(source, LiveSource):
         shown = redact(config.source)
-        raise ConfigError(f"record: {shown} is not live: only cameras and other live sources are recorded")
+        raise ConfigError(f"record: {shown} is not live: only cameras and other live sources can be recorded")
     name = config.name or source.name
     try:
         recorder = PacketRecorder(name, RecordingPlace.parse(config.record, name))
@@ -236,7 +234,7 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
-    """What records the events of a stream: from its packets if it is live, from the file if it is one."""
+    """Return the recorder of a stream's events, which uses the packets of a live source or the file."""
     file = source.index if isinstance(source, FileSource) else None
     recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file)
     if isinstance(source, LiveSource):
@@ -245,14 +243,14 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recor
 
 
 def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> Source:
-    """Open the source of a stream; a file plays as a camera where the configuration says so.
+    """Open the source of a stream; a file plays like a camera if the configuration says so.
 
     Args:
-        config: the stream's.
-        check: refuses addresses.
+        config: configuration of the stream.
+        check: refuses forbidden addresses.
 
     Raises:
-        SourceError: if it cannot be used.
+        SourceError: if the source cannot be used.
     """
     source = open_source(
         config.source,
@@ -273,10 +271,10 @@ def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> S
 
 
 def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") -> Source:
-    """Open a source that fails at its first failure, with its code, where `saccade run` would reconnect.
+    """Open a source without retries: it fails at the first error, with its code.
 
     Raises:
-        ConfigError: if there is no such hwaccel or transport.
+        ConfigError: if the hwaccel or transport does not exist.
         SourceError: if the target is not a source.
     """
     for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
@@ -287,16 +285,16 @@ def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") ->
 
 
 def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], None] | None = None) -> Engine:
-    """Load the model that the configuration names, onto the device and in the dtypes that it names.
+    """Load the model of a configuration, on its device and in its dtypes.
 
     Args:
-        config: names them, for frames or for questions.
-        progress: called with (done, all) while a GPU is prepared; None to ignore it.
+        config: configuration of the model for frames or for questions.
+        progress: called with (done, total) while a GPU is prepared, or None.
 
     Raises:
-        EngineError: if there is no such model or device.
+        EngineError: if the model or device does not exist.
     """
-    # Only now: it brings torch, which takes seconds, and whatever is wrong before this is reported at once.
+    # Imported late: torch takes seconds to import, and earlier errors are reported at once.
     from saccade.engine import Engine
 
     imgsz = config.imgsz if isinstance(config, RunConfig) else None
@@ -314,7 +312,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 
 
 def for_life(load: Callable[[], Engine]) -> Engine:
-    """What is loaded, as the engine of this process for all of its life: see `shorten_collections`."""
+    """Load an engine that lives as long as the process; see `shorten_collections`."""
     from saccade.engine.process import shorten_collections
 
     shorten_collections()

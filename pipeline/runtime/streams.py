@@ -1,10 +1,9 @@
-"""The streams running now, by name, all on one engine: added, changed and removed while the others go on.
+"""The running streams on one engine, by name; streams can be added, changed and removed while others run.
 
     streams = Streams(engine, [Output(JsonlSink("-"))])
     streams.add("door", open_source("rtsp://…"), [Detect("person")])
 
-Each stream is a `Run` of its own, so one that fails or hangs takes no other with it. Knows nothing of
-terminals or HTTP.
+Each stream is a `Run` of its own, so a failing or hanging stream does not affect others.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 64
-_STUCK_S = 30.0  # an engine that has not answered a frame for so long is taken to hang
+_STUCK_S = 30.0  # an engine without a result for this time counts as stuck
 _CLOSE_S = 15.0
-_CLOSED = "no stream can be added any more: everything is being closed"
+_CLOSED = "no stream can be added, because Saccade is shutting down"
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,12 +80,12 @@ class StreamStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether it is healthy: frames come and are processed, or nothing has gone wrong yet."""
+        """Whether the stream is healthy: frames are processed, or nothing has failed yet."""
         return self.state in ("running", "live", "ended") or (self.state == "connecting" and self.reason is None)
 
 
 def status_of(run: Run) -> StreamStatus:
-    """The status of a run."""
+    """Return the status of a run."""
     source, error = run.source, run.error
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
@@ -96,13 +95,13 @@ def status_of(run: Run) -> StreamStatus:
         status = source.status
         state, reason, connections = status.state, status.explanation, status.connections
         detail = status.message
-    info = source.info  # after the state: of a live source, `info` is known by then
+    info = source.info  # read after the state, because a live source then knows its `info`
     if source.decoder and (state == "live" or not isinstance(source, LiveSource)):
         detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
     if run.ended:
         state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)
     elif (waited_s := run.waiting_s) > _STUCK_S:
-        state, reason = "stuck", f"the model has not answered for {waited_s:.0f} s"
+        state, reason = "stuck", f"no result from the model for {waited_s:.0f} s"
     url = redact(info.url)
     analysis = analyze_stage(run.stages)
     counts = analysis.totals() if analysis else None
@@ -122,16 +121,15 @@ def status_of(run: Run) -> StreamStatus:
 
 
 class Streams:
-    """Runs by name. Every method is callable from any thread.
+    """The running streams by name. Thread-safe.
 
-    A stream that ends or fails leaves by itself; `snapshot` still lists one that failed, until its name is taken again
-    or removed.
+    An ended or failed stream leaves by itself; `snapshot` lists a failed stream until its name is reused or removed.
 
     Args:
-        engine: finds things in frames; it stays the caller's.
-        outputs: where every stream's results go, besides its own outputs. Their sinks take the writes of several
-            threads, and are closed by `close`, once.
-        max_streams: how many may run at a time.
+        engine: the engine; the caller owns it.
+        outputs: outputs of all streams, in addition to their own. Their sinks must be thread-safe; `close` closes them
+            once.
+        max_streams: maximum number of running streams.
     """
 
     def __init__(
@@ -144,26 +142,26 @@ class Streams:
         self.engine = engine
         self._shared = [replace(output, shared=True) for output in outputs]
         self._max = max_streams
-        self._lock = threading.Lock()  # never held while anything is waited for
+        self._lock = threading.Lock()  # never held while waiting
         self._runs: dict[str, Run] = {}
-        self._reserved: list[str] = []  # names whose streams are being opened
+        self._reserved: list[str] = []  # names of streams that are being opened
         self._failed: dict[str, StreamStatus] = {}
-        self._to_reopen: set[str] = set()  # of those that failed, which could not be opened again
-        self._reopened: dict[str, StreamStatus] = {}  # that are being opened again
+        self._to_reopen: set[str] = set()  # failed streams that could not be reopened
+        self._reopened: dict[str, StreamStatus] = {}  # streams that are being reopened
         self._closed = False
 
     @contextmanager
     def reserve(self, name: str) -> Iterator[str]:
-        """Hold a name while what its stream needs is opened, since to open an output's file is to empty it.
+        """Reserve a name while its stream is opened, because opening an output file empties it.
 
         Args:
-            name: what the stream's records will be called.
+            name: name of the stream.
 
         Yields:
             The name, for `add` with `reserved=True` inside the block.
 
         Raises:
-            StreamError: if the name cannot be used or is taken, or too many streams run.
+            StreamError: if the name is invalid or taken, or too many streams are running.
         """
         with self._lock:
             if self._closed:
@@ -171,7 +169,7 @@ class Streams:
             taken = self._runs.keys() | self._reserved
             check_free(name, taken)
             if len(taken) >= self._max:
-                raise StreamError(f"{self._max} streams are running, which is the most")
+                raise StreamError(f"the limit of {self._max} running streams is reached: remove a stream first")
             self._reserved.append(name)
         try:
             yield name
@@ -196,25 +194,25 @@ class Streams:
         reserved: bool = False,
         config: ListedStream | None = None,
     ) -> Run:
-        """Start a stream. Source, stages and outputs are its own from here on, unless this raises.
+        """Start a stream. It owns its source, stages and outputs, unless an error is raised.
 
         Args:
-            name: what its records are called; the source's own name does not count.
-            source: where its frames come from.
-            tasks: as in `Run`.
-            outputs: where only this stream's results go.
-            tiles: as in `Run`.
-            queue: as in `Run`.
-            in_flight: as in `Run`.
-            share: as in `Run`.
-            stages: as in `Run`.
-            gates: as in `Run`.
-            on_end: called in one of its threads when it has ended, for whatever reason, and is no longer listed.
-            reserved: the caller holds the name by `reserve`.
-            config: as in `Run`.
+            name: name of the stream in its records, instead of the source's own name.
+            source: source of the frames.
+            tasks: see `Run`.
+            outputs: outputs of this stream only.
+            tiles: see `Run`.
+            queue: see `Run`.
+            in_flight: see `Run`.
+            share: see `Run`.
+            stages: see `Run`.
+            gates: see `Run`.
+            on_end: called in a thread of the stream after it has ended and is no longer listed.
+            reserved: whether the caller holds the name by `reserve`.
+            config: see `Run`.
 
         Raises:
-            StreamError: if the name cannot be used or is taken, too many streams run, or there are no threads left.
+            StreamError: if the name is invalid or taken, too many streams are running, or no thread can be started.
         """
 
         def ended(run: Run) -> None:
@@ -238,7 +236,7 @@ class Streams:
                 on_end=ended,
                 config=config,
             )
-            with self._lock:  # until its threads run, so that `close` joins no thread that has not started
+            with self._lock:  # held until the threads run, so that `close` never joins an unstarted thread
                 if self._closed:
                     raise StreamError(_CLOSED)
                 try:
@@ -251,17 +249,17 @@ class Streams:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called, so that no stream can be added any more."""
+        """Whether `close` was called, so that no stream can be added."""
         with self._lock:
             return self._closed
 
     @property
     def sinks(self) -> list[Sink]:
-        """Where the results of every stream go."""
+        """The sinks of all streams."""
         return [output.sink for output in self._shared]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """How every sink is doing, with the name of its stream, or "" if it is all streams'."""
+        """Return the status of every sink, with the name of its stream or an empty name for a shared sink."""
         with self._lock:
             runs = list(self._runs.values())
         shared = [("", output.guard.status()) for output in self._shared]
@@ -269,33 +267,33 @@ class Streams:
 
     @property
     def names(self) -> list[str]:
-        """The streams running now, in the order in which they were added, and those that are being opened."""
+        """The names of running streams, in the order of addition, and of streams that are being opened."""
         with self._lock:
             return list(dict.fromkeys([*self._runs, *self._reserved, *self._reopened]))
 
     @property
     def idle(self) -> bool:
-        """Whether none runs or is being opened, nor waits to be opened anew since that failed."""
+        """Whether no stream is running, being opened, or waiting to be reopened."""
         with self._lock:
             return not (self._runs or self._reserved or self._reopened or self._to_reopen)
 
     def get(self, name: str) -> Run:
-        """The run of a stream.
+        """Return the run of a stream.
 
         Raises:
-            StreamError: if none of that name is running.
+            StreamError: if no stream of this name is running.
         """
         with self._lock:
             if run := self._runs.get(name):
                 return run
             again = name in self._reopened
-        raise StreamError(f"'{name}' is being opened anew" if again else f"no stream is called '{name[:80]}'")
+        raise StreamError(f"'{name}' is being reopened; try again" if again else f"there is no stream '{name[:80]}'")
 
     def remove(self, name: str, timeout_s: float = _CLOSE_S) -> None:
-        """End a stream, or forget one that failed.
+        """Stop a stream, or forget a failed stream.
 
         Raises:
-            StreamError: if there is none of that name, or it does not end in time; it then ends later.
+            StreamError: if there is no such stream, or it does not end in time; it then ends later.
         """
         with self._lock:
             if self._forget(name) and name not in self._runs:
@@ -304,19 +302,19 @@ class Streams:
 
     @contextmanager
     def reopening(self, name: str) -> Iterator[None]:
-        """End a stream, or forget one that failed, for the block to open it again. It is listed all the while.
+        """Stop a stream, or forget a failed stream, so that the block can reopen it. It stays listed meanwhile.
 
-        Where the block raises, it is listed as failed for that reason, and may be opened again.
+        If the block raises, the stream is listed as failed with this reason, and can be reopened again.
 
         Raises:
-            StreamError: if there is none of that name, it does not end in time, or is being opened again already.
+            StreamError: if there is no such stream, it does not end in time, or it is already being reopened.
         """
         with self._lock:
             if name in self._reopened:
-                raise StreamError(f"'{name}' is being opened anew")
+                raise StreamError(f"'{name}' is being reopened; try again")
             run, failed = self._runs.get(name), self._failed.get(name)
         if run is None and failed is None:
-            raise StreamError(f"no stream is called '{name[:80]}'")
+            raise StreamError(f"there is no stream '{name[:80]}'")
         before = status_of(run) if run is not None else failed
         assert before is not None
         with self._lock:
@@ -337,23 +335,23 @@ class Streams:
                 self.fail(replace(before, state="failed", reason=reason))
 
     def fail(self, status: StreamStatus) -> None:
-        """List a stream as failed that could not be opened, and is to be."""
+        """List a stream as failed that could not be opened and should be retried."""
         with self._lock:
             if status.name not in self._runs:
                 self._note_failed(status)
                 self._to_reopen.add(status.name)
 
     def snapshot(self) -> list[StreamStatus]:
-        """The status of every stream, those included that failed, or are being opened again."""
+        """Return the status of every stream, including failed streams and streams being reopened."""
         with self._lock:
             runs, failed = list(self._runs.values()), list(self._failed.values())
             known = self._runs.keys() | self._failed
             reopened = [status for name, status in self._reopened.items() if name not in known]
         listed = [*map(status_of, runs), *failed]
-        return listed + [replace(status, state="connecting", reason="being opened anew") for status in reopened]
+        return listed + [replace(status, state="connecting", reason="being reopened") for status in reopened]
 
     def stop(self) -> list[Run]:
-        """Stop every stream and return their runs; does not wait for them."""
+        """Stop every stream and return their runs, without waiting."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -361,18 +359,18 @@ class Streams:
         return runs
 
     def abandon(self) -> None:
-        """Stop every stream and give up what the engine has of them; does not wait for them."""
+        """Stop every stream and drop its frames in flight, without waiting."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
             run.abandon()
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """End every stream, then close the shared sinks. A second call does nothing.
+        """Stop every stream, then close the shared sinks. A second call does nothing.
 
         Raises:
             StreamError: if a stream or sink does not end in time.
-            SinkError: if what was written to a shared sink could not be finished.
+            SinkError: if data written to a shared sink could not be finished.
         """
         with self._lock:
             if self._closed:
@@ -385,7 +383,7 @@ class Streams:
         if errors:
             raise errors[0]
         if late:
-            raise StreamError(f"{', '.join(late)}: stopped, but not ended within {timeout_s:g} s")
+            raise StreamError(f"{', '.join(late)}: not ended within {timeout_s:g} s after the stop")
 
     def __enter__(self) -> Self:
         return self
@@ -406,7 +404,7 @@ class Streams:
         self._failed[status.name] = status
 
     def _forget(self, name: str) -> bool:
-        """Forget that a stream has failed; whether it had."""
+        """Forget a failed stream; return whether it was listed."""
         self._to_reopen.discard(name)
         return self._failed.pop(name, None) is not None
 
@@ -414,4 +412,4 @@ class Streams:
 def _end(run: Run, timeout_s: float) -> None:
     run.stop()
     if not run.join(timeout_s):
-        raise StreamError(f"'{run.name}' was stopped, but has not ended within {timeout_s:g} s")
+        raise StreamError(f"'{run.name}' has not ended within {timeout_s:g} s after the stop")

@@ -1,7 +1,6 @@
-"""Opens the outputs that a configuration names: one for all streams where that is possible, else one for each.
+"""Opens the outputs of a configuration: one for all streams if possible, otherwise one per stream.
 
-An address or path with `{stream}` in it is opened for each stream, with its name in place of that. Knows sinks and
-configurations; knows nothing of engines or runs in progress.
+An address or path with `{stream}` is opened for each stream, with the stream's name in place of the placeholder.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from saccade.sinks.video.segmented_mp4 import SUFFIXES as VIDEO_SUFFIXES
 from saccade.sinks.video.segments import is_pattern
 from saccade.sources import Source, SourceInfo
 
-HEATMAP = "--heatmap"  # written by a stage and opened by none, but a file that may overwrite another
-WHEP = "whep:"  # served by the pipeline, which no sink may import
+HEATMAP = "--heatmap"  # written by a stage and not by a sink; checked for overwriting other files
+WHEP = "whep:"  # served by the pipeline, because sinks must not import it
 _WHEP_SINK = SinkKind("saccade.pipeline.api.whep_sink:open_whep")
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """An output as it was configured.
+    """An output in a configuration.
 
     Attributes:
-        text: the address or path.
-        flag: the flag it belongs to, for messages.
+        text: address or path.
+        flag: command-line flag, for messages.
     """
 
     text: str
@@ -45,14 +44,14 @@ class Target:
 
     @property
     def path(self) -> Path | None:
-        """The file that it is; None for an address, a window or standard output."""
+        """The path of an output file; None for an address, a window or standard output."""
         if self.text in ("-", "display") or "://" in self.text or self.text.startswith(WHEP):
             return None
         return Path(self._without_options)
 
     @property
     def shown(self) -> str:
-        """It for people, without options and secrets."""
+        """The output for display, without options and secrets."""
         if self.path is None:
             return redact_target(self.text).partition("?")[0]
         return redact_target(self._without_options)
@@ -64,21 +63,21 @@ class Target:
 
     @property
     def replaces(self) -> bool:
-        """Whether opening it overwrites an existing file."""
+        """Whether opening the output overwrites an existing file."""
         return self.path == Path(self.text) and not is_pattern(self.text)
 
     @property
     def each(self) -> bool:
-        """Whether every stream has one of its own."""
+        """Whether every stream has its own output."""
         return STREAM in self.text
 
     def of(self, stream: str) -> Target:
-        """The target of one stream."""
+        """Return the output of one stream."""
         return Target(self.text.replace(STREAM, stream), self.flag)
 
 
 def targets_of(config: RunConfig) -> list[Target]:
-    """The outputs of all streams, in the order in which they are opened."""
+    """Return the outputs of all streams, in the order of opening."""
     targets = [Target("display", "--display")] if config.display else []
     targets += [Target(config.out, "--out")] if config.out else []
     targets += [Target(text) for text in config.sinks]
@@ -87,7 +86,7 @@ def targets_of(config: RunConfig) -> list[Target]:
 
 
 def shown_targets(config: RunConfig) -> list[str]:
-    """Every output, for the summary: those of several streams once, and without secrets."""
+    """Return every output for the summary, without duplicates and secrets."""
     targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
     targets += dict.fromkeys(Target(one.heatmap, HEATMAP) for one in config.each() if one.heatmap)
     return [target.shown for target in targets if target.text != "display"]
@@ -97,32 +96,30 @@ def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
     """Refuse outputs that would overwrite a source or each other.
 
     Args:
-        targets: every output of every stream.
-        sources: what the streams are read from.
+        targets: outputs of all streams.
+        sources: sources of all streams.
 
     Raises:
-        ConfigError: if they would.
+        ConfigError: if an output would overwrite a source or another output.
     """
     files = [(target, path) for target in targets if (path := target.path)]
     inputs = [path for path in map(Path, sources) if path.exists()]
     seen: dict[Path, Target] = {}
     for target, path in files:
-        if target.flag == HEATMAP and not os.access(path.parent, os.W_OK):  # it is written when all is over
-            raise ConfigError(
-                f"{HEATMAP}: no file can be written at {path}: there is no such folder, or it is read-only"
-            )
+        if target.flag == HEATMAP and not os.access(path.parent, os.W_OK):  # it is written at the end of the run
+            raise ConfigError(f"{HEATMAP}: cannot write {path}: the folder does not exist or is read-only")
         if path.exists() and any(path.samefile(source) for source in inputs):
-            raise ConfigError(f"{target.flag}: {path} is the source itself")
+            raise ConfigError(f"{target.flag}: {path} is the source; choose another file")
         first = seen.setdefault(path.resolve(), target)
         if first is not target:
-            raise ConfigError(f"{first.flag} and {target.flag} are the same file, {path}")
+            raise ConfigError(f"{first.flag} and {target.flag} are the same file, {path}; choose different files")
 
 
 def check_frames(targets: Iterable[Target], info: SourceInfo) -> None:
-    """Refuse outputs that cannot take the frames of a source, before the model is loaded.
+    """Check that the outputs support the frames of a source, before the model is loaded.
 
     Raises:
-        SinkError: if one cannot.
+        SinkError: if an output does not support the frames.
     """
     for target in targets:
         path = target.path
@@ -138,20 +135,22 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
     """Open an output.
 
     Args:
-        target: free of `{stream}`.
-        source: the one whose frames go there; None for several sources.
-        vid_stride: the frame stride that was configured.
+        target: the output, without `{stream}`.
+        source: its only source; None for several sources.
+        vid_stride: configured stride of frames.
 
     Raises:
-        ConfigError: if it takes one stream only, and there are several.
-        SinkError: if it cannot be opened.
+        ConfigError: if the output supports one stream only, and there are several.
+        SinkError: if the output cannot be opened.
     """
-    watched = target.text == "display" or target.text.startswith(WHEP)  # live, by people: only the newest frame matters
+    watched = target.text == "display" or target.text.startswith(
+        WHEP
+    )  # watched live by people, so only the newest frame matters
     output = Output(_open(target, source, vid_stride), NEWEST if watched else None, name=target.shown)
     if source is None and not output.sink.shared:
         output.sink.close()
         what = redact_target(target.text)
-        raise ConfigError(f"{target.flag}: {what} is for one stream; for several, write {STREAM} in it, for its name")
+        raise ConfigError(f"{target.flag}: {what} supports one stream only; for several streams, use {STREAM} in it")
     return output
 
 
@@ -159,7 +158,7 @@ def _open(target: Target, source: Source | None, vid_stride: int) -> Sink:
     if target.flag == "--display":
         return DisplaySink()
     if target.flag == "--jsonl":
-        return JsonlSink(target.text)  # whatever its suffix is
+        return JsonlSink(target.text)  # independent of its suffix
     if target.text.startswith(WHEP):
         return _WHEP_SINK.open(target.text, SourceHints())
     if source is None:

@@ -1,4 +1,4 @@
-"""What a stream's configuration asks of its model: its prompts as tasks, and what rules need. Knows no sources."""
+"""The tasks of a stream: its prompts and the needs of its rules."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
-    """What the configuration asks for in each frame, in the model's own names; none twice.
+    """Return the tasks of the prompts in the model's own labels, without duplicates.
 
     Raises:
-        UnknownClassError: if the model does not know a name.
-        ConfigError: if there is no such task, or the model cannot do it.
+        UnknownClassError: if the model does not know a label.
+        ConfigError: if the task does not exist, or the model does not support it.
     """
     tasks: dict[Task, None] = {}
     for skill, text in prompts.asked:
         if skill not in TASKS:
-            raise ConfigError(f"there is no task '{skill}': give one of {', '.join(TASKS)}")
+            raise ConfigError(f"unknown task '{skill}': use one of {', '.join(TASKS)}")
         if skill not in engine.model.skills:
-            raise ConfigError(f"{engine.model.name} can {' and '.join(engine.model.skills)}, not {skill}")
+            raise ConfigError(
+                f"{engine.model.name} does not support {skill}; it supports {' and '.join(engine.model.skills)}"
+            )
         try:
             task = TASKS[skill].parse(text, prompts.max_objects, prompts.conf)
         except ValueError as error:
@@ -42,7 +44,7 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
 
 
 def names_of(engine: Engine, label: str) -> list[str]:
-    """How the model calls a label, itself if it calls it so or does not know it."""
+    """Return the model's names for a label; the label itself if the model does not know it."""
     from saccade.engine import Detect, UnknownClassError
 
     try:
@@ -52,7 +54,7 @@ def names_of(engine: Engine, label: str) -> list[str]:
 
 
 def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
-    """The same prompts in the model's own names, as its results have them; with the labels of a stream's rules."""
+    """Return the prompts in the model's own labels, as in its results, including the labels of rules."""
     found: dict[str, list[str]] = {"detect": [], "point": []}
     for skill, label in prompts.asked:
         if skill in found:
@@ -61,12 +63,12 @@ def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
 
 
 def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | None:
-    """What has the model answer the questions of rules; None if it cannot.
+    """Return an object that asks the model the questions of rules, or None if the model cannot answer questions.
 
     Args:
-        engine: answers them.
-        config: the deadline and the weight of the questions.
-        wait: whether a stream waits for answers, as a file's does.
+        engine: the engine.
+        config: deadline and weight of the questions.
+        wait: whether the stream waits for answers, as a file does.
     """
     if "query" not in engine.model.skills:
         return None
@@ -74,16 +76,16 @@ def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | N
 
 
 def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
-    """Check that a stream can have the rules of its configuration.
+    """Check that a stream supports the rules of its configuration.
 
     Args:
-        engine: finds what they name.
-        ask: answers what they ask.
-        config: of the stream, with the zones and lines that they name.
+        engine: the engine for frames.
+        ask: the engine for questions.
+        config: configuration of the stream, with zones and lines.
 
     Raises:
-        PlacedError: if one names a place that is not there, or what the model does not know, or asks something that
-            cannot be answered.
+        PlacedError: if a rule names a missing zone or line, a label that the model does not know, or a question that no
+            model can answer.
     """
     check_places(config.rules, config)
     for number, rule in enumerate(config.rules):
@@ -99,10 +101,10 @@ def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
 
 
 def check_asked(ask: Engine, config: EventSettings) -> None:
-    """Check that a model can answer what rules ask.
+    """Check that a model can answer the questions of rules.
 
     Raises:
-        ConfigError: if it cannot.
+        ConfigError: if the model cannot answer questions.
     """
     if complaint := next((found for rule in config.rules if (found := _unanswered(ask, rule))), None):
         raise ConfigError(complaint)
@@ -111,4 +113,4 @@ def check_asked(ask: Engine, config: EventSettings) -> None:
 def _unanswered(ask: Engine, rule: RuleSettings) -> str | None:
     if not rule.asks or "query" in ask.model.skills:
         return None
-    return f"rule '{rule.name}' asks questions, and {ask.model.name} cannot answer any: give another one for that, ask"
+    return f"rule '{rule.name}' asks questions, which {ask.model.name} cannot answer: set ask to a model that can"

@@ -98,13 +98,13 @@ def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"out": "a.mp4"}, r"--out: a\.mp4 is for one stream; for several, write {stream}"),
+        ({"out": "a.mp4"}, r"--out: a\.mp4 supports one stream only; for several streams, use {stream}"),
         ({"display": True}, "no screen|is for one stream"),
         ({"sinks": ["a.jsonl", "a.jsonl"]}, "--sink and --sink are the same file"),
         ({"sinks": ["{stream}.jsonl", "yard.jsonl"]}, "are the same file, yard.jsonl"),
         ({"sinks": ["a.xyz"]}, "a.xyz"),
         ({"sinks": ["none/a.mp4?segment=1m"]}, "none"),
-        ({"http": "0.0.0.0:0"}, "a token is needed"),
+        ({"http": "0.0.0.0:0"}, "needs a token"),
     ],
 )
 def test_an_invalid_output_leaves_every_file_as_it_was(
@@ -163,7 +163,7 @@ def test_an_added_stream_overwrites_no_results(tmp_path: Path) -> None:
             time.sleep(0.02)
         with pytest.raises(StreamError, match="'door' already"):
             opened.controller.add(added("door"))
-        with pytest.raises(ConfigError, match=r"^--sink: all\.jsonl holds results of every stream; give .* name$"):
+        with pytest.raises(ConfigError, match=r"^--sink: all\.jsonl holds results of every stream; choose .* stream$"):
             opened.controller.add(added("all"))
         assert all(run.join(LONG_S) for run in runs)
         with pytest.raises(ConfigError, match=r"door\.jsonl holds results of door"):
@@ -318,7 +318,7 @@ def test_the_table_shows_why_a_stream_is_unhealthy() -> None:
 
 def test_a_heatmap_without_a_folder_is_refused_at_the_start() -> None:
     with (
-        pytest.raises(ConfigError, match=r"--heatmap: no file can be written at nowhere/door\.png"),
+        pytest.raises(ConfigError, match=r"--heatmap: cannot write nowhere/door\.png"),
         opened_run(two(heatmap="nowhere/{stream}.png")),
     ):
         pass

@@ -68,7 +68,7 @@ def test_a_model_is_replaced_while_streams_go_on(tmp_path: Path, camera: Camera)
         assert names(program) == ["1", "2"]
         pids = [worker["pid"] for worker in program.get("/workers")["workers"]]
         change(program, model=str(tmp_path / "none"))
-        wait_for(lambda: "everything goes on as it was" in program.log.read_text(), LONG_S)
+        wait_for(lambda: "nothing was changed" in program.log.read_text(), LONG_S)
         assert names(program) == ["1", "2"]
         wait_for(program.all_run, LONG_S)
         wait_for(lambda: len(began(tmp_path)) == STREAMS, LONG_S)

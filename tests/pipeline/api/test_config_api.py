@@ -29,7 +29,7 @@ def test_a_file_with_a_mistake_is_answered_with_it(tmp_path: Path) -> None:
     with opened_run(load(path, {})) as without:
         assert _posted(without.controller) == (
             409,
-            "there is no configuration file: start with --config FILE",
+            "Saccade has no configuration file: start it with --config FILE",
         )
     with opened_run(load(path, {}), ConfigFile(path)) as opened:
         opened.controller.start()
@@ -41,7 +41,7 @@ def test_a_file_with_a_mistake_is_answered_with_it(tmp_path: Path) -> None:
         status, body = _posted(opened.controller)
     assert status == 422
     assert "unknown key 'detekt'" in body
-    assert body.endswith("; everything goes on as it was")
+    assert body.endswith("; nothing was changed")
 
 
 def test_a_file_is_compared_with_what_runs(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_file_is_compared_with_what_runs(tmp_path: Path) -> None:
     with opened_run(load(path, {}), ConfigFile(path)) as opened:
         opened.controller.start()
         other = FILE.replace("person", "car") + "model: tiny\n"
-        changes = ["yard: other detect", "model: changed in the file, and taken when saccade is started again"]
+        changes = ["yard: changed detect", "model: changed in the file; restart saccade to apply"]
         assert _posted(opened.controller, "diff", other) == (200, json.dumps({"changes": changes}))
         assert opened.controller.stream("yard").detect == ["person"]
         status, body = _posted(opened.controller, "diff", "sources: 1\n")

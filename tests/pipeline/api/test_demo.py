@@ -168,7 +168,7 @@ class Page:
 def test_a_surplus_page_gets_a_clear_refusal(engine: Engine) -> None:
     with own_loop() as loop, Demo(engine, PERSON, port=0) as demo:
         demo.streams._max = 0
-        with pytest.raises(AssertionError, match="0 streams are running, which is the most"):
+        with pytest.raises(AssertionError, match="the limit of 0 running streams is reached"):
             Page(loop, demo.url)
         assert demo.whip.peers == 0
 

@@ -92,9 +92,9 @@ def test_pages_go_on_where_the_last_event_is_deleted(server: HttpServer, store: 
         ("limit=many", "limit should be a whole number"),
         ("since=yesterday", "since should be a Unix time in seconds"),
         ("since=nan", "since should be a Unix time in seconds"),
-        ("after=e1", "after should be what the page before had there"),
-        ("after=inf", "after should be what the page before had there"),
-        ("colour=red", "there is no filter 'colour'; known: stream, rule"),
+        ("after=e1", "after should be the value of `after` in the previous page"),
+        ("after=inf", "after should be the value of `after` in the previous page"),
+        ("colour=red", "unknown filter 'colour'; available: stream, rule"),
     ],
 )
 def test_a_bad_filter_is_one_line(server: HttpServer, query: str, message: str) -> None:

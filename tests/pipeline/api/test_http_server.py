@@ -204,7 +204,7 @@ BAD = {
     "no prompt left": ("PATCH", "/streams/clip", {"detect": []}, {}, 422, "no prompts"),
     "too many prompts": ("PATCH", "/streams/clip", {"detect": ["cat"] * 65}, {}, 422, "at most 64"),
     "not a prompt": ("PATCH", "/streams/clip", {"source": "a"}, {}, 422, "unknown key 'source'"),
-    "no such stream": ("PATCH", "/streams/none", {"detect": ["cat"]}, {}, 404, "no stream is called 'none'"),
+    "no such stream": ("PATCH", "/streams/none", {"detect": ["cat"]}, {}, 404, "there is no stream 'none'"),
     "no such stream to end": ("DELETE", "/streams/none", None, {}, 404, "no stream"),
     "no such page": ("GET", "/nothing", None, {}, 404, "Not Found"),
     "no such method": ("PUT", "/streams", {}, {}, 405, "Method Not Allowed"),
@@ -300,7 +300,7 @@ def test_a_token_is_required_for_everything_but_public_paths(streams: Streams) -
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_on_the_network_needs_a_token(streams: Streams, host: str) -> None:
-    with pytest.raises(ConfigError, match="a token is needed"):
+    with pytest.raises(ConfigError, match="needs a token"):
         serve(controller_of(streams), host, 0)
 
 

@@ -114,11 +114,11 @@ def test_a_choice_is_streamed_with_its_probability(talker: str, photo: Image.Ima
     ("change", "words"),
     [
         ({}, "nano can detect and point, not query"),
-        ({"messages": [{"role": "user", "content": "hello"}]}, "an image is needed"),
+        ({"messages": [{"role": "user", "content": "hello"}]}, "no image found"),
         ({"messages": []}, "messages"),
         ({"n": 2}, "n:"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: are not supported"),
-        ({"response_format": {"type": "json_object"}}, "JSON schema of boxes"),
+        ({"response_format": {"type": "json_object"}}, "schema of boxes"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
             "array of boxes",

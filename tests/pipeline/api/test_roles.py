@@ -132,7 +132,7 @@ def test_a_token_of_one_stream_knows_of_no_other(server: Server) -> None:
     for method, path in (("GET", "/streams/hall"), ("GET", "/metrics"), ("GET", "/healthz"), ("GET", "/events")):
         status, answer = server.ask(method, path, token)
         assert status == 403
-        assert "yves may see yard only" in json.dumps(answer)
+        assert "yves can only access yard" in json.dumps(answer)
     for path in ("/metrics", "/healthz", "/workers"):  # which take no stream
         assert server.ask("GET", f"{path}?stream=yard", token)[0] == 403, path
     assert server.ask("GET", "/events?stream=yard", token)[0] == 404  # there is no store here
@@ -174,7 +174,7 @@ def test_each_change_is_a_line_of_the_audit(server: Server) -> None:
     [
         ("clients: [{name: a, role: boss, token: x}]", "clients"),
         ("clients: [{name: a, role: anyone, token: x}]", "clients"),  # the role of routes that need no token
-        ("clients: [{name: a, role: admin}]", "needs a token or a token_file"),
+        ("clients: [{name: a, role: admin}]", "needs either a token or a token_file"),
         ("clients: [{name: a, role: admin, token: x}, {name: b, role: viewer, token: x}]", "the same token"),
         ("clients: [{name: a, role: admin, token: x, strems: [y]}]", "strems"),
         ("proxy: {addresses: [nonsense], user: X-User}", "address or a network"),

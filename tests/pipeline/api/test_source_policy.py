@@ -18,7 +18,7 @@ from tests.support.cameras.scripted import Call, Request, ScriptedCamera
 from tests.support.control import controller_of
 from tests.support.http_server import serving
 
-REFUSED = "the HTTP API may not open this source; allow_sources lists those that it may"
+REFUSED = "the HTTP API may not open this source; add it to allow_sources to permit it"
 
 
 def allows(policy: SourcePolicy, source: str) -> bool:

@@ -123,7 +123,7 @@ def test_a_client_names_no_file_to_be_written(streams: Streams, tmp_path: Path) 
     try:
         answer = ask(server, "POST", "/streams", {**DOOR, "heatmap": str(tmp_path / "heat.png")})
         assert answer.status == 422
-        assert error_of(answer).startswith("heatmap: is for a configuration; over HTTP it is GET")
+        assert error_of(answer).startswith("heatmap: not available over HTTP; use GET")
         assert not streams.names
     finally:
         server.close()
@@ -148,7 +148,7 @@ def test_too_many_streams_ended_at_once_is_no_hang(streams: Streams, monkeypatch
             release.set()
             answers = sorted((end.result() for end in ends), key=lambda answer: answer.status)
         assert [answer.status for answer in answers] == [204] * 8 + [503]
-        assert error_of(answers[-1]) == "too many streams are being ended; try again"
+        assert error_of(answers[-1]) == "too many streams are being stopped; try again"
     finally:
         release.set()
         server.close()

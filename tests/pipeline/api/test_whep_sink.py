@@ -34,7 +34,7 @@ def status(url: str) -> int:
         ("whep:99999", "not a valid address"),
         ("whep:0", "not a valid address"),
         ("whep://", "not a valid address"),
-        ("whep://127.0.0.1:8082/door", "only a host and a port"),
+        ("whep://127.0.0.1:8082/door", "only host, port"),
         ("whep:8082?tokn=x", "did you mean 'token'"),
         ("whep://0.0.0.0:8082", "token"),
         ("whep://192.0.2.1:8082?token=sesame", "cannot listen"),

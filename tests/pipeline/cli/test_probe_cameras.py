@@ -46,4 +46,4 @@ def test_loss_and_a_wrong_clock_come_with_advice() -> None:
         probed = examine(camera.url(), seconds=1.2, hwaccel="none", transport="udp", out=None)
     advice = json.loads(probed.as_json())["advice"]
     assert "set rtsp_transport: tcp" in advice[0]
-    assert "set its NTP server" in advice[1]
+    assert "set the camera's NTP server" in advice[1]

@@ -183,10 +183,10 @@ def test_names_are_taken_while_a_stream_runs_and_free_when_it_has_ended(local: L
     for _ in range(2):
         controller.add(short)
         until(lambda: "clip" not in controller.config.named())  # it has ended by itself
-    with pytest.raises(StreamError, match="no stream is called 'clip'"):
+    with pytest.raises(StreamError, match="there is no stream 'clip'"):
         controller.update("clip", {"conf": 0.2})
     controller.remove("door")
-    with pytest.raises(StreamError, match="no stream is called 'door'"):
+    with pytest.raises(StreamError, match="there is no stream 'door'"):
         controller.remove("door")
 
 
@@ -213,7 +213,7 @@ def test_a_restart_with_the_state_takes_up_what_was_changed(tmp_path: Path) -> N
             opened.controller.restart("gone")
         opened.controller.remove("gone")
         path.write_text(path.read_text().replace("detect: person", "detect: dog"))
-        assert opened.controller.reload() == ["door: other detect"]
+        assert opened.controller.reload() == ["door: changed detect"]
     with opened_run(load(path, {}), ConfigFile(path)) as opened:
         opened.controller.start()
         assert opened.controller.stream("door").detect == ["dog"]

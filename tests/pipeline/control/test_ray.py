@@ -215,7 +215,7 @@ def test_a_search_ends_while_its_worker_is_killed(running: Running) -> None:
     assert all(0 <= one.p_yes <= 1 for one in found.found)
     running.until(lambda: pid not in [one.pid for one in running.runner.workers()])
     running.until(running.run_again)
-    with pytest.raises(ConfigError, match="nothing to search for"):
+    with pytest.raises(ConfigError, match="the search text is empty"):
         running.runner.search(" ", EventQuery(), lambda done, of: None)
 
 

@@ -65,13 +65,13 @@ def test_only_what_has_changed_is_touched(config: Config) -> None:
     streams = config.controller.streams
     hall, yard = (streams.get(name) for name in streams.names)
     assert config.controller.reload() == [f"{config.path}: nothing has changed"]
-    assert config.change("conf: 0.6", "conf: 0.7") == [f"{yard.name}: other conf"]
+    assert config.change("conf: 0.6", "conf: 0.7") == [f"{yard.name}: changed conf"]
     assert yard.tasks == (Detect("person", 50, 0.7),)
-    assert config.change("/hall\n", "/hall\n    zones: {door: '.1,.1,.9,.1,.9,.9'}\n") == ["hall: other zones"]
+    assert config.change("/hall\n", "/hall\n    zones: {door: '.1,.1,.9,.1,.9,.9'}\n") == ["hall: changed zones"]
     stage = analyze_stage(hall.stages)
     assert stage is not None
     assert list(stage.totals().zones) == ["door"]
-    assert config.change("/hall\n", "/lobby\n") == ["hall: restarted, other source"]
+    assert config.change("/hall\n", "/lobby\n") == ["hall: restarted, changed source"]
     assert streams.get("hall") is not hall
     assert streams.get(yard.name) is yard
     assert config.change("detect:", f"  - {{name: gate, source: '{NOWHERE}/gate', detect: [car]}}\ndetect:") == [
@@ -81,7 +81,7 @@ def test_only_what_has_changed_is_touched(config: Config) -> None:
     assert config.change("  - {name: gate", "#  - {name: gate") == ["gate: removed"]
     assert sorted(streams.names) == sorted(["hall", yard.name])
     (line,) = config.change("detect: [person]", "detect: [person]\nmodel: other")
-    assert line == "model: changed in the file, and taken when saccade is started again"
+    assert line == "model: changed in the file; restart saccade to apply"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_broken_file_changes_nothing(config: Config, old: str, new: str, words
     )
     (line,) = config.change(old, new)
     assert words in line
-    assert line.endswith("; everything goes on as it was")
+    assert line.endswith("; nothing was changed")
     assert [config.controller.streams.get(run.name) for run in runs] == runs
     config.path.write_text(before)
     assert config.controller.reload() == [f"{config.path}: nothing has changed"]
@@ -129,7 +129,7 @@ def test_what_was_changed_over_http_is_written_back_and_reloaded(config: Config)
     }
     assert controller.reload() == [f"{config.path}: nothing has changed"]
     run = controller.streams.get("hall")
-    assert config.change("for 9s", "for 3s") == ["hall: other rules"]
+    assert config.change("for 9s", "for 3s") == ["hall: changed rules"]
     assert controller.streams.get("hall") is run
     assert run.config is not None
     assert [rule.when for rule in run.config.rules] == ["person in desk for 3s"]
@@ -149,7 +149,7 @@ def test_what_the_file_leaves_alone_stays_as_others_changed_it(config: Config) -
     (yard,) = (name for name in config.controller.streams.names if name != "hall")
     config.controller.update("hall", {"detect": ["bus"]})
     (line,) = config.change("conf: 0.7", "conf: 0.4")
-    assert line == f"{yard}: other conf"
+    assert line == f"{yard}: changed conf"
     assert config.controller.stream("hall").detect == ["bus"]
 
 
@@ -186,7 +186,7 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
             other.write_text(path.read_text().replace("name: a,", "name: a, conf: 0.3,").replace("name: c", "name: d"))
             check = [sys.executable, "-m", "saccade", "config", "check", str(other), "--diff", url]
             asked = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=60, check=False)
-            assert asked.stdout.splitlines()[-3:] == ["c: removed", "a: other conf", "d: added"]
+            assert asked.stdout.splitlines()[-3:] == ["c: removed", "a: changed conf", "d: added"]
             check[-1] = f"http://127.0.0.1:{free_port()}"
             asked = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=60, check=False)
             assert (asked.returncode, "--diff: no Saccade responds" in asked.stderr) == (2, True)

@@ -191,5 +191,5 @@ def test_another_model_is_asked_in_a_run(folder: Path, tmp_path: Path, monkeypat
 def test_a_model_that_cannot_answer_is_refused_at_once() -> None:
     keys = {"source": str(DEMO_CLIP), "rules": [{"name": "v", "when": "person", "verify": "Is it?"}]}
     opened = opened_run(load(None, keys))
-    with pytest.raises(ConfigError, match="rule 'v' asks questions, and nano cannot answer any"), opened:
+    with pytest.raises(ConfigError, match="rule 'v' asks questions, which nano cannot answer"), opened:
         pass

@@ -258,7 +258,7 @@ def test_a_model_that_does_not_answer_is_reported(engine: Engine, monkeypatch: p
         (status,) = seen
         assert not status.ok
         assert status.reason is not None
-        assert re.fullmatch(r"the model has not answered for \d+ s", status.reason)
+        assert re.fullmatch(r"no result from the model for \d+ s", status.reason)
 
 
 def test_what_happens_now_is_counted(engine: Engine) -> None:
@@ -295,7 +295,7 @@ def test_a_stream_that_is_opened_anew_is_listed_all_the_while(engine: Engine) ->
             assert streams.names == ["door"]
             assert not streams.idle
             for refused in (streams.reopening("door").__enter__, lambda: streams.remove("door")):
-                with pytest.raises(StreamError, match="'door' is being opened anew"):
+                with pytest.raises(StreamError, match="'door' is being reopened"):
                     refused()
             streams.add("door", ReplaySource(open_source(str(CLIP))), PERSON)
         assert [status.ok for status in streams.snapshot()] == [True]

@@ -79,7 +79,7 @@ def check(used: dict[str, Any]) -> None:
     assert isinstance(used["detect"].structured_content["result"], list)
     assert (used["ask"].is_error, used["missing"].is_error) == (True, True)
     assert "nano can detect and point, not query" in used["ask"].content[0].text
-    assert "no video of a stream of that name" in used["missing"].content[0].text
+    assert "no stream with this name" in used["missing"].content[0].text
 
 
 def test_its_own_client_uses_the_tools_over_stdio(demo: Demo) -> None:
@@ -154,7 +154,7 @@ def status_of(url: str) -> int | None:
     ("url", "http", "message"),
     [
         ("rtsp://127.0.0.1", None, "should be the address of a running Saccade"),
-        ("http://127.0.0.1:1", "0.0.0.0:9000", "a token is needed"),
+        ("http://127.0.0.1:1", "0.0.0.0:9000", "needs a token"),
         ("http://127.0.0.1:1", "a b:c", "should be HOST:PORT"),
     ],
 )
