@@ -73,7 +73,7 @@ def test_a_model_is_replaced_while_streams_go_on(tmp_path: Path, camera: Camera)
         wait_for(program.all_run, LONG_S)
         wait_for(lambda: len(began(tmp_path)) == STREAMS, LONG_S)
         change(program, model=str(model), conf=0.3)
-        wait_for(lambda: "every worker was replaced" in program.log.read_text(), LONG_S)
+        wait_for(lambda: "all workers were replaced" in program.log.read_text(), LONG_S)
         assert [worker["pid"] for worker in program.get("/workers")["workers"]] == pids
         assert program.get("/model")["model"] == "model"
         wait_for(program.all_run, LONG_S)
