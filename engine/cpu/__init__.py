@@ -1,1 +1,1 @@
-"""A model's layers on a CPU: few large operations, weights laid out once, threads set for it."""
+"""CPU backend: fused operations, weights packed once, and thread counts."""

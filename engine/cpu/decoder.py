@@ -1,7 +1,6 @@
-"""The text decoder in few and large operations, for a CPU, where a small one costs as much to start as to run.
+"""Fused text decoder for CPUs, where starting a small operation costs as much as running it.
 
-Does what `TextDecoder` does, with its weights, and only in evaluation. `CpuRunner` puts the tokens of steps through it.
-Knows nothing of slots or requests.
+It computes the same as `TextDecoder` with the same weights, for inference only. `CpuRunner` runs the tokens of steps.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from saccade.engine.models.protocol import TextDecoder as AnyDecoder
 from saccade.engine.models.runner import Runner
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), first the negative."""
+"""Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), the negative first."""
 
-_SINGLE_THREADED = 10_000_000  # multiplications of a step that one thread does sooner than several, which synchronize
+_SINGLE_THREADED = 10_000_000  # multiplications per step below which one thread is faster than several
 
 
 class CpuRunner(Runner):
-    """`Runner` on a CPU. Tokens of one sequence are a row of several, and read its keys once.
+    """`Runner` for CPUs. Tokens of one sequence are processed together and read its keys once.
 
     Args:
         model: the model; its layers are fused in place.
-        cache: where keys and values go.
+        cache: the paged KV cache.
         exact: see `EngineConfig.exact`.
-        fallbacks: told what does not run here.
+        fallbacks: collects notes on unsupported features.
     """
 
     _cache: CpuPagedCache
@@ -58,12 +57,12 @@ class CpuRunner(Runner):
     def _forward(
         self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        # As many threads as pay off, also for the sampling behind it.
+        # The number of threads also applies to the sampling afterwards.
         set_threads(1 if len(x) <= self._few_tokens else self._threads)
         lines, counts = torch.unique_consecutive(owners, return_counts=True)
         starts = counts.cumsum(0) - counts
         longest, length = int(counts.max()), int(positions.max()) + 1
-        # A shorter line repeats its last token, which writes what is there.
+        # A shorter sequence is padded with its last token, which rewrites the same cache entry.
         places = starts.unsqueeze(1) + torch.arange(longest).minimum(counts.unsqueeze(1) - 1)
         at = positions[places].long()
         cache = self._cache.rows(tables[lines, : self._cache.pages_upto(length)].long(), length)
@@ -75,13 +74,13 @@ class CpuRunner(Runner):
 
 
 class FusedDecoder:
-    """A decoder whose attention and MLP read through one matrix, and write through another.
+    """Decoder with one input GEMM and one output GEMM per block.
 
     Args:
-        text: the decoder. Its modules are views of the joined weights from here on: nothing is stored twice, but for
-            prefixes.
-        prefixes: what these are multiplied in, the decoder's own type by default. In bfloat16 nano's take 3.9 ms, not
-            5.3, and answers on val have the same AP50 and AP to .001 (`python -m training.score`).
+        text: the decoder. Its modules become views of the joined weights, so nothing is stored twice except for
+            `prefixes`.
+        prefixes: dtype for image prefixes; default is the decoder's dtype. In bfloat16, nano takes 3.9 ms instead of
+            5.3 with equal AP on val.
     """
 
     def __init__(self, text: TextDecoder, prefixes: torch.dtype | None = None) -> None:
@@ -95,14 +94,14 @@ class FusedDecoder:
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, cache: CpuPagedRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """As `TextDecoder.forward`; the mask is one that is added."""
+        """Run the decoder as in `TextDecoder.forward`, with an additive mask."""
         rotation = self._cosine[positions].unsqueeze(2), self._sine[positions].unsqueeze(2)
         ops = _FusedOps(x, positions, rotation, mask)
         run_blocks(self._layers, cache.layers(positions), ops)
         return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: CpuPagedRows) -> None:
-        """As `TextDecoder.write_kv`."""
+        """See `TextDecoder.write_kv`."""
         rows, length, _ = x.shape
         rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
         positions = torch.arange(length)
@@ -111,8 +110,6 @@ class FusedDecoder:
 
 
 class _Layer:
-    """One block's weights."""
-
     __slots__ = ("experts", "into", "into_kv", "kept", "norm", "out", "queries", "split", "temperature", "width")
 
     def __init__(self, block: Block, joined: Joined, dtype: torch.dtype | None) -> None:
@@ -130,12 +127,12 @@ class _Layer:
 
 
 _Heads = tuple[torch.Tensor, torch.Tensor]
-"""Heads (rows, length, heads, head_dim), queries first, and what goes into the GELU (rows, length, ff_dim or 0)."""
+"""Heads (rows, length, heads, head_dim), queries first, and GELU inputs (rows, length, ff_dim or 0)."""
 
 
 @dataclass(slots=True)
 class _FusedOps:
-    """`BlockOps` on x (rows, length, dim); without a mask x attends to itself only."""
+    """`BlockOps` on x (rows, length, dim); without a mask, x attends only to itself."""
 
     x: torch.Tensor
     positions: torch.Tensor
@@ -166,7 +163,7 @@ class _FusedOps:
         cache.write_both(kv)
 
     def attend(self, layer: _Layer, heads: _Heads, cache: CpuPagedLayer) -> _Heads:
-        """What attention saw (rows, length, dim), and what goes into the GELU."""
+        """Return the attention output (rows, length, dim) and the GELU inputs."""
         every, inner = heads
         _rotate(every[:, :, : -layer.kept], self.rotation)
         cache.write_both(every[:, :, layer.queries :])
@@ -186,7 +183,7 @@ class _FusedOps:
 
 
 def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
-    """`text.rotate` of x (rows, length, heads, head_dim) in its place."""
+    """Apply `text.rotate` to x (rows, length, heads, head_dim) in place."""
     cosine, sine = rotation
     half = cosine.shape[-1]
     pairs = x[..., : 2 * half].view(*x.shape[:-1], 2, half)  # real and imaginary parts
@@ -198,50 +195,49 @@ def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
 
 
 class CpuPagedCache:
-    """Keys and values of all sequences: (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim), keys first.
+    """Paged KV cache for CPUs: (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim), keys first.
 
-    A token's keys and values in a layer are one piece of memory: whole rows of a matrix are copied four times as fast
-    as what an index of several dimensions picks (`cuda.paged_cache`), and a step reads only as far as its sequences
-    reach. Knows page numbers; reference counts are `core.resources.PagePool`'s.
+    The keys and values of a token in a layer are contiguous, because copying whole rows is four times as fast as
+    indexing several dimensions (`cuda.paged_cache`). `core.resources.PagePool` counts references to pages.
 
     Args:
-        model: gives their shape.
-        n_pages: pages.
-        page_size: tokens of a page.
+        model: defines the shape.
+        n_pages: number of pages.
+        page_size: tokens per page.
     """
 
     def __init__(self, model: Model, n_pages: int, page_size: int) -> None:
         limits = model.limits
         self.heads = limits.n_kv_heads, limits.head_dim
         shape = limits.n_layers, n_pages * page_size, 2 * limits.n_kv_heads * limits.head_dim
-        # Not torch.zeros, which writes all of it: of nano's 100 MB one stream uses 2.
+        # Not torch.zeros, which touches all memory: one stream of nano uses 2 of 100 MB.
         memory = np.zeros(math.prod(shape) * model.dtype.itemsize, np.uint8)
         self.both = torch.from_numpy(memory).view(model.dtype).view(shape)
         self.page_size, self.prefix_length = page_size, limits.prefix_length
         self.prefix_pages = -(-self.prefix_length // page_size)
-        # Private pages begin on a page of their own: the rest of the prefix's last page stays unused.
+        # Private pages start on a new page; the rest of the prefix's last page stays unused.
         self.positions = torch.arange(self.prefix_length + limits.max_context)
         gap = self.prefix_pages * page_size - self.prefix_length
         at = torch.where(self.positions < self.prefix_length, self.positions, self.positions + gap)
         self.page_of, self.offset_of = at // page_size, at % page_size
 
     def pages_upto(self, position: int) -> int:
-        """How many pages of a sequence hold what comes before a position."""
+        """Return the number of pages that a sequence needs for the positions before `position`."""
         return self.prefix_pages + max(0, -(-(position - self.prefix_length) // self.page_size))
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> CpuPagedRows:
-        """See `runner.PagedCache`."""
+        """See `runner.PagedCache.rows`."""
         assert length is not None
         return CpuPagedRows(self, table, length)
 
 
 class CpuPagedRows:
-    """A cache of some sequences, up to a position.
+    """View of several sequences in the KV cache, up to a position.
 
     Args:
-        cache: where they are.
-        table: (rows, pages) int64, prefix pages first; as many as `CpuPagedCache.pages_upto` gives.
-        length: positions of the longest.
+        cache: the paged cache.
+        table: (rows, pages) int64, prefix pages first; `CpuPagedCache.pages_upto` gives their number.
+        length: positions of the longest sequence.
     """
 
     __slots__ = ("_cache", "_tokens", "key_positions")
@@ -254,18 +250,18 @@ class CpuPagedRows:
         )
 
     def layers(self, positions: torch.Tensor) -> Sequence[CpuPagedLayer]:
-        """The layers, ready to write at (rows, length) int64 positions."""
+        """Return one `CpuPagedLayer` per layer for writing at (rows, length) int64 positions."""
         at = self._tokens.gather(1, positions).view(-1)
         return [CpuPagedLayer(both, self._cache.heads, self._tokens, at) for both in self._cache.both]
 
     def before(self, positions: torch.Tensor) -> torch.Tensor:
-        """A mask for (rows, length) positions behind the prefix, (rows, 1, length, keys): 0 where a key is seen."""
+        """Return the additive mask (rows, 1, length, keys) for (rows, length) positions; 0 for visible keys."""
         unseen = (self.key_positions > positions.unsqueeze(-1)).unsqueeze(1)
         return self._cache.both.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
 
 
 class CpuPagedLayer:
-    """One layer of the cache: (rows, keys) `seen` are the tokens to read, `at` those to write in order."""
+    """One layer of the cache: `seen` (rows, keys) are the tokens to read, `at` the tokens to write."""
 
     __slots__ = ("_at", "_both", "_seen", "_shape")
 
@@ -274,14 +270,14 @@ class CpuPagedLayer:
         self._shape = *seen.shape, 2, *heads
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put in new keys and values (rows, length, heads, head_dim)."""
+        """Write new keys and values (rows, length, heads, head_dim)."""
         self.write_both(torch.cat([k, v], dim=2))
 
     def write_both(self, kv: torch.Tensor) -> None:
-        """Put in new keys, and values behind them, (rows, length, 2 · heads, head_dim)."""
+        """Write new keys followed by values, (rows, length, 2 · heads, head_dim)."""
         self._both.index_copy_(0, self._at, kv.reshape(len(self._at), -1))
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the keys and values seen, each (rows, heads, keys, head_dim)."""
+        """Return copies of the visible keys and values, each (rows, heads, keys, head_dim)."""
         k, v = self._both.index_select(0, self._seen).view(self._shape).transpose(1, 3).unbind(2)
         return k, v

@@ -1,4 +1,4 @@
-"""How many threads share an operation of a model on the CPU. Knows no models."""
+"""Number of threads per operation of a model on a CPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from saccade.engine.process import limit_spinning
 from saccade.processors import usable_processors
 
-_WORTH = 0.93  # of an image's time on few threads is the most that it may take on many for these to be used
-_RECENT, _TRIAL = 9, 16  # images whose median counts: what is found in them takes as much as what is gained
-_LOST_AFTER, _LOST = 3, 1.2  # a trial ends when so many images took that much longer
-_AGAIN, _AGAIN_MOST = 400, 25_600  # images between two trials; twice as many after each that found nothing better
+_WORTH = 0.93  # many threads are used if an image takes at most this fraction of its time on few threads
+_RECENT, _TRIAL = 9, 16  # images per median; processing time depends on the image
+_LOST_AFTER, _LOST = 3, 1.2  # a trial ends early after 3 images that take 1.2 times as long
+_AGAIN, _AGAIN_MOST = 400, 25_600  # images between trials; doubled after each trial without improvement
 
 
 def set_threads(threads: int) -> None:
-    """Let so many threads work on each operation that the calling thread starts from now on; the others' stay as is.
+    """Set the number of threads for operations that the calling thread starts from now on.
 
-    `torch.set_num_threads` would apply to every later thread, too. Does nothing where torch has no OpenMP.
+    `torch.set_num_threads` would also affect later threads. Without OpenMP this does nothing.
     """
     import torch  # loads the OpenMP that it uses
 
@@ -35,15 +35,14 @@ def set_threads(threads: int) -> None:
 
 
 class ImageThreads:
-    """How many threads share an image: as many as there are CPUs, where images show that it is worth it.
+    """Chooses the number of threads per image: all CPUs if measured times show a gain, else fewer.
 
-    What runs beside the engine decides that: alone on two CPUs, two threads take less time than one, but not where a
-    decoder or another process has one of them. So every now and then a few images try the other number, four of them
-    where that is much slower; sooner when many threads take longer than they did.
+    The best number depends on other load: two threads on two idle CPUs are faster than one, but slower if a decoder
+    occupies one CPU. Every few hundred images, a trial measures the other number; sooner if images become slower.
 
     Args:
-        few: threads.
-        many: threads; the same where there is nothing to choose.
+        few: lower number of threads.
+        many: higher number of threads; equal to `few` if there is no choice.
     """
 
     def __init__(self, few: int, many: int) -> None:
@@ -54,11 +53,11 @@ class ImageThreads:
         self._usual = math.inf  # seconds on `_used` threads when they were last found to be the better ones
 
     def choose(self) -> int:
-        """For the next image."""
+        """Return the number of threads for the next image."""
         return self._other if self._trying else self._used
 
     def took(self, seconds: float) -> None:
-        """What an image took on the threads chosen."""
+        """Record the seconds that an image took on the chosen number of threads."""
         if self._used == self._other:
             return
         if self._trying:
@@ -90,11 +89,10 @@ class ImageThreads:
 
 
 def step_threads() -> int:
-    """How many threads share an operation of a step: as many as torch is set to, but not on all CPUs: half of those.
+    """Return the number of threads per operation of a step: torch's setting, but at most half of the CPUs if it is all.
 
-    Threads that share operations of 50 µs wait for each other by spinning, some 300 times an image. With one on every
-    CPU, each other process or thread that runs (a decoder, a page) makes all of them wait for the one it displaced:
-    nano on two threads of two CPUs that others loaded twice took 1,263 ms an image (p99 7 s), on one 98 (170).
+    Threads spin at about 300 barriers per image. With a thread on every CPU, any other process delays all of them: nano
+    took 1,263 ms per image (p99 7 s) on two threads of two loaded CPUs, and 98 (170) on one.
     """
     import torch
 
@@ -103,7 +101,7 @@ def step_threads() -> int:
 
 
 def image_threads() -> ImageThreads:
-    """How many threads share an image: `step_threads`, or as many as there are CPUs where these do not spin long."""
+    """Return the thread chooser for images: `step_threads`, or all CPUs if threads do not spin for long."""
     import torch
 
     few = step_threads()
@@ -113,11 +111,11 @@ def image_threads() -> ImageThreads:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let the calling thread work alone on what it does in the block.
+    """Run the block on the calling thread only.
 
-    A thread that has once shared an operation keeps its helpers. OpenMP (libgomp) counts those of all threads, and as
-    soon as there are more than CPUs, a helper sleeps between any two operations and is woken for each, 30 µs late, of
-    which nano's tower has some 300. So only the thread that runs the steps has helpers.
+    A thread that once used OpenMP keeps its helper threads. If libgomp has more helpers than CPUs, helpers sleep
+    between operations and wake 30 µs late, about 300 times per image. Only the thread that runs steps may therefore
+    have helpers.
     """
     import torch
 

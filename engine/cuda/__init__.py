@@ -1,1 +1,1 @@
-"""A model's layers on CUDA over packed weights and Triton kernels. Importing its modules needs Triton."""
+"""CUDA backend: packed weights and Triton kernels. Importing its modules needs Triton."""

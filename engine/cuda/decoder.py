@@ -1,24 +1,19 @@
-"""The text decoder on CUDA for few rows at a time: weights packed, four kernels a layer. Agrees with `Runner`.
+"""Text decoder on CUDA for few rows: packed weights and four kernels per layer. Its results match `Runner`.
 
-A step of one to 64 rows is a walk over the weights: 2.4 GB in bf16 for Moondream 2, 0.56 ms at an H200's 4.3 TB/s. Each
-layer's four matrices are packed into two, as both halves of a block read the same input and add to the same residual:
+A step of 1 to 64 rows is bound by reading the weights: 2.4 GB in bf16 for Moondream 2, 0.56 ms at an H200's 4.3 TB/s.
+The four matrices of each layer are packed into two, because both halves of a block share input and residual:
 
-    add and norm → product into heads and MLP → attention (rotary positions, new entry, GELU) → product out of both
+    add and norm → GEMM into heads and MLP → attention (RoPE, KV cache write, GELU) → GEMM out of both
 
-A single row takes three, see `one_row`. More rows than these kernels take are prompts without an image, see `prefill`.
+A single row takes three kernels, see `one_row`. `prefill` handles more rows than these kernels support. With experts
+and a temperature (Moondream 3), a layer is:
 
-With experts and a temperature (Moondream 3) it is
+    add and norm → router → GEMM into heads → temperature products → attention → output GEMM
+                       └→ experts (two GEMMs) on a separate stream
 
-    add and norm → router → product into heads → temperature's products → attention → product out of it
-                       └→ experts (two products), on a stream of their own: neither needs the other's
-
-and of a single row four kernels: 24 layers in 0.95 ms, and 0.58 in FP8, for 1.05 and 0.85.
-
-From Hopper on most of them begin while the previous one still runs (`kernels.pdl`). The rows of a step of 1 / 8 / 32 at
-760 keys take 0.80 / 1.18 / 2.00 ms on one H200, with FP8 weights 0.55 / 0.98 / 1.87; with cuBLAS's products and kernels
-one after the other it was 1.08 / 1.34 / 2.18; those of Moondream 3 take 0.99 / 3.23 / 5.29, and 0.61 / 2.24 / 3.73, of
-which the bytes alone are 0.79 / 3.07 / 5.22, and 0.42 / 1.76 / 3.25. Needs Triton, bf16 or fp16, a GPU that
-Triton compiles for.
+Most kernels use programmatic dependent launch (`kernels.pdl`). On an H200, steps of 1 / 8 / 32 rows at 760 keys take
+0.80 / 1.18 / 2.00 ms, with FP8 weights 0.55 / 0.98 / 1.87. With cuBLAS and sequential kernels they took 1.08 / 1.34 /
+2.18. Moondream 3 takes 0.99 / 3.23 / 5.29, with FP8 0.61 / 2.24 / 3.73. Triton and bf16 or fp16 are required.
 """
 
 from __future__ import annotations
@@ -49,13 +44,13 @@ from saccade.engine.models.runner import Runner
 
 
 class PackedRunner(Runner):
-    """`Runner` on CUDA. Packs the model's weights, which it goes on to share.
+    """`Runner` for CUDA. It packs the model's weights and shares them with the model.
 
     Args:
-        model: one that `supports` accepts.
-        cache: where keys and values go.
-        max_rows: most rows that are sampled at a time.
-        fallbacks: told what does not run here.
+        model: a model that `supports` accepts.
+        cache: the paged KV cache.
+        max_rows: maximum number of rows to sample at a time.
+        fallbacks: collects notes on unsupported features.
     """
 
     _model: Moondream
@@ -85,22 +80,22 @@ class PackedRunner(Runner):
             most_parts = max(most_parts, blocks.out_splits + blocks.top)
             self._routes = Routes(text.moe.num_experts, MAX_ROWS * blocks.top, model.device)
             self._expert_inner = scratch(MAX_ROWS * blocks.top, text.moe.expert_inner_dim)
-            # One for each layer: what was chosen can be counted after a step.
+            # One buffer per layer, so that chosen experts can be counted after a step.
             self._logits = logits = scratch(text.n_layers, MAX_ROWS, text.moe.num_experts, dtype=torch.float32)
         self._products = scratch(blocks.tau_parts * MAX_ROWS * 2 * text.n_heads, dtype=torch.float32)
         self._split_k = scratch(most_parts, MAX_ROWS, text.dim, dtype=torch.float32)
         self._head_norms = model.region.norms
         self._head_input = scratch(max(1, len(self._head_norms)), max_rows, text.dim)
         self._coords = BinHead(model.region.coord_decoder, region.coord_out_dim, self._pdl)
-        self._beside = torch.cuda.Stream(model.device)  # experts go there beside attention
+        self._beside = torch.cuda.Stream(model.device)  # experts run concurrently with attention
         self._sizes = BinHead(model.region.size_decoder, region.size_out_dim, self._pdl)
         self._features = scratch(max_rows, region.size_feat_dim)
         self._one_row = one_row.OneRow(blocks, logits) if one_row.supports(blocks) else None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """As `Runner.with_adapters`; shares this one's weights and scratch.
+        """Return a runner with adapters that shares the weights and scratch buffers.
 
-        The kernels of experts take no adapter: rows with one go through the model's own modules, which are slower.
+        The expert kernels do not support adapters: if an adapter has expert matrices, the slower PyTorch modules run.
         """
         if bank.has_experts:
             return Runner(self._model, self._cache).with_adapters(bank, slots)
@@ -111,7 +106,7 @@ class PackedRunner(Runner):
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """As `Runner.forward_tokens`; x is overwritten."""
+        """See `Runner.forward_tokens`; `x` is overwritten."""
         blocks, rows = self._blocks, (positions, owners, tables)
         if len(x) == 1 and self._one_row is not None and self._adapted is None and not together:
             run_blocks(blocks.layers, blocks.caches, one_row.OneRowOps(self._one_row, x, rows, self._pdl))
@@ -133,7 +128,7 @@ class PackedRunner(Runner):
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """As `Runner.prefill`; prompts share the images' products, which costs them next to nothing."""
+        """Run `Runner.prefill`; prompts share the GEMMs of images at almost no cost."""
         count, length, dim = images.shape
         flat = images.reshape(-1, dim)
         if prompts is not None:
@@ -153,7 +148,7 @@ class PackedRunner(Runner):
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """As `Runner.sample_regions`; TOKEN rows are left alone."""
+        """Run `Runner.sample_regions`; TOKEN rows are skipped."""
         count, region = len(hidden), self._model.region
         features = self._features[:count]
         pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)
@@ -178,13 +173,13 @@ class PackedRunner(Runner):
         region_sampling.encode(features, phases, batch_slots, *encoders, state, pdl=pdl)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `Runner.logits`."""
+        """See `Runner.logits`."""
         text = self._model.text
         return text.lm_head(add_layernorm(hidden, None, text.post_ln)).float()  # type: ignore[no-any-return]
 
 
 class _TokenOps:
-    """`BlockOps` on one token a row, in a runner's scratch. `before` and `bias` are still to be added to x."""
+    """`BlockOps` on one token per row in a runner's scratch buffers. `before` and `bias` are not yet added to x."""
 
     def __init__(
         self,
@@ -204,7 +199,7 @@ class _TokenOps:
         self._products = runner._products[: shape[0] * shape[1] * shape[2]].view(shape)
 
     def norm(self, layer: PackedLayer) -> Any:
-        """The norm; behind it the router, and experts on a stream of their own."""
+        """Return the norm; start the router and experts on a separate stream."""
         runner, normed = self._runner, self._runner._normed[: self._count]
         early, self.joined = not self.joined, False
         add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
@@ -233,7 +228,7 @@ class _TokenOps:
         return wide
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """The heads as they are: attention multiplies by the factors, whose products these are."""
+        """Return the heads unchanged; attention applies the temperature products that are written here."""
         assert layer.temperature is not None
         temperature_products(heads, layer.temperature[0], self._products, pdl=self.pdl)
         return heads
@@ -242,7 +237,7 @@ class _TokenOps:
         self._runner._blocks.attention.write_kv(heads, *self._rows, cache, temperature=self._temperature(layer))
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """What attention saw, and behind it the dense MLP's values through GELU."""
+        """Return the attention output, followed by the dense MLP's values after GELU."""
         runner, pre_gelu = self._runner, heads.shape[1] - self._runner._blocks.heads
         both = runner._both[: self._count, : runner._blocks.text.dim + pre_gelu]
         if self._together:
@@ -261,7 +256,7 @@ class _TokenOps:
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: Any) -> None:
         blocks, experts = self._runner._blocks, layer.experts is not None
-        if self._adapters is not None:  # at once, where the next norm adds the rest
+        if self._adapters is not None:  # added at once; the next norm adds the rest
             width = self._runner._blocks.text.dim
             self._adapters.add(layer.number, "attn.proj", seen[:, :width], self.x)
             if not experts:

@@ -1,7 +1,7 @@
-"""The detector of a tower on CUDA: a kernel a convolution, with its bias and its activation.
+"""Detector on CUDA with one kernel per convolution, including bias and activation.
 
-That of `cpu.layers` with other layers. cuDNN's take three kernels each, and 25 ms a layer and number of images to
-choose a plan before the first: with 117 layers, half a minute of capturing. Needs Triton.
+The detector is that of `cpu.layers` with other layers. cuDNN needs three kernels per convolution and 25 ms per layer
+and batch size to choose a plan: half a minute of graph capture for 117 layers. Triton is required.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from saccade.engine.cpu.layers import Convolution, Evidences, Gain, Layers, Pack
 from saccade.engine.kernels.detector import depthwise, pointwise
 from saccade.engine.models.nano.picodet import ConvAct, PicoDet, SqueezeExcite
 
-_COMPILERS = 8  # threads; Triton compiles without Python's lock for most of the time
+_COMPILERS = 8  # threads; Triton releases the GIL for most of a compilation
 
 
 def packed(plain: PicoDet, dtype: torch.dtype) -> PackedPicoDet:
-    """A detector on CUDA that is not trained any more, in any dtype; its kernels are compiled now.
+    """Return an inference-only detector on CUDA in any dtype, with all kernels compiled.
 
     Raises:
-        Exception: whatever Triton raises where it cannot compile or run them.
+        Exception: any error of Triton if it cannot compile or run the kernels.
     """
     layers = _CudaLayers(dtype)
     detector = PackedPicoDet(plain, dtype, layers)

@@ -1,4 +1,4 @@
-"""Attention within images on CUDA: by a kernel of our own where it runs and gives what torch does, else by torch."""
+"""Attention within images on CUDA, by the Gluon kernel if it runs and matches PyTorch, otherwise by PyTorch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch.nn import functional as F
 
 from saccade.engine.errors import Fallbacks
 
-_LIMIT = 0.01  # ‖difference‖ / ‖torch's‖ of a right answer: 0.003 in bf16
+_LIMIT = 0.01  # maximum relative error of a correct result; 0.003 in bf16
 
 
 class ImageAttention:
-    """Attention in which each token of an image sees all of it.
+    """Bidirectional attention within each image.
 
-    Whether our kernel can be used is tried here, with 2 images of the shape: not while a graph is captured.
+    The constructor tests the kernel with 2 images of the shape, which is impossible during graph capture.
 
     Args:
-        device, dtype: of heads.
-        n_heads, n_kv_heads: of queries; of keys and of values.
+        device, dtype: of the heads.
+        n_heads, n_kv_heads: number of query heads, and of key and value heads.
         head_dim: width of a head.
-        tokens: of an image.
-        fallbacks: told if our kernel does not run.
+        tokens: tokens per image.
+        fallbacks: receives a note if the kernel does not run.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class ImageAttention:
                 fallbacks.note(f"images take longer, as the kernel of their attention does not run here: {wrong}")
 
     def attend(self, heads: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """What tokens see.
+        """Return the attention output.
 
         Args:
-            heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim), queries, keys and values side by side.
-            out: (images · tokens, n_heads · head_dim), where our kernel puts it; torch puts it elsewhere.
+            heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim): queries, keys and values.
+            out: (images · tokens, n_heads · head_dim), buffer for the kernel's result; PyTorch allocates its own.
 
         Returns:
-            It, in `out` or not.
+            The result, in `out` or a new tensor.
         """
         n_heads, n_kv_heads, _ = self._heads
         if self._kernel is not None and self._kernel.aligned(heads):
@@ -62,7 +62,7 @@ class ImageAttention:
 
 
 def on_hopper(device: torch.device) -> bool:
-    """Whether a device has the instructions that the kernel is made of (wgmma): 9.0 does, later ones do not."""
+    """Return whether the device has the kernel's instructions (wgmma), which only compute capability 9.0 has."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -77,7 +77,7 @@ def _attend(heads: torch.Tensor, parts: list[int], dim: int, tokens: int) -> tor
 def _tried(
     device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
 ) -> tuple[ModuleType | None, str | None]:
-    """The kernel's module if it is for this shape, can be compiled, and agrees with torch; else what is wrong."""
+    """Return the kernel's module if it compiles and matches PyTorch for this shape; otherwise None and the reason."""
     try:
         from saccade.engine.kernels import image_attention as kernel
 

@@ -1,7 +1,4 @@
-"""A decoder's blocks on CUDA as kernels read them: joined matrices, experts, temperatures, FP8 if wanted.
-
-Needs Triton. Knows nothing of what a step consists of: `decoder` and `prefill` run them.
-"""
+"""Decoder blocks in the format of the CUDA kernels: joined matrices, experts, temperatures, optional FP8."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from saccade.engine.models.quantization import quantize, supports_fp8_gemm
 
 
 def supports(model: Moondream) -> bool:
-    """Whether the kernels take this model."""
+    """Return whether the kernels support this model."""
     text, region = model.config.text, model.config.region
     inner = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
     return (
@@ -55,15 +52,15 @@ def supports(model: Moondream) -> bool:
 
 
 class PackedExperts:
-    """One layer's experts.
+    """The experts of one layer.
 
     Args:
-        experts: the layer's; it goes on to share what is kept of its weights.
-        fp8: whether that is FP8, which products of any number of rows read, also where they are not in FP8 yet.
+        experts: the layer's module, which then shares the packed weights.
+        fp8: whether to quantize the weights to FP8, for any number of rows.
 
     Attributes:
-        router: from a row to the logits of the experts.
-        top: experts a row.
+        router: linear layer from a row to expert logits.
+        top: number of experts per row.
     """
 
     __slots__ = ("_fc1", "_fc2", "_scales", "_width", "router", "top")
@@ -85,7 +82,7 @@ class PackedExperts:
 
     @property
     def fp8(self) -> bool:
-        """Whether their weights are in FP8."""
+        """Whether the weights are FP8."""
         return self._scales is not None
 
     def few(
@@ -97,7 +94,7 @@ class PackedExperts:
         *,
         pdl: bool,
     ) -> None:
-        """Results of at most `few_experts.MAX_ROWS` rows; the arguments are those of `few_experts.few_experts`."""
+        """Compute at most `few_experts.MAX_ROWS` rows; see `few_experts.few_experts` for the arguments."""
         few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
 
     def one(
@@ -112,7 +109,7 @@ class PackedExperts:
         *,
         pdl: bool,
     ) -> None:
-        """Add one row's results to `into`, and what attention saw through `out`; see `one_row.add_experts`."""
+        """Add one row's expert outputs and attention projection to `into`; see `one_row.add_experts`."""
         one_row.add_experts(
             chosen,
             self._fc1,
@@ -130,11 +127,11 @@ class PackedExperts:
         )
 
     def sort(self, x: torch.Tensor) -> SortedRows:
-        """Which of any number of rows (rows, dim) in half precision go through which expert."""
+        """Return the assignment of rows (rows, dim) in half precision to experts, for any number of rows."""
         return SortedRows(x, self.router, self.top)
 
     def many(self, x: Rows, rows: SortedRows, parts: torch.Tensor) -> None:
-        """Results of sorted rows, to `parts` (top, rows, dim)."""
+        """Write the results of sorted rows to `parts` (top, rows, dim)."""
         values, of_rows = x
         fc1, fc2 = self._scales or (None, None)
         inner = torch.empty(len(values) * self.top, self._width, dtype=parts.dtype, device=parts.device)
@@ -147,7 +144,7 @@ class PackedExperts:
 
 
 class PackedLayer:
-    """One block's weights: into heads and MLP, and out of both; or of attention alone, and the experts'."""
+    """One block's weights: GEMMs into heads and MLP and out of both, or of attention alone with experts."""
 
     __slots__ = ("experts", "into", "norm", "number", "out", "temperature")
 
@@ -166,35 +163,34 @@ class PackedLayer:
 
 
 class PackedBlocks:
-    """A decoder's blocks as steps of all kinds read them, their cache, and the kernels of its attention.
+    """A decoder's blocks with their KV cache and attention kernels.
 
     Args:
-        model: one that `supports` accepts. Its weights are packed a layer at a time, and it goes on to share them: in
-            FP8 its modules have numbers of no use without their scales, and half the memory is free.
-        cache: where keys and values go.
-        fallbacks: told what does not run here.
+        model: a model that `supports` accepts. Its weights are packed layer by layer and shared. In FP8 its own modules
+            become unusable, and half of the memory is freed.
+        cache: the paged KV cache.
+        fallbacks: collects notes on unsupported features.
 
     Attributes:
-        layers, caches: one for each block.
+        layers, caches: one entry per block.
         prefix_length: positions of an image.
-        attention: over the cache.
-        image_attention: of images' tokens to each other.
-        text: the decoder's shape.
+        attention: attention over the KV cache.
+        image_attention: attention within images.
+        text: dimensions of the decoder.
         heads: width of queries, keys and values.
-        top: experts a token; 0 without.
-        out_splits: parts of the inputs of the product out of attention alone, beside experts.
-        tau_parts: parts that a temperature's products come in; 0 without.
-        splits: parts of the inputs of the product out of attention and MLP.
-        skinny: whether products of few rows take these shapes.
-        fp8: whether weights are in FP8.
-        fp8_rows: whether many rows are, too; then no weights are kept in half precision.
+        top: experts per token; 0 without experts.
+        out_splits: split-K factor of the attention output GEMM of expert layers.
+        tau_parts: partial sums of temperature products; 0 without a temperature.
+        splits: split-K factor of the GEMM out of attention and MLP.
+        skinny: whether `skinny_gemm` supports these shapes.
+        fp8: whether the weights are FP8.
+        fp8_rows: whether GEMMs of many rows use FP8 too; then no half-precision weights are stored.
     """
 
     def __init__(self, model: Moondream, cache: PagedCache, fallbacks: Fallbacks) -> None:
-        # torch reads it once, at a process's first product by cuBLASLt; what a user has set stays. With a workspace it
-        # is cleared before many products: prefills of 1 / 8 images in FP8 take 2.78 / 16.96 ms, without 2.71 / 16.70.
-        # In bf16 32 streams are answered 190.5 times a second and without 192.3: that is worth the 0.3 ms of 18.2 that
-        # a frame alone takes longer.
+        # torch reads this variable at the first cuBLASLt call of a process; a value set by the user is kept. A
+        # workspace is cleared before many GEMMs: FP8 prefills of 1 / 8 images take 2.78 / 16.96 ms with it and 2.71 /
+        # 16.70 without.
         os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
         text = self.text = model.config.text
         self.heads = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
@@ -229,7 +225,7 @@ class PackedBlocks:
 
 
 def _quantize(weight: torch.Tensor, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """`quantize` of weights (experts, outputs, inputs), an expert at a time: all at once they take 8 bytes a weight."""
+    """Quantize weights (experts, outputs, inputs) one expert at a time; all at once would take 8 bytes per weight."""
     packed, scale = torch.empty_like(weight, dtype=E4M3), weight.new_empty(weight.shape[:2], dtype=torch.float32)
     for number, one in enumerate(weight):
         packed[number], scale[number] = quantize(one, None if given is None else given[number])

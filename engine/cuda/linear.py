@@ -1,4 +1,4 @@
-"""Linear layers on CUDA, weights in half precision and FP8 if wanted; region heads made of them. Needs Triton."""
+"""Linear layers and region heads on CUDA with half-precision or FP8 weights. Triton is required."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)  # of a head's layers:
 
 
 class Fp8(Enum):
-    """What of a layer's products is in FP8: nothing; its weights where rows are few; those of many rows, too."""
+    """Use of FP8 in a layer: none, weights for few rows only, or weights and activations for any number of rows."""
 
     NONE = auto()
     WEIGHTS = auto()
@@ -28,7 +28,7 @@ class Fp8(Enum):
 
 
 Rows = tuple[torch.Tensor, torch.Tensor | None]
-"""(rows, inputs) in half precision and None, or in e4m3 with float32 scales (rows,)."""
+"""Rows (rows, inputs) in half precision with None, or in e4m3 with float32 scales (rows,)."""
 
 
 class PackedLinear:
@@ -37,13 +37,13 @@ class PackedLinear:
     Args:
         weight: (outputs, inputs) in half precision.
         bias: (outputs,).
-        fp8: what is kept in FP8.
+        fp8: use of FP8.
 
     Attributes:
         weight: (outputs, inputs), e4m3 if there is a scale.
         bias: (outputs,).
         scale: (outputs,) float32, or None.
-        half: the weights in half precision; None where no product reads them so.
+        half: half-precision weights, or None if no GEMM needs them.
     """
 
     __slots__ = ("bias", "half", "scale", "weight")
@@ -58,7 +58,7 @@ class PackedLinear:
             self.half = None
 
     def linear(self, x: Rows, start: int = 0, stop: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Outputs (rows, stop - start) in half precision, in `out` if it is given."""
+        """Return outputs (rows, stop - start) in half precision, in `out` if given."""
         values, scales = x
         part = slice(start, stop)
         if scales is not None:
@@ -79,9 +79,9 @@ class PackedLinear:
         pdl: bool = False,
         late: bool = False,
     ) -> torch.Tensor:
-        """Outputs of few rows from `start` on, of rows in half precision; `out` and the rest as for `skinny_gemm`.
+        """Return the outputs from `start` on for few half-precision rows; see `skinny_gemm` for the arguments.
 
-        Where `out` is parts of the inputs, the kernel that adds them up adds the bias as well.
+        With split-K, the bias is not added; the kernel that adds the partial sums adds it.
         """
         scale = None if self.scale is None else self.scale[start:]
         bias = self.bias[start:] if out.ndim == 2 else None
@@ -89,7 +89,7 @@ class PackedLinear:
         return skinny_gemm(x, weight, out, scale=scale, bias=bias, apply_gelu=apply_gelu, pdl=pdl, late=late)
 
     def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """The same in half precision from output `start` on, and tanh-approximated GELU, in one kernel."""
+        """Return the outputs from `start` on after tanh-approximated GELU, in half precision and one kernel."""
         assert self.half is not None
         # cuBLASLt's epilogue has no public name in torch.
         return torch._addmm_activation(self.bias[start:], x, self.half[start:].t(), use_gelu=True)
@@ -102,9 +102,9 @@ def add_layernorm_rows(
     fp8: bool,
     plain: torch.Tensor | None = None,
 ) -> Rows:
-    """`add_layernorm` whose result is in half precision or FP8, as `PackedLinear.linear` takes it.
+    """Run `add_layernorm` with a half-precision or FP8 result for `PackedLinear.linear`.
 
-    In FP8 it may be wanted in half precision as well, in `plain`.
+    With FP8, `plain` also receives the half-precision result.
     """
     if not fp8:
         return add_layernorm(x, delta, norm, plain), None
@@ -113,12 +113,12 @@ def add_layernorm_rows(
 
 
 class BinHead:
-    """A region head from hidden states to logits of bins, as products of few rows where the kernels support it.
+    """A region head from hidden states to bin logits, computed by kernels for few rows if supported.
 
     Args:
-        head: the model's.
-        width: bins.
-        pdl: whether kernels begin before the previous one has ended.
+        head: the model's module.
+        width: number of bins.
+        pdl: whether to use programmatic dependent launch.
     """
 
     __slots__ = ("_gelu", "_head", "_no_bias", "_one_row", "_pdl", "_skinny", "_split_k")
@@ -138,11 +138,11 @@ class BinHead:
             self._split_k = weight.new_zeros(splits * width * MAX_ROWS, dtype=torch.float32)
 
     def uses_pdl(self, rows: int) -> bool:
-        """Whether the logits of so many rows come from kernels that begin before the previous one has ended."""
+        """Return whether the logits of this number of rows are computed with programmatic dependent launch."""
         return self._pdl and self._skinny and rows <= MAX_ROWS
 
     def scores(self, hidden: torch.Tensor, wanted: bool) -> region_sampling.Scores:
-        """Of rows (rows, dim); if they are not wanted, only their shape is right."""
+        """Return the scores of rows (rows, dim); if not `wanted`, only the shape is valid."""
         head, rows, width = self._head, len(hidden), len(self._no_bias)
         if not self._skinny or rows > MAX_ROWS:
             return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._no_bias

@@ -1,1 +1,1 @@
-"""What a model is held to: labelled data, reference numbers, the plain generation loop, the device's limits."""
+"""Correctness checks of models and devices: golden data, a reference generation loop, and comparisons."""

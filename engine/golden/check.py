@@ -1,12 +1,11 @@
-"""Holds a model to a reference implementation's numbers: every quantity of a golden folder, and its worst disagreement.
+"""Compare a model with a reference implementation's stored results and report the largest difference per quantity.
 
-A golden folder has config.json, model.safetensors, cases.json and images/, and one of two forms. With
-arrays.safetensors it holds every quantity on the way: it was written with greedy decoding, at most 6 objects, 24
-tokens, the question 'how many?', and a bias added to the end token's score; to continue while coord > eos + bias is to
-continue while the score is above sigmoid(bias). Its stored logits are those of the question in the bare template. The
-plain loop is held to all of it, then the engine, with all prompts of all images in flight at once. The other form is a
-list of calls of the reference's own face with the prompts' ids and the answers: the engine is held to these
-(`golden_engine`).
+A golden folder has config.json, model.safetensors, cases.json and images/, in one of two forms. The form with
+arrays.safetensors stores intermediate tensors, computed with greedy decoding, at most 6 objects and 24 tokens, and a
+bias on the end token (coord > eos + bias means score > sigmoid(bias)). Stored logits are those of QUESTION in the bare
+template. Both the reference loop (`reference.Generator`) and the engine are compared with it; all prompts of all images
+are in flight at once. The other form lists calls of the reference's public API with prompt IDs and answers; only the
+engine is compared with it (`check_engine`).
 """
 
 from __future__ import annotations
@@ -49,22 +48,22 @@ def check(
     *,
     through_engine: bool = True,
 ) -> list[Quantity]:
-    """Compare everything that a golden folder holds, which was made in float32.
+    """Compare a model with a golden folder and return one `Quantity` per kind of result.
 
-    In float32, boxes, points and texts must agree exactly, and embeddings, hidden states and logits to a tolerance. In
-    another dtype there is no reference for them, and they are only shown. Crops must agree exactly in any.
+    In float32, boxes, points and texts must be equal, and embeddings, hidden states and logits must be within a
+    tolerance. In other dtypes the differences are only reported. Image crops must be equal in every dtype.
 
     Args:
-        folder: the golden folder.
-        device: as for `Engine.load`.
-        dtype: likewise. The plain loop computes with the model's own modules, whatever kernels a GPU has for it.
-        tolerance: of embeddings, hidden states and logits; by default 1e-4 in float32 (3e-4 of hidden states and
-            logits with Moondream 3, whose reference is itself that far from double precision), and anything in others.
-        through_engine: whether the engine is held to it as well as the plain loop.
+        folder: the golden folder, computed in float32.
+        device: see `Engine.load`.
+        dtype: see `Engine.load`. The reference loop uses the model's PyTorch modules without Triton kernels.
+        tolerance: for embeddings, hidden states and logits. The default is 1e-4 in float32 (3e-4 for hidden states and
+            logits of Moondream 3) and unlimited in other dtypes.
+        through_engine: whether to compare the engine in addition to the reference loop.
 
     Raises:
-        EngineError: if there is no such device or dtype.
-        ModelFilesError: if a file is missing, broken, or does not fit the others.
+        EngineError: if the device or dtype does not exist.
+        ModelFilesError: if a file is missing, damaged or inconsistent.
     """
     place = choose_device(device)
     try:
@@ -72,7 +71,7 @@ def check(
         _read_as_made(loaded.model.region, folder / "checks.json")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
         if not cases:
-            raise ModelFilesError(f"{folder} holds no case: it proves nothing")
+            raise ModelFilesError(f"{folder} has no cases in cases.json")
         exact, compared = loaded.model.dtype == torch.float32, []
         if "calls" not in cases[0]:
             arrays = load_file(folder / "arrays.safetensors")
@@ -85,7 +84,7 @@ def check(
 
 
 def _read_as_made(heads: object, path: Path) -> None:
-    """Have region heads read what they read when the set was made, where its checks.json says so."""
+    """Select the interpretation of the region heads that the golden folder's checks.json names, if any."""
     if path.is_file() and isinstance(heads, ReadableHeads):
         made = json.loads(path.read_text(encoding="utf-8")).get("region")
         reading = {"vllm": "post_ln_ln"}.get(made, made)
@@ -97,7 +96,7 @@ def _quantities(reproducible: bool, tolerance: float | None, of_states: float) -
     allowed = dict.fromkeys(("tiling", "crops"), 0.0)
     allowed |= dict.fromkeys(("boxes", "points", "texts"), 0.0 if reproducible else ANYTHING)
     if reproducible and of_states > 1e-4:
-        allowed |= dict.fromkeys(("boxes", "points"), 1e-6)  # as that set says: a GPU's powers of two are not a CPU's
+        allowed |= dict.fromkeys(("boxes", "points"), 1e-6)  # `exp2` of a GPU and of a CPU differ
     for names, default in ((("image embeddings",), 1e-4), (("hidden states", "logits"), of_states)):
         usual = default if reproducible else ANY_NUMBER
         allowed |= dict.fromkeys(names, usual if tolerance is None else tolerance)
@@ -126,7 +125,9 @@ class _Checker:
         where = str(case["image"])
         image = read_image(self.folder / where)
         cut = generator.model.vision.make_crops(image)
-        crops = np.repeat(cut.pixels, 2, axis=0) if cut.tiling == (1, 1) else cut.pixels  # the reference cuts it twice
+        crops = (
+            np.repeat(cut.pixels, 2, axis=0) if cut.tiling == (1, 1) else cut.pixels
+        )  # the reference stores a single crop twice
         self._exact("tiling", (*cut.tiling, len(crops)), (*case["tiling"], case["crops"]), where)
         self._close("crops", torch.from_numpy(crops.reshape(len(crops), -1).mean(1)), f"{number}.crops_mean", where)
         if "queries" not in case or f"{number}.crop_last" in self.arrays:  # the larger set holds it of two images
@@ -152,7 +153,7 @@ class _Checker:
         prefix: DenseCache,
         plain: Callable[[DecodedObject], dict[str, float]],
     ) -> None:
-        """All biases of all names in one batch, as the engine would run them."""
+        """Compare the objects of all labels and biases, run as one batch."""
         sized = skill == "detect"
         rows = [(name, bias) for name, by_bias in case[skill].items() for bias in by_bias]
         ids = [self.prompts.objects(skill, name) for name, _ in rows]
@@ -183,7 +184,7 @@ class _Checker:
 
 
 def _texts(prompts: Prompts, case: dict[str, Any]) -> Iterator[tuple[str, list[int], str]]:
-    """The name, the prompt and the text of each answer of a case."""
+    """Yield the name, prompt token IDs and expected text of each text answer of a case."""
     yield "query", prompts.query(QUESTION), case["query"]
     yield "caption_short", prompts.caption("short"), case["caption_short"]
     for question, answer in case.get("queries", {}).items():
@@ -202,7 +203,7 @@ def _corners(one: DecodedObject) -> dict[str, float]:
 
 
 def require_folder(path: Path) -> Path:
-    """The path, if it is a golden folder.
+    """Return `path` if it is a golden folder.
 
     Raises:
         EngineError: if it is not.

@@ -1,8 +1,7 @@
-"""Holds the engine to a golden folder's answers: pipelined, with all prompts of all images in flight at once.
+"""Compare the engine with a golden folder's answers, with all prompts of all images in flight at once.
 
-Where the coordinate token falls behind the end token and neither is the most likely of all, the reference goes on and
-the engine stops (a score below one half): its objects are the first of the reference's, and the rest is counted as
-`stopped sooner`.
+The reference continues with another object if a coordinate token is more likely than the end token. The engine also
+stops at scores below one half. Its objects are then a prefix of the reference's, counted as `stopped sooner`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Quantity:
 
 @dataclass(slots=True, frozen=True)
 class _Call:
-    """What was asked of an image or of none, and what the reference answered: a text, or objects by their numbers."""
+    """One request and the reference's answer: a text, or a list of objects."""
 
     where: str
     task: Task
@@ -75,11 +74,11 @@ def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]
     Args:
         loaded: the folder's model.
         folder: the golden folder.
-        cases: its cases.
-        exact: whether they must agree; otherwise they are only shown.
+        cases: the parsed cases.json.
+        exact: whether answers must be equal; otherwise differences are only reported.
 
     Raises:
-        LookupError, TypeError: if a case is of another form.
+        LookupError, TypeError: if a case has an unknown form.
     """
     close, equal = (1e-6, 0.0) if exact else (ANYTHING, ANYTHING)  # the reference computes corners in Python's doubles
     ids, boxes, points, texts, reasoning, grounding = (
@@ -93,7 +92,7 @@ def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]
     sooner, bos = Quantity("stopped sooner", ANYTHING), loaded.model.limits.bos_id
     info = ModelInfo.of(loaded, folder.name, folder, None)
     with Engine(loaded, info, config=EngineConfig(depth=2)) as engine:
-        # The tasks of an image share its prefill, as far as what was asked distinguishes their answers.
+        # Tasks of an image share its prefill. Tasks with equal answer keys run in separate batches.
         batches = [batch for case in cases for batch in _batches(folder, case)]
         futures = [engine.submit(image, [call.task for call in calls]) for image, calls in batches]
         for (_, calls), future in zip(batches, futures, strict=True):
@@ -151,7 +150,7 @@ def _title(task: Task) -> str:
 
 
 def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
-    """The calls of a case, together where no two of them ask the same, with their image or None."""
+    """Return the calls of a case in batches without duplicate requests, each with its image or None."""
     name = str(case["image"])
     image = read_image(folder / name)
     batches: list[tuple[bool, dict[tuple[str, str], _Call]]] = []
@@ -201,10 +200,10 @@ def _reference_call(name: str, call: dict[str, Any]) -> _Call:
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:
-    """An image file as (height, width, 3) uint8 RGB.
+    """Read an image file as (height, width, 3) uint8 RGB.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
     """
     with Image.open(path) as file:
         return np.asarray(file.convert("RGB"))

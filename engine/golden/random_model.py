@@ -1,4 +1,4 @@
-"""Engines with random weights, to measure what a model's shape costs without having it. Their answers mean nothing."""
+"""Engines with random weights, to measure the speed of a model shape without its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.engine.models import registry
 from saccade.engine.models.quantization import round_to_fp8
 
 MOONDREAM_2 = "moondream-2-random"
-"""The published dimensions of Moondream 2."""
+"""Registry name of the Moondream 2 dimensions with random weights."""
 
 
 def random_engine(
@@ -29,21 +29,21 @@ def random_engine(
     drafts: bool = False,
     kv_dtype: str | None = None,
 ) -> Engine:
-    """An engine over a model of some shape with random weights. Any name may be asked for; a character is a token.
+    """Return an engine for a model shape with random weights. Every label is allowed; each character is one token.
 
     Args:
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        dtype: 'float32', 'bfloat16', 'float16' or 'fp8'; by default float32 on a CPU, else bfloat16.
-        depth: step slots, 1 or 2.
-        config: the architecture's own configuration, by default that of the name.
+        dtype: 'float32', 'bfloat16', 'float16' or 'fp8'; the default is float32 on a CPU, else bfloat16.
+        depth: number of step slots, 1 or 2.
+        config: configuration of the architecture; the default belongs to `name`.
         name: one of `registry.RANDOM`.
-        n_pages: pages of the cache; the default holds 32 images of Moondream 2, with 50 objects each.
-        seed: of the weights.
-        kv_dtype: as in `Engine.load`.
-        drafts: as in `Engine.load`; off by default, as an answer of random weights has nothing of the one before.
+        n_pages: pages of the KV cache; the default holds 32 images of Moondream 2 with 50 objects each.
+        seed: random seed of the weights.
+        kv_dtype: see `Engine.load`.
+        drafts: whether to use speculative decoding; off by default because drafts for random weights never match.
 
     Raises:
-        EngineError: if there is no such device or dtype, or the device has no such `kv_dtype`.
+        EngineError: if the device or dtype does not exist, or the device does not support `kv_dtype`.
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, torch.float32 if place.type == "cpu" else torch.bfloat16)

@@ -1,7 +1,6 @@
-"""The plain loop from an image and prompts to objects and tokens: prefill once, decode all prompts in step.
+"""Reference generation loop: prefill an image once, then decode all its prompts in lockstep.
 
-What golden sets are checked with, and what the pipelined engine has to agree with. One image at a time; the prompts
-on it share its image prefix. Knows nothing of names, results or threads.
+Golden checks and engine tests compare against this loop. It handles one image at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from saccade.engine.tasks.output_state import DecodedObject, logit
 
 @dataclass(slots=True)
 class Prefilled:
-    """Prompts that have been read: hidden state (rows, dim) after each, where each goes on, and their cache."""
+    """Prefilled prompts: hidden state (rows, dim) of the last token, next positions (rows,), and their KV cache."""
 
     hidden: torch.Tensor
     positions: torch.Tensor
@@ -36,7 +35,7 @@ class Generator:
 
     @torch.inference_mode()
     def image_tokens(self, image: NDArray[np.uint8]) -> torch.Tensor:
-        """Image tokens (tokens, dim) of an image (height, width, 3) uint8 RGB."""
+        """Return the image tokens (tokens, dim) of an image (height, width, 3) uint8 RGB."""
         vision = self.model.vision
         crops = vision.make_crops(image)
         features = vision.features(vision.normalize(torch.from_numpy(crops.pixels).to(self.model.device)))
@@ -46,7 +45,7 @@ class Generator:
 
     @torch.inference_mode()
     def prefix(self, tokens: torch.Tensor) -> DenseCache:
-        """Cache (one row) of bos and image tokens (tokens, dim)."""
+        """Return a one-row KV cache of the BOS token and image tokens (tokens, dim)."""
         text, device = self.model.text, self.model.device
         bos = text.embed(torch.tensor([[self.limits.bos_id]], device=device))
         x = torch.cat([bos, tokens.unsqueeze(0)], dim=1)
@@ -56,12 +55,12 @@ class Generator:
 
     @torch.inference_mode()
     def prefill(self, prefix: DenseCache, prompts: Sequence[Sequence[int]], room: int) -> Prefilled:
-        """Read prompts (token ids) that share a prefix, leaving room for `room` more tokens after each."""
+        """Prefill prompts (token IDs) after a shared prefix, with cache space for `room` more tokens each."""
         text, device = self.model.text, self.model.device
         start, longest = prefix.keys.shape[3], max(map(len, prompts))
         capacity = min(start + longest + room, self.limits.max_context)
         cache = prefix.fork(len(prompts), capacity)
-        # Shorter prompts are padded; what the padding leaves behind is overwritten before anything can see it.
+        # Shorter prompts are padded. The padding's cache entries are overwritten before any token can attend to them.
         ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=device)
         at = torch.arange(start, start + longest, device=device).expand(len(prompts), -1)
         hidden = text(text.embed(ids), at, cache.upto(start + longest))
@@ -73,10 +72,10 @@ class Generator:
     def objects(
         self, state: Prefilled, sized: bool, max_objects: Sequence[int], conf: Sequence[float]
     ) -> list[list[DecodedObject]]:
-        """Answer detect (`sized`) or point prompts, all rows in step.
+        """Decode detect (`sized`) or point prompts, all rows in lockstep.
 
-        An object is begun while p(coord) / (p(coord) + p(eos)) is above the row's `conf`; a row ends at its
-        `max_objects` or when the context is full.
+        A row starts another object while p(coord) / (p(coord) + p(eos)) is above its `conf`. It ends at `max_objects`
+        objects or when the context is full.
         """
         region, device = self.model.region, self.model.device
         found: list[list[DecodedObject]] = [[] for _ in conf]
@@ -109,13 +108,13 @@ class Generator:
                 hidden = self._step(region.encode_size(size), positions, cache)
                 positions = positions + 1
             for row, numbers in zip(rows, torch.cat(parts, dim=-1).tolist(), strict=True):
-                least = found[row][-1].score if found[row] else 1.0  # as in `output_state`
+                least = found[row][-1].score if found[row] else 1.0  # see `output_state`
                 found[row].append(DecodedObject(min(least, numbers[0]), *numbers[1:]))
         return found
 
     @torch.inference_mode()
     def tokens(self, state: Prefilled) -> Iterator[int]:
-        """Greedy token ids of one free-text answer, up to the end token or the end of the context."""
+        """Yield greedy token IDs of one text answer up to the end token or the end of the context."""
         text, suppressed = self.model.text, list(self.limits.suppressed_ids)
         hidden, positions = state.hidden, state.positions
         capacity = state.cache.keys.shape[3]
@@ -135,7 +134,7 @@ class Generator:
             positions = positions + 1
 
     def _step(self, x: torch.Tensor, positions: torch.Tensor, cache: DenseCache) -> torch.Tensor:
-        """One token (rows, dim) of each row; hidden states (rows, dim)."""
+        """Run one token (rows, dim) per row and return hidden states (rows, dim)."""
         return self.model.text(x.unsqueeze(1), positions.unsqueeze(1), cache).squeeze(1)
 
 

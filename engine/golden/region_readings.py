@@ -1,7 +1,6 @@
-"""Which of several readings of a model's region heads finds what another model finds.
+"""Find which interpretation of a model's region heads reproduces known boxes.
 
-Where public sources disagree on what the heads are to be given, its weights decide: only one of them puts boxes where
-things are. Knows models and boxes, nothing of command lines.
+Public sources disagree on the inputs of the region heads. Only the correct interpretation puts boxes on objects.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from saccade.engine.models.protocol import LoadedModel, ReadableHeads
 from saccade.engine.results import Box
 from saccade.engine.tasks.output_state import DecodedObject
 
-_MOST = 10  # boxes of an answer
+_MOST = 10  # maximum boxes per answer
 
 
 @dataclass(slots=True, frozen=True)
 class Reading:
-    """What a model finds with its heads read in one way.
+    """Detections of a model with one interpretation of its region heads.
 
     Attributes:
         name: one of `ReadableHeads.readings`.
-        found: how many boxes.
-        overlap: mean over the boxes wanted of the best intersection over union with one that was found.
+        found: number of detected boxes.
+        overlap: best intersection over union with a detected box, averaged over the expected boxes.
     """
 
     name: str
@@ -38,14 +37,14 @@ class Reading:
 def compare_readings(
     loaded: LoadedModel, image: NDArray[np.uint8], label: str, wanted: Sequence[Box], conf: float = 0.5
 ) -> list[Reading]:
-    """Ask a model for objects of a name in an image, in every reading that it has; none if there is but one.
+    """Detect a label with every interpretation of the region heads; return [] if the model has only one.
 
     Args:
-        loaded: the model, which reads as before afterwards.
+        loaded: the model; its current interpretation is restored afterwards.
         image: (height, width, 3) uint8 RGB.
-        label: what to ask for.
-        wanted: where it is, at least one box.
-        conf: least score of a box.
+        label: label to detect.
+        wanted: the expected boxes, at least one.
+        conf: minimum score of a box.
     """
     heads = loaded.model.region
     if not isinstance(heads, ReadableHeads) or len(heads.readings) < 2:
@@ -66,7 +65,7 @@ def compare_readings(
 
 
 def _overlap(box: Box, one: DecodedObject) -> float:
-    """Intersection over union."""
+    """Return the intersection over union of two boxes."""
     left, top = max(box.x1, one.x - one.width / 2), max(box.y1, one.y - one.height / 2)
     right, bottom = min(box.x2, one.x + one.width / 2), min(box.y2, one.y + one.height / 2)
     common = max(0.0, right - left) * max(0.0, bottom - top)

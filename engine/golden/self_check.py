@@ -1,7 +1,4 @@
-"""Holds a device to the CPU: what the embedded model finds on both must be the same. Needs no files but the model's.
-
-Knows engines and results, nothing of command lines.
-"""
+"""Compare the embedded model's detections on a device with those on the CPU. No files besides the model are needed."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ from saccade.engine.api import Engine
 from saccade.engine.tasks import Detect, Point
 from saccade.engine.tasks.task import Task
 
-_SHIFT = 2.5 / 1024  # coordinates are bins of 1/1024; a rounding may turn two that are as likely as each other
-_SHARE = 0.02  # of the answers may be others in float32: sums in another order
+_SHIFT = 2.5 / 1024  # coordinates are bins of 1/1024; rounding may flip near-ties
+_SHARE = 0.02  # share of answers that may differ in float32 (order of summation)
 _SIZES = ((240, 320), (480, 270), (96, 96))
 
 Place = tuple[float, ...]
-"""The numbers of one answer, as fractions of the image."""
+"""Coordinates of one answer, as fractions of the image."""
 
 
 @dataclass(slots=True, frozen=True)
 class Agreement:
-    """How many answers were compared, how many are elsewhere, and the largest distance, of the image's size."""
+    """Number of compared and of differing answers, and the largest coordinate difference as a fraction of the image."""
 
     compared: int
     differing: int
@@ -35,21 +32,21 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """Whether they agree as two devices do that compute in float32."""
+        """Whether the answers agree within the tolerance for two float32 devices."""
         return self.compared > 0 and self.differing <= _SHARE * self.compared
 
 
 def compare_devices(device: str, dtype: str = "float32") -> Agreement:
-    """Ask the embedded model on a device and on the CPU for one object of each class, as box and as point.
+    """Compare boxes and points of the embedded model for each class between a device and the CPU.
 
     Raises:
-        EngineError: if there is no such device or dtype, or the device fails.
+        EngineError: if the device or dtype does not exist, or the device fails.
     """
     return compare(_answers(device, dtype), _reference())
 
 
 def compare(mine: Sequence[Place], theirs: Sequence[Place]) -> Agreement:
-    """How two lists of answers to the same tasks agree; one that is missing or not a number differs by 1."""
+    """Return the agreement of two lists of answers to the same tasks; a missing or NaN answer differs by 1."""
     distances = [_distance(one, other) for one, other in zip(mine, theirs, strict=True)]
     return Agreement(len(distances), sum(distance > _SHIFT for distance in distances), max(distances, default=0.0))
 

@@ -1,7 +1,7 @@
-"""Triton kernels: for steps of few rows, whose time is that of reading weights and cache once, and between products.
+"""Triton kernels for decode steps of few rows, which are bound by memory bandwidth, and fused element-wise kernels.
 
-Each has a plain counterpart in `models` that it must agree with. A leaf: it imports nothing of the engine.
-Importing a module of this package needs Triton, so callers ask `available` first; `fp8_format` alone does not.
+Each kernel has a reference implementation in `models` that its results must match. This package imports nothing from
+the engine except `Phase`. Its modules, except `fp8_format`, need Triton, so call `available` before importing them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 
 def available(device: torch.device) -> bool:
-    """Whether they can run: a Triton that is new enough, and a GPU of a generation that it compiles them for."""
+    """Return whether the Triton kernels run on `device`: a recent Triton, CUDA, and compute capability 8.0 or later."""
     try:
         from saccade.engine.kernels import pdl  # noqa: F401
     except ImportError:

@@ -1,7 +1,7 @@
-"""Convolutions of small detectors over maps in channels-last, with bias and activation: pointwise and depthwise.
+"""Triton convolutions (pointwise, depthwise) for small detectors on channels-last maps, with bias and activation.
 
-A map is rows (N · H · W, channels), whose stride is free. Both are bound by memory: a layer is one pass over it. As few
-forms as there can be, as each takes Triton half a second where it has not been compiled before.
+A feature map is a (N · H · W, channels) tensor whose rows may have any stride. Both kernels are bound by memory
+bandwidth. The number of kernel variants is small because Triton takes half a second to compile each one.
 """
 
 from __future__ import annotations
@@ -91,11 +91,14 @@ def _depthwise_kernel(
 def pointwise(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, hardswish: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Rows (R, outer) from rows (R, inner), weights (outer, inner) and biases (outer,), all of one dtype."""
+    """Return the pointwise convolution of `x` (R, inner) as a tensor (R, outer).
+
+    The weights are (outer, inner) and the biases (outer,). All tensors have one dtype.
+    """
     rows, inner = x.shape
     outer = len(weight)
     out = x.new_empty(rows, outer) if out is None else out
-    # float32 stays float32, without tensor cores: wider blocks take more registers than there are.
+    # float32 is multiplied without tensor cores; larger blocks would spill registers.
     wide = x.element_size() == 2
     block_m, block_n, block_k = 64, 128 if wide and outer > 64 else 64, 64 if wide else 32
     _pointwise_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outer, block_n))](
@@ -125,15 +128,15 @@ def depthwise(
     stride: int,
     hardswish: bool,
 ) -> torch.Tensor:
-    """Rows of the map that a depthwise convolution with a margin of zeros makes of one.
+    """Return the rows of a feature map after a zero-padded depthwise convolution.
 
     Args:
         x: (N · H · W, channels).
-        size: N, H and W.
-        weight: (side · side, channels), taps row by row.
+        size: N, H and W of the input.
+        weight: (side · side, channels), kernel taps in row-major order.
         bias: (channels,).
         stride: 1 or 2.
-        hardswish: whether that follows.
+        hardswish: whether to apply hard swish to the result.
     """
     n, height, width = size
     taps, channels = weight.shape

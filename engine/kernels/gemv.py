@@ -1,10 +1,10 @@
-"""Products of one row with many weights, layer norm before or residual addition behind them included.
+"""GEMV kernels for a single row, fused with a layer norm before or a residual addition after the product.
 
-A program's weights are all loaded before it waits for the previous kernel, so that they come from memory while that one
-still runs; without tensor cores there are no sixteen rows to fill, and no parts of a split product to add up.
+Each program loads its weights before it waits for the previous kernel, so that memory transfers overlap with that
+kernel. A GEMV needs no tensor cores, so no rows are padded to 16.
 
-In the L2 cache they make room for others first, as nobody reads them before the next step: 2 % of a step of FP8 weights
-on an H200. To fetch a later kernel's weights there, line by line, costs more than it saves: 3 to 12 % of a step.
+Weights are marked for early eviction from the L2 cache, because they are not read again before the next step. This
+saves 2 % of a step with FP8 weights on an H200. Prefetching a later kernel's weights into L2 costs 3 to 12 % of a step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from saccade.engine.kernels.pdl import pdl_join, pdl_launch, pdl_options, pdl_wa
 
 
 class Shape(NamedTuple):
-    """How a product is cut up.
+    """Tile sizes of a GEMV.
 
     Attributes:
-        block_n: a program's outputs.
-        warps: of a program.
-        early: launch the next kernel's programs before waiting for the previous one, not behind that.
+        block_n: outputs per program.
+        warps: warps per program.
+        early: whether the next kernel may launch before this kernel waits for the previous one.
     """
 
     block_n: int
@@ -43,13 +43,13 @@ def _wait(EARLY: tl.constexpr):
 
 
 class Beside(NamedTuple):
-    """A product of a row in programs of another kernel, which needs nothing of what that one does for itself.
+    """A GEMV computed by extra programs of another kernel, independent of that kernel's own work.
 
     Attributes:
         x: (1, inputs).
-        weight: (outputs, inputs) of x's dtype or float8_e4m3fn; the stride of an output is free.
-        out: (outputs,) float32: the products as they are, without scale or bias.
-        block_n: a program's outputs.
+        weight: (outputs, inputs), of x's dtype or float8_e4m3fn; rows may have any stride.
+        out: (outputs,) float32: the products without scale and bias.
+        block_n: outputs per program.
     """
 
     x: torch.Tensor
@@ -70,7 +70,7 @@ def product_beside(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """BLOCK_N outputs of a `Beside`, all that such a program does."""
+    """Compute BLOCK_N outputs of a `Beside` GEMV in one program."""
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
@@ -102,7 +102,7 @@ def _norm_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """BLOCK_N outputs: the first PLAIN as they are, those behind them through GELU."""
+    """Compute BLOCK_N outputs. The first PLAIN outputs are stored unchanged, the rest after GELU."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
@@ -128,7 +128,9 @@ def _norm_gemv_kernel(
     if tl.program_id(0) * BLOCK_N < PLAIN:
         tl.store(plain + n, acc.to(plain.dtype.element_ty))
     else:
-        through = gelu(acc.to(plain.dtype.element_ty).to(tl.float32))  # of what the product alone would have left
+        through = gelu(
+            acc.to(plain.dtype.element_ty).to(tl.float32)
+        )  # GELU reads the rounded product, like the unfused version
         tl.store(gelu_out + n - PLAIN, through.to(gelu_out.dtype.element_ty))
 
 
@@ -151,7 +153,11 @@ def _add_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Add BLOCK_N outputs to `into`, of FIRST and SECOND inputs behind each other; with DELTA others are added up."""
+    """Add BLOCK_N outputs to `into`.
+
+    The inputs are read as two blocks of FIRST and SECOND values. With DELTA, the products of the second block are read
+    instead of computed.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     line = weight + n[:, None].to(tl.int64) * INPUTS
     i = tl.arange(0, BLOCK_FIRST)
@@ -180,7 +186,7 @@ def _add_gemv_kernel(
 
 
 def supports(outputs: int, *inputs: int) -> bool:
-    """Whether the kernels take weights of so many outputs, and inputs behind each other."""
+    """Return whether the kernels support this number of weight outputs and these widths of the input blocks."""
     return outputs % 32 == 0 and all(width % 16 == 0 for width in inputs)
 
 
@@ -196,18 +202,19 @@ def norm_gemv(
     *,
     pdl: bool,
 ) -> None:
-    """Write the products of a row's layer norm: the first to `plain`, those behind them through GELU to `gelu_out`.
+    """Multiply a row's layer norm by weights. Write the first outputs to `plain`, the rest after GELU to `gelu_out`.
 
     Args:
         x: (1, inputs).
-        norm: over inputs; None to multiply x as it is.
-        weight: (outputs, inputs), contiguous: of x's dtype, or float8_e4m3fn.
-        scale: (outputs,) float32, of FP8 weights.
+        norm: layer norm over the inputs, or None to multiply x itself.
+        weight: (outputs, inputs), contiguous, of x's dtype or float8_e4m3fn.
+        scale: (outputs,) float32 scales of FP8 weights, else None.
         bias: (outputs,).
-        plain: (1, any multiple of `shape.block_n`).
-        gelu_out: (1, the other outputs).
-        shape: how the product is cut up.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`; it may have written x and read the outputs.
+        plain: (1, n), where n is a multiple of `shape.block_n`.
+        gelu_out: (1, outputs - n), or None if n equals `outputs`.
+        shape: tile sizes.
+        pdl: enable programmatic dependent launch, see `kernels.pdl`. The previous kernel may write x and read the
+            outputs.
     """
     outputs, inputs = weight.shape
     assert plain.shape[1] % shape.block_n == 0
@@ -246,18 +253,18 @@ def add_gemv(
     delta: torch.Tensor | None = None,
     pdl: bool,
 ) -> None:
-    """Add a row's products to `into`.
+    """Add the GEMV of a row to `into` in place.
 
     Args:
         x: (1, inputs).
         into: (1, outputs).
-        weight: as for `norm_gemv`.
-        scale: as for `norm_gemv`.
-        bias: as for `norm_gemv`.
-        first: so many inputs are read for themselves, and then the others: the nearer to powers of two, the better.
-        shape: how the product is cut up.
-        delta: (outputs,) float32, the products with the inputs behind the first, where these are made elsewhere.
-        pdl: as for `norm_gemv`.
+        weight: (outputs, inputs), contiguous, of x's dtype or float8_e4m3fn.
+        scale: (outputs,) float32 scales of FP8 weights, else None.
+        bias: (outputs,).
+        first: number of inputs in the first block; fastest if both blocks are close to powers of two.
+        shape: tile sizes.
+        delta: (outputs,) float32 products of the second block if another kernel computed them, else None.
+        pdl: enable programmatic dependent launch, see `norm_gemv`.
     """
     outputs, inputs = weight.shape
     second = inputs - first if delta is None else 0

@@ -1,15 +1,16 @@
-"""Attention within images: each token of one sees all of it. Heads are read from the rows that a product left.
+"""Bidirectional attention within each image on Hopper GPUs, written in Gluon.
 
-On Hopper, in Gluon: tiles come by its copy engine (TMA), which puts zeros where an image or a head ends, and leaves out
-what is written behind them. A head is a power of two wide and a rest: of 72 it multiplies 80. A program has two halves
-of queries in one warp group, and each one's softmax is beside the other's products; two fit a multiprocessor.
+The kernel reads queries, keys and values from the output of the QKV GEMM. The copy engine (TMA) loads tiles; it pads
+them with zeros past the end of an image or head and skips stores there. A head width is split into a power of two and a
+remainder, so a width of 72 is computed as 80. A program has two tiles of queries in one warp group; the softmax of each
+tile overlaps with the GEMMs of the other.
 
-Of 1 / 2 / 5 / 8 images on an H200 it takes 19.2 / 29.6 / 66.6 / 97.8 µs a layer of Moondream 2's decoder (32 heads of
-64) where cuDNN takes 22.9 / 31.7 / 74.2 / 107.3, and 16.9 / 24.6 / 45.3 / 66.2 of its encoder (16 of 72) where it takes
-17.4 / 29.5 / 52.7 / 76.4. The same in Triton, which waits for each product before what reads it, took 103 and 75 for 8.
+Time per layer on an H200 for 1 / 2 / 5 / 8 images: Moondream 2's decoder (32 heads of 64) takes 19.2 / 29.6 / 66.6 /
+97.8 µs, with cuDNN 22.9 / 31.7 / 74.2 / 107.3. Its encoder (16 heads of 72) takes 16.9 / 24.6 / 45.3 / 66.2 µs, with
+cuDNN 17.4 / 29.5 / 52.7 / 76.4. A Triton version took 103 and 75 µs for 8 images.
 
-Written for Triton 3.6: Gluon is experimental, and its names change (3.9 has others). So it is tried before it is used,
-by `cuda.image_attention`.
+Gluon is experimental and its names change between versions (this code is for Triton 3.6). `cuda.image_attention`
+therefore tests the kernel before use.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 MIN_TOKENS = 512
-"""Of an image. Right from 65 on; measured with 729 and 730."""
-_HALF = 64  # queries, which is what a warp group multiplies
-_BLOCK = 64  # keys at a time
-_STAGES = 4  # blocks of keys that are under way or in use
-_REST = 16  # of a head's width, behind a power of two
+"""Minimum tokens per image. Results are correct from 65 tokens; speed was measured with 729 and 730."""
+_HALF = 64  # queries per tile: the rows of one warp-group MMA
+_BLOCK = 64  # keys per tile
+_STAGES = 4  # pipeline stages of key and value tiles
+_REST = 16  # padded remainder of a head width after a power of two
 _LOG2_E = 1.4426950408889634
 
 
@@ -52,7 +53,7 @@ def _fetch(
     WIDTH: gl.constexpr,
     REST: gl.constexpr,
 ):
-    """Begin to copy a block of a head, if it is wanted."""
+    """Start the copy of a tile of a head if `wanted` is true."""
     mbarrier.expect(arrived.index(slot), BLOCK * (WIDTH + REST) * 2, wanted)
     tma.async_copy_global_to_shared(rows, [image, token, head, 0], arrived.index(slot), tiles.index(slot), wanted)
     if REST > 0:
@@ -62,7 +63,7 @@ def _fetch(
 
 @gluon.jit
 def _scores(q, q_rest, k, k_rest, slot, none, BLOCK: gl.constexpr, WIDTH: gl.constexpr, REST: gl.constexpr):
-    """Begin a half's scores of a block of keys."""
+    """Start the GEMM of a query tile with a block of keys."""
     tile = k.index(slot).reshape([BLOCK, WIDTH]).permute([1, 0])
     score = warpgroup_mma(q, tile, none, use_acc=False, is_async=True)
     if REST > 0:
@@ -73,7 +74,7 @@ def _scores(q, q_rest, k, k_rest, slot, none, BLOCK: gl.constexpr, WIDTH: gl.con
 
 @gluon.jit
 def _softmax(score, best, total, scale, dtype: gl.constexpr):
-    """The running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) of powers of two."""
+    """Update the running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) in base 2."""
     higher = gl.maximum(best, gl.max(score, 1) * scale)
     fade = gl.exp2(best - higher)
     p = gl.exp2(score * scale - higher[:, None])
@@ -88,7 +89,7 @@ def _faded(acc, fade):
 
 @gluon.jit
 def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexpr, REST: gl.constexpr):
-    """Begin to add a block of values to what a half has seen."""
+    """Start the GEMM that adds a block of values to a query tile's accumulator."""
     like: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     tile = v.index(slot).reshape([BLOCK, WIDTH])
     more = warpgroup_mma(gl.convert_layout(p, like, assert_trivial=True), tile, acc, is_async=True)
@@ -102,7 +103,7 @@ def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexp
 
 @gluon.jit
 def _wait(pending: gl.constexpr, score, acc, rest, REST: gl.constexpr):
-    """A half's scores and what it has seen, once no more than so many products are pending."""
+    """Return a query tile's scores and accumulators once at most `pending` GEMMs are in flight."""
     if REST > 0:
         score, acc, rest = warpgroup_mma_wait(pending, deps=(score, acc, rest))
     else:
@@ -137,7 +138,7 @@ def _image_attention_kernel(
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Twice HALF queries of one head of one image, over two or more blocks of keys."""
+    """Compute 2 · HALF queries of one head of one image over at least two blocks of keys."""
     dtype: gl.constexpr = rows.dtype
     token = gl.program_id(0) * (2 * HALF)
     head = gl.program_id(1)
@@ -145,7 +146,7 @@ def _image_attention_kernel(
     key = N_HEADS + head // (N_HEADS // N_KV)
     value = key + N_KV
     blocks: gl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
-    one: gl.constexpr = 2 if REST > 0 else 1  # products of a half's scores, and as many of its values
+    one: gl.constexpr = 2 if REST > 0 else 1  # GEMMs per query tile for scores; the same number for values
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     of_width: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     of_rest: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST if REST > 0 else 16, 16])
@@ -212,11 +213,11 @@ def _image_attention_kernel(
     mbarrier.wait(k_arrived.index(1), 0)
     s_a = _scores(q_a, r_a, k, k_rest, 1, none, BLOCK, WIDTH, REST)
     score_b = warpgroup_mma_wait(2 * one, deps=(s_b,))
-    gl.thread_barrier()  # all have read the first keys
+    gl.thread_barrier()  # all threads have read the first keys
     more: gl.constexpr = blocks > STAGES
     _fetch(rows, rows_rest, k_arrived, k, k_rest, 0, more, image, STAGES * BLOCK, key, BLOCK, WIDTH, REST)
     p_b, best_b, total_b, fade = _softmax(score_b, best_b, total_b, scale, dtype)
-    # What softmax reads is waited for in the iteration that began it, or ptxas lets no product overlap with anything.
+    # Scores are waited for in the iteration that started them; otherwise ptxas serializes the GEMMs.
     score_a, acc_a, rest_a = _wait(0, s_a, t_a, tr_a, REST)
     for i in range(1, blocks - 1):
         before = (i - 1) % STAGES
@@ -233,7 +234,7 @@ def _image_attention_kernel(
         mbarrier.wait(k_arrived.index(after), ((i + 1) // STAGES) & 1)
         s_a = _scores(q_a, r_a, k, k_rest, after, none, BLOCK, WIDTH, REST)
         score_b, acc_b, rest_b = _wait(2 * one, s_b, t_b, tr_b, REST)
-        gl.thread_barrier()  # all have read this block's keys, and the values before
+        gl.thread_barrier()  # all threads have read this block's keys and the previous values
         k_next = i + STAGES
         v_next = k_next - 1
         k_wanted = k_next < blocks
@@ -270,7 +271,7 @@ def _image_attention_kernel(
         acc_a, rest_a, acc_b, rest_b = warpgroup_mma_wait(0, deps=(t_a, tr_a, t_b, tr_b))
     else:
         acc_a, acc_b = warpgroup_mma_wait(0, deps=(t_a, t_b))
-    gl.thread_barrier()  # all have read the queries, which results are written over
+    gl.thread_barrier()  # all threads have read the queries, whose buffer is reused for results
     if REST > 0:
         _store(rest_a, total_a, out_rest, q_rest.index(0), image, token, head, WIDTH, HALF, REST)
         _store(rest_b, total_b, out_rest, q_rest.index(1), image, token + HALF, head, WIDTH, HALF, REST)
@@ -280,30 +281,29 @@ def _image_attention_kernel(
 
 
 def supports(dtype: torch.dtype, head_dim: int, tokens: int) -> bool:
-    """Whether `image_attention` is for heads so wide, of images of so many tokens: where it was measured, and right."""
+    """Return whether `image_attention` supports this dtype, head width and number of tokens per image."""
     return (
         dtype in (torch.bfloat16, torch.float16)
         and tokens >= MIN_TOKENS
-        and 64 <= head_dim <= 64 + _REST  # at 128 registers are too few
+        and 64 <= head_dim <= 64 + _REST  # a width of 128 spills registers
         and head_dim % 8 == 0
     )
 
 
 def aligned(heads: torch.Tensor) -> bool:
-    """Whether the copy engine takes such rows."""
+    """Return whether the address and row stride of `heads` are aligned for the copy engine (TMA)."""
     return heads.stride(0) % 8 == heads.data_ptr() % 16 == 0
 
 
 def image_attention(heads: torch.Tensor, out: torch.Tensor, images: int, n_heads: int, n_kv_heads: int) -> None:
-    """What every token sees of its image, softmax in float32.
+    """Compute attention of every token to all tokens of its image, with softmax in float32.
 
     Args:
-        heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim), queries, keys and values side by side; the stride
-            of a row is free but for what `aligned` asks.
-        out: (images · tokens, n_heads · head_dim), where the result goes; likewise.
-        images: how many.
-        n_heads: of queries.
-        n_kv_heads: of keys and of values.
+        heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim): queries, keys and values; rows must be `aligned`.
+        out: (images · tokens, n_heads · head_dim), written; rows must be `aligned`.
+        images: number of images.
+        n_heads: number of query heads.
+        n_kv_heads: number of key heads, equal to the number of value heads.
     """
     tokens, dim = len(heads) // images, out.shape[1] // n_heads
     width = 1 << (dim.bit_length() - 1)

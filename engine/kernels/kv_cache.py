@@ -1,7 +1,7 @@
-"""What a token leaves in the paged cache: its key at its rotary position, its value at its temperature.
+"""Triton functions that write keys and values to the paged KV cache and read them, shared with `paged_attention`.
 
-Programs of other kernels use the same parts on the way (`paged_attention`). Also a block of a head's cached keys and
-values, and the running softmax of a single query over such blocks.
+Keys are rotated by their position (RoPE). Values are multiplied by an attention temperature if the model has one. The
+module also has the running softmax of one query over blocks of keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LARGEST, _LEAST_SCALE = tl.constexpr(LARGEST), tl.constexpr(LEAST_KV_SCALE)
 
 @triton.jit
 def rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr) -> tl.tensor:
-    """A head's vector at `at`, its first 2 · HALF dimensions turned by the position's angles."""
+    """Return a head's vector at `at` with RoPE applied to its first 2 · HALF dimensions."""
     value = tl.load(at + d, mask=where, other=0.0).to(tl.float32)
     turned = where & (d < 2 * HALF)
     other = tl.load(at + tl.where(d < HALF, d + HALF, d - HALF), mask=turned, other=0.0).to(tl.float32)
@@ -28,9 +28,9 @@ def rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr) -> tl.tens
 
 @triton.jit
 def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """A temperature: tanh of the sum of output `at` of a row's products, and ½ + sigmoid(alpha · log(position + 1)).
+    """Return an attention temperature: tanh of a row's product `at`, plus ½ + sigmoid(alpha · log(position + 1)).
 
-    `products` is the row's; `stride` lies between its parts.
+    `products` points to the row's partial sums; `stride` is the distance between partial sums.
     """
     i = tl.arange(0, BLOCK)
     x = tl.sum(tl.load(products + i * stride + at, mask=i < PARTS, other=0.0), 0)
@@ -41,20 +41,20 @@ def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLO
 
 @triton.jit
 def kv_scale(widest) -> tl.tensor:
-    """The float16 scale, in FP8, of vectors whose largest numbers are these: as `models.quantization.quantize_kv`."""
+    """Return the float16 scale of FP8 vectors with these maximum magnitudes; see `models.quantization.quantize_kv`."""
     return tl.maximum(widest / _LARGEST, _LEAST_SCALE).to(tl.float16)
 
 
 @triton.jit
 def scaled_to_fp8(x, scale) -> tl.tensor:
-    """Vectors as e4m3, to be multiplied by their scales."""
+    """Return vectors divided by their scales as e4m3."""
     wide = x.to(tl.float32) / scale.to(tl.float32)
     return tl.minimum(tl.maximum(wide, -_LARGEST), _LARGEST).to(tl.float8e4nv)
 
 
 @triton.jit
 def _widest(first, second, rest, turned, behind):
-    """The largest number of each head, (heads, 1)."""
+    """Return the maximum magnitude of each head as (heads, 1)."""
     halves = tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32)))
     of_halves = tl.max(tl.where(turned, halves, 0.0), 1, keep_dims=True)
     return tl.maximum(of_halves, tl.max(tl.where(behind, tl.abs(rest.to(tl.float32)), 0.0), 1, keep_dims=True))
@@ -62,12 +62,12 @@ def _widest(first, second, rest, turned, behind):
 
 @triton.jit
 def _turned(first, second, c, s):
-    """Both halves of what is rotated, float32."""
+    """Return both halves of the rotated dimensions in float32."""
     a, b = first.to(tl.float32), second.to(tl.float32)
     return a * c - b * s, b * c + a * s
 
 
-@triton.jit(do_not_specialize=["image_rows"])  # else it is compiled for multiples of 16 and for others
+@triton.jit(do_not_specialize=["image_rows"])  # avoids a second compilation for multiples of 16
 def write_kv_kernel(
     heads,
     heads_stride,
@@ -99,10 +99,11 @@ def write_kv_kernel(
     GAP: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """Put one row's keys and values into its pages; those of the first `image_rows` stay in place, too, with queries.
+    """Write one row's keys and values to its pages.
 
-    Those are PREFIX rows an image, whose pages are in `prefixes`. Rotated are the first 2 · HALF dimensions of a head:
-    what lies behind them is written in place only where a temperature (PARTS) has changed it.
+    The first `image_rows` rows belong to images: PREFIX rows per image, with pages in `prefixes`. For these rows,
+    queries, keys and values are also updated in place. RoPE covers the first 2 · HALF dimensions of a head. The other
+    dimensions are rewritten in place only if a temperature (PARTS > 0) changed them.
     """
     row = tl.program_id(0)
     image = row < image_rows
@@ -127,12 +128,12 @@ def write_kv_kernel(
     k_first, k_second = tl.load(k_at + i, mask=turned), tl.load(k_at + HALF + i, mask=turned)
     v_first, v_second = tl.load(v_at + i, mask=turned), tl.load(v_at + HALF + i, mask=turned)
     k_rest, v_rest = tl.load(k_at + r, mask=rest), tl.load(v_at + r, mask=rest)
-    if PARTS > 0:  # of as many heads for keys as for queries
+    if PARTS > 0:  # models with a temperature have as many key heads as query heads
         inside = h < N_KV
         own_products = products + row * 2 * N_HEADS
         of_q = tl.zeros((BLOCK_H, 1), tl.float32)
         of_v = tl.zeros((BLOCK_H, 1), tl.float32)
-        for part in tl.range(0, PARTS, loop_unroll_factor=6):  # six under way at once
+        for part in tl.range(0, PARTS, loop_unroll_factor=6):  # six loads in flight
             of_q += tl.load(own_products + part * products_stride + h, mask=inside, other=0.0)
             of_v += tl.load(own_products + part * products_stride + N_HEADS + h, mask=inside, other=0.0)
         a = tl.load(alpha + h, mask=inside, other=0.0).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
@@ -183,7 +184,7 @@ def write_kv_kernel(
     tl.store(values + cell + r, v_rest, mask=rest)
 
 
-LOWEST = tl.constexpr(-1e30)  # less than any score; of two that are infinite there is no difference
+LOWEST = tl.constexpr(-1e30)  # lower than any score; the difference of two infinities would be NaN
 
 
 @triton.jit
@@ -204,7 +205,7 @@ def entries(
     GAP: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """BLOCK_T keys and values of a head from `start` on, their scales if any, and which are there to be seen."""
+    """Load BLOCK_T keys and values of a head from `start` on, with their scales, and the mask of visible keys."""
     t = start + tl.arange(0, BLOCK_T)
     seen = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
     page = tl.load(table + t // PAGE, mask=seen, other=0).to(tl.int64)
@@ -223,10 +224,11 @@ def entries(
 def running_softmax(
     query, k, v, k_scale, v_scale, seen, scale, best, total, acc
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) with BLOCK_T more keys in it."""
+    """Add BLOCK_T keys to a running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867)."""
     if k.dtype.is_fp8():
-        # One for each place in a block, put together at the end. 64 keys take a thread 297 instructions so, and 624 on
-        # tensor cores, as FP8 has to be widened in their order; in the time to read the bytes an H200 issues some 420.
+        # Each position in a block has its own accumulator; they are reduced at the end. 64 keys take a thread 297
+        # instructions this way and 624 on tensor cores, which need FP8 widened in their layout. An H200 issues about
+        # 420 instructions in the time that it takes to read the bytes.
         score = tl.sum(k.to(tl.float32) * query[None, :], 1) * (k_scale.to(tl.float32) * scale)
         score = tl.where(seen, score, -float("inf"))
         higher = tl.maximum(best, score)

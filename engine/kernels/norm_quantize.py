@@ -1,7 +1,7 @@
-"""What lies between two products: residual addition and layer norm in one pass; rows of activations in FP8.
+"""Kernels between two GEMMs: fused residual addition and layer norm, and quantization of activation rows to FP8.
 
-Those are e4m3 with a scale a row, as a product with FP8 on both sides reads them. Where rows are few the weights' bytes
-are what counts, and `skinny_gemm` leaves activations as they are.
+FP8 activations are e4m3 with one scale per row, as GEMMs with FP8 on both sides need. With few rows, reading the
+weights dominates, and `skinny_gemm` keeps activations in half precision.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from saccade.engine.kernels.fp8_format import E4M3, LARGEST
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 _LARGEST = tl.constexpr(LARGEST)
-# Of a row: where rows are few, the parts that each is summed from are all under way at once; where they are many; and
-# of many in one part, no wider than `_NARROW`. With 8 in place of 2 the encoder's rows of 8 images, 1,152 wide, take an
-# H200 17.3 µs in FP8 in place of 16.7, and 15.0 in place of 13.2 where they are in its cache.
+# Warps per row: with few rows, all split-K partial sums are loaded at once; with many rows; and with many rows of one
+# partial sum no wider than `_NARROW`. With 8 warps instead of 2, the encoder's rows of 8 images (1,152 wide) take an
+# H200 17.3 µs instead of 16.7 in FP8.
 _FEW_WARPS, _WARPS, _NARROW_WARPS = 16, 8, 2
 _NARROW = 2048
 _FEW = 64
@@ -44,11 +44,11 @@ def _add_layernorm_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row: x += all parts of delta, rounded as it is kept; normed = norm(x), in FP8 with a scale if SCALED."""
+    """Process one row: x += sum of delta's partial sums; normed = norm(x), quantized to FP8 with a scale if SCALED."""
     at = tl.program_id(0).to(tl.int64) * DIM
     d = tl.arange(0, BLOCK)
     real = d < DIM
-    if NORM:  # in time: not behind the sums, which would wait for them once more
+    if NORM:  # loaded early, so that the latency overlaps with the sums
         g = tl.load(gain + d, mask=real, other=0.0).to(tl.float32)
         s = tl.load(shift + d, mask=real, other=0.0).to(tl.float32)
     if PDL:
@@ -73,7 +73,7 @@ def _add_layernorm_kernel(
         if SCALED:
             scale = tl.maximum(tl.max(tl.abs(y), 0), 1e-12) / _LARGEST  # 0 where nothing is: gain and shift are
             tl.store(scales + tl.program_id(0), scale)
-            y *= 1.0 / scale  # a division for each value would take as long as all else
+            y *= 1.0 / scale  # one division per value would double the kernel's time
         tl.store(normed + at + d, y.to(normed.dtype.element_ty), mask=real)
 
 
@@ -89,18 +89,18 @@ def add_layernorm(
     pdl: bool = False,
     early: bool = True,
 ) -> torch.Tensor:
-    """Add `delta` to x in place, and return the layer norm of the sum; x itself without a norm.
+    """Add `delta` to x in place, and return the layer norm of the sum, or x if `norm` is None.
 
     Args:
         x: (rows, dim), contiguous.
-        delta: the same, or (split_k, rows, dim) to be summed; None to add nothing.
-        norm: over dim.
-        normed: where the norm goes; a new tensor if None.
-        scales: (rows,) float32, written if the norm goes to e4m3.
-        plain: where the norm goes in x's dtype as well, if it goes to e4m3.
-        bias: (dim,), added with `delta`.
-        pdl: begin before the previous kernel has ended, and let the next one, see `kernels.pdl`.
-        early: False to let the next one alone: there is more than one previous kernel.
+        delta: (rows, dim), or split-K partial sums (split_k, rows, dim); None adds nothing.
+        norm: layer norm over dim, or None.
+        normed: output of the norm, or None to allocate it.
+        scales: (rows,) float32, written if the norm is quantized to e4m3.
+        plain: second output of the norm in x's dtype, if the first is e4m3.
+        bias: (dim,), added together with `delta`.
+        pdl: enable programmatic dependent launch for this and the next kernel, see `kernels.pdl`.
+        early: False delays the launch of the next kernel; needed if more than one previous kernel is running.
     """
     rows, dim = x.shape
     out = x if norm is None else torch.empty_like(x) if normed is None else normed
@@ -131,11 +131,12 @@ def add_layernorm(
     return out
 
 
-# Of a row in FP8, and of one of so many values: of the widest 4 take 52.8 µs, 8 50.4
+# Warps per row, for rows of fewer and of at least _WIDE values. On the widest rows, 4 warps take 52.8 µs and 8 take
+# 50.4.
 _QUANTIZE_WARPS, _WIDE_QUANTIZE_WARPS, _WIDE = 4, 8, 8192
 
 
-@triton.jit(do_not_specialize=["first_rows"])  # else it is compiled for multiples of 16 and for others
+@triton.jit(do_not_specialize=["first_rows"])  # avoids a second compilation for multiples of 16
 def _quantize_rows_kernel(
     first,
     first_stride,
@@ -152,7 +153,7 @@ def _quantize_rows_kernel(
     BLOCK_PRE_GELU: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """One row: PLAIN values as they are and PRE_GELU values through GELU behind them."""
+    """Quantize one row: PLAIN values unchanged, followed by PRE_GELU values after GELU."""
     row = tl.program_id(0).to(tl.int64)
     at = out + row * (PLAIN + PRE_GELU)
     widest = 0.0
@@ -171,7 +172,7 @@ def _quantize_rows_kernel(
         widest = tl.maximum(widest, tl.max(tl.abs(r), 0))
     scale = tl.maximum(widest, 1e-12) / _LARGEST
     tl.store(scales + row, scale)
-    factor = 1.0 / scale  # a division for each value would take as long as its GELU
+    factor = 1.0 / scale  # one division per value would take as long as its GELU
     if PLAIN > 0:
         tl.store(at + p, (a * factor).to(out.dtype.element_ty), mask=p < PLAIN)
     if PRE_GELU > 0:
@@ -183,12 +184,15 @@ def _quantize_rows_kernel(
 def quantize_rows(
     plain: torch.Tensor | None, pre_gelu: torch.Tensor | None, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows side by side as e4m3, those of `pre_gelu` through GELU first, and the float32 scale (rows,) of each.
+    """Concatenate `plain` and the GELU of `pre_gelu` row by row, and quantize the rows to e4m3.
 
     Args:
-        plain: (rows, any); the stride of a row is free.
-        pre_gelu: (rows, any), likewise. One of the two may be None.
-        first: read instead of the first rows of `plain`.
+        plain: (rows, n) or None; rows may have any stride.
+        pre_gelu: (rows, m) or None; rows may have any stride. At least one of the two must be given.
+        first: (k, n), replaces the first k rows of `plain`.
+
+    Returns:
+        (rows, n + m) in e4m3, and the float32 scale (rows,) of each row.
     """
     given = plain if pre_gelu is None else pre_gelu
     assert given is not None
@@ -210,7 +214,7 @@ def quantize_rows(
         PLAIN=widths[0],
         PRE_GELU=widths[1],
         BLOCK_PLAIN=triton.next_power_of_2(max(1, widths[0])),
-        # A power of two and the rest: of 4,304 values in one block of 8,192 half would be for nothing.
+        # Two blocks, a power of two and the remainder: one block of 8,192 for 4,304 values would waste half.
         BLOCK_PRE_GELU=whole,
         BLOCK_REST=triton.next_power_of_2(widths[1] - whole) if widths[1] > whole else 0,
         num_warps=_QUANTIZE_WARPS if sum(widths) < _WIDE else _WIDE_QUANTIZE_WARPS,

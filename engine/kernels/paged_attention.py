@@ -1,10 +1,10 @@
-"""Attention of single tokens over paged keys and values, rotary positions and the cache's new entry included.
+"""Decode attention of single tokens over the paged KV cache, fused with RoPE and the write of the new key and value.
 
-Heads may have a temperature (Moondream 3): queries and values are multiplied on their way by factors of position and
-token, whose products come in parts from `temperature`.
+Models with an attention temperature (Moondream 3) multiply queries and values by factors of position and token. The
+kernel adds up the partial sums of these factors from `temperature`.
 
-Rows that share an image's pages find them in the L2 cache after the first one's read: an image's keys and values of one
-layer are 6 MB (Moondream 2), the cache of an H200 holds 60. Rows of one sequence are for `prompt_attention`.
+Rows that share an image's KV pages read them from the L2 cache after the first read: 6 MB per image and layer of
+Moondream 2, and 60 MB of L2 on an H200. `prompt_attention` handles several rows of one sequence.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from saccade.engine.kernels.kv_cache import (
 from saccade.engine.kernels.pdl import pdl_launch, pdl_options, pdl_wait
 from saccade.engine.kernels.prompt_attention import counters, prompt_attention
 
-# By trial on an H200, in the chain of a whole step. The keys of a head are split among programs while these are few.
+# Tuned on an H200 for a whole step. The keys of a head are split among programs if there are few programs.
 _PROGRAMS, _MOST_SPLITS = 384, 8
-_BLOCK_T = 64  # keys at a time; twice that where the heads of all rows are no more than `_FEW`
+_BLOCK_T = 64  # keys per block; doubled if rows · heads is at most `_FEW`
 _FEW = 512
-# In FP8 a step waits for latencies: with 64 keys at a time, 128 registers and two stages a layer of 24 rows took
-# 43.5 µs, its instructions 12, its bytes 18. With 32 and four stages a program has 72, and most
-# of a step's fit a GPU at a time.
+# FP8 is bound by latency: with blocks of 64 keys, 128 registers and two stages, a layer of 24 rows took 43.5 µs, of
+# which instructions 12 and memory traffic 18. With 32 keys and four stages a program uses 72 registers, and most
+# programs of a step are resident at the same time.
 _FP8_MOST_SPLITS, _FP8_BLOCK_T, _FP8_STAGES = 16, 32, 4
-_BLOCK_F = 512  # values of the MLP at a time
-_MOST_KV_HEADS = 32  # whose entries a program writes
-_LARGEST_HALF = 65280.0  # that is a bfloat16 and a float16: the product behind GELU may widen its weights to float16
+_BLOCK_F = 512  # MLP values per program
+_MOST_KV_HEADS = 32  # key heads that one program writes
+_LARGEST_HALF = 65280.0  # largest value in both bfloat16 and float16; the GEMM after GELU may use float16
 
 
 @triton.jit
@@ -89,10 +89,10 @@ def _attend_kernel(
     BESIDE_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One head of one row over one of SPLITS parts of its keys; the last of them to arrive puts the parts together.
+    """Compute one head of one row over one of SPLITS parts of its keys; the last part to finish combines all parts.
 
-    Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values behind its heads: the MLP's half.
-    Those past the last split give BESIDE_N outputs each of a `Beside` of BESIDE inputs.
+    Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values (the MLP half). Programs past the
+    last split compute BESIDE_N outputs each of a `Beside` GEMV with BESIDE inputs.
     """
     if PDL and EARLY:
         pdl_launch()
@@ -117,12 +117,12 @@ def _attend_kernel(
     d = tl.arange(0, WIDTH)
     real = d < D
     position = tl.load(positions + row)
-    own = tl.where(position < PREFIX, position, position + GAP)  # the row's own cell; without an image also the former
+    own = tl.where(position < PREFIX, position, position + GAP)  # cache cell of the row's own token
     table = tables + tl.load(owners + row) * tables_stride
     share = tl.cdiv(tl.cdiv(own, SPLITS), BLOCK_T) * BLOCK_T
     stop = tl.minimum(own, (split + 1) * share)
     start = split * share
-    # In the cache is what earlier steps have written.
+    # The cache holds the keys and values of earlier steps.
     k, v, k_scale, v_scale, seen = entries(
         keys, values, key_scales, value_scales, table, kv, start, stop, d, D, N_KV, PAGE, PREFIX, GAP, BLOCK_T
     )
@@ -133,7 +133,7 @@ def _attend_kernel(
     if PARTS > 0:
         own_products = products + row * 2 * N_HEADS
         q *= factor(own_products, products_stride, alpha, head, head, position, PARTS, PARTS_BLOCK)
-    # The least rows of a matrix product are 16; the query is in each of them.
+    # `tl.dot` needs 16 rows; all of them hold the query.
     fp8: tl.constexpr = key_scales is not None
     states: tl.constexpr = BLOCK_T if fp8 else 16
     best = tl.full((states,), LOWEST, tl.float32)
@@ -177,7 +177,7 @@ def _attend_kernel(
         highest = tl.max(best, 0)
         weight = tl.exp(best - highest)
         best, total, acc = highest, tl.sum(weight * total, 0), tl.sum(weight[:, None] * acc.to(tl.float32), 0)
-    else:  # all sixteen are the same
+    else:  # all 16 rows are equal
         best, total, acc = tl.max(best, 0), tl.max(total, 0), tl.max(acc, 0)
     out_at = out + row.to(tl.int64) * out_stride + head * D + d
     if SPLITS == 1:
@@ -187,7 +187,7 @@ def _attend_kernel(
         tl.store(partial + (slot + split) * WIDTH + d, acc)
         tl.store(weights + (slot + split) * 2, best)
         tl.store(weights + (slot + split) * 2 + 1, total)
-        tl.debug_barrier()  # all of this program's stores come before it signals them
+        tl.debug_barrier()  # all stores of this program precede its signal
         count = tl.atomic_add(arrived + row * N_HEADS + head, 1, sem="acq_rel")
         if count == SPLITS - 1:
             tl.debug_barrier()
@@ -202,17 +202,17 @@ def _attend_kernel(
 
 
 Temperature = tuple[torch.Tensor, torch.Tensor]
-"""Products (parts, rows, 2 · n_heads) float32 of queries, then of values, to be summed; and alpha (n_heads,)."""
+"""Float32 partial sums (parts, rows, 2 · n_heads) of queries, then values; and alpha (n_heads,)."""
 
 
 class PagedAttention:
-    """The kernels' view of one pool, and the scratch that they share.
+    """Attention kernels for one KV cache pool, with their shared scratch buffers.
 
     Args:
-        n_heads, n_kv_heads, head_dim: of the text decoder.
-        page_size: tokens of a page.
-        prefix_length, gap: tokens of an image's prefix, and unused cells behind it.
-        cosine, sine: (positions, head_dim / 4) float32 angles.
+        n_heads, n_kv_heads, head_dim: dimensions of the text decoder.
+        page_size: tokens per page.
+        prefix_length, gap: tokens of an image prefix, and unused cells after it.
+        cosine, sine: (positions, head_dim / 4) float32 RoPE tables.
     """
 
     def __init__(
@@ -226,12 +226,12 @@ class PagedAttention:
         cosine: torch.Tensor,
         sine: torch.Tensor,
     ) -> None:
-        assert gap < _BLOCK_T  # or a block of keys might have none to be seen
+        assert gap < _BLOCK_T  # otherwise a block of keys could be fully masked
         self._n_heads, self._n_kv, self._dim = n_heads, n_kv_heads, head_dim
         self._width = triton.next_power_of_2(head_dim)
         self._layout = {"PAGE": page_size, "PREFIX": prefix_length, "GAP": gap}
         self._cosine, self._sine = cosine, sine
-        # Heads are split only while there are fewer programs than that.
+        # Heads are split only below this number of programs.
         self._partial = torch.empty(2 * _PROGRAMS * self._width, device=cosine.device)
         self._weights = torch.empty(2 * _PROGRAMS * 2, device=cosine.device)
         self._arrived = torch.zeros(_PROGRAMS, dtype=torch.int32, device=cosine.device)
@@ -253,25 +253,25 @@ class PagedAttention:
         pdl: bool = False,
         early: bool = False,
     ) -> None:
-        """Each row's token over everything in its pages up to itself.
+        """Compute attention of each row's token to all cached tokens of its sequence up to and including itself.
 
         Args:
-            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu) queries, keys and values, not rotated; and
-                what goes through GELU on the way.
-            positions: (rows,) int32; behind the prefix, or in a sequence that has none.
-            owners: (rows,) int32 row of `tables` that is each one's.
-            tables: (any, pages) int32.
-            cache: one layer of the pool: keys and values (n_pages, n_kv_heads, page_size, head_dim), and if they are
-                e4m3 the float16 scales (n_pages, n_kv_heads, page_size) of both.
-            out: (rows, n_heads · head_dim + pre_gelu).
-            pre_gelu: so many values go through GELU.
-            temperature: of queries and of new values; of as many heads for keys as for queries.
-            beside: made in further programs, with a single row and `write`; a multiple of `n_heads` of them.
-            write: put each row's key and value into its pages on the way. Without it they must be there, which rows
-                that see each other need; and those of a sequence best come one behind the other.
-            pdl: begin before the previous kernel has ended, see `kernels.pdl`; with `write` only.
-            early: with `pdl` and `write`, let the next kernel be launched at once: it must not read, before it waits,
-                what the step has written, unless it knows that it is there.
+            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu): queries, keys and values before RoPE, then
+                MLP values.
+            positions: (rows,) int32, after the image prefix if there is one.
+            owners: (rows,) int32 index into `tables` for each row.
+            tables: (sequences, pages) int32 page tables.
+            cache: keys and values of one layer (n_pages, n_kv_heads, page_size, head_dim), and for e4m3 the float16
+                scales (n_pages, n_kv_heads, page_size) of both, else None.
+            out: (rows, n_heads · head_dim + pre_gelu), written.
+            pre_gelu: number of MLP values per row to pass through GELU.
+            temperature: factors for queries and new values; requires n_heads == n_kv_heads.
+            beside: GEMV for extra programs; needs a single row, `write`, and a multiple of `n_heads` programs.
+            write: write each row's key and value to its pages. If False, they must already be cached, and rows of a
+                sequence should be adjacent.
+            pdl: enable programmatic dependent launch, see `kernels.pdl`; requires `write`.
+            early: launch the next kernel at once; requires `pdl` and `write`. Before its wait, the next kernel must not
+                read data that this step writes.
         """
         rows = heads.shape[0]
         if not write:
@@ -292,13 +292,13 @@ class PagedAttention:
                 layout=self._layout,
             )
             return
-        # Powers of two, so that the parts can be put together in one go.
+        # Powers of two, so that one reduction combines the parts.
         splits = 1
         fp8 = cache[2] is not None
         most = _FP8_MOST_SPLITS if fp8 else _MOST_SPLITS
         while splits < most and rows * self._n_heads * splits < _PROGRAMS:
             splits *= 2
-        if fp8:  # where keys are split most, a program has one block of them
+        if fp8:  # at the maximum split, a program has one block of keys
             block = _FP8_BLOCK_T if splits < most else 2 * _FP8_BLOCK_T
         else:
             block = _BLOCK_T if rows * self._n_heads > _FEW else 2 * _BLOCK_T
@@ -358,17 +358,17 @@ class PagedAttention:
         prefixes: torch.Tensor | None = None,
         temperature: Temperature | None = None,
     ) -> None:
-        """Put rows' keys and values into their pages: first those of images, if there are any, then tokens'.
+        """Write keys and values to the page pool: first the rows of images, if any, then the rows of tokens.
 
         Args:
-            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim): `prefix_length` rows an image, then tokens. Queries and
-                keys of images are left rotated in place.
-            positions: (tokens or more,) int32.
-            owners: as for `attend`, likewise.
-            tables: as for `attend`.
-            cache: as for `attend`.
-            prefixes: (images, prefix pages) int32.
-            temperature: of the values; of images' rows also of what is left in place.
+            heads: (rows, (n_heads + 2 n_kv_heads) · head_dim): `prefix_length` rows per image, then tokens. RoPE is
+                applied in place to the queries and keys of images.
+            positions: (at least the number of tokens,) int32.
+            owners: (at least the number of tokens,) int32 index into `tables`.
+            tables: (sequences, pages) int32 page tables.
+            cache: one layer of the pool, see `attend`.
+            prefixes: (images, prefix pages) int32 page tables of the images, or None.
+            temperature: factors for the values; for image rows also for queries and values in place.
         """
         half = self._dim // 4
         block = min(_MOST_KV_HEADS, triton.next_power_of_2(self._n_kv))

@@ -1,8 +1,8 @@
-"""Reading the host's pinned memory from a kernel: inputs that a graph takes itself, without a copy in front of it.
+"""Reading pinned host memory from a kernel, so that a CUDA graph fetches its own inputs without a copy before it.
 
-A copy engine's turn in front of a decode step's graph costs an H200 11.7 µs, a kernel in the graph that waits for the
-bus once 2.1 (a step of 529 µs without inputs), and the host no call of the driver. The host must have written what is
-read before the graph is launched, and leave it until that has run.
+A copy before a decode step's graph costs 11.7 µs on an H200. A kernel in the graph costs 2.1 µs (of a step of 529 µs)
+and no driver call. The host must write the inputs before it launches the graph, and keep them unchanged until the graph
+has ended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ _BLOCK = 1024
 def _fetch_kernel(source, out, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
-    # Not cached: the host writes it again.
+    # Volatile: the host rewrites this memory between launches.
     tl.store(out + i, tl.load(source + i, mask=inside, volatile=True), mask=inside)
 
 
 def fetch(source: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy int32 numbers from pinned memory to as many on the device.
+    """Copy int32 values from pinned host memory to a device tensor of the same number of elements.
 
-    What is behind it begins only then: to have it lie in wait meanwhile took a step no less, 531.4 µs for 531.0.
+    The kernel does not use programmatic dependent launch, because that was no faster (531.4 µs per step, 531.0
+    without).
     """
     count = out.numel()
     _fetch_kernel[(triton.cdiv(count, _BLOCK),)](source, out, count, BLOCK=_BLOCK, num_warps=4)

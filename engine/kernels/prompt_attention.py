@@ -1,7 +1,7 @@
-"""Attention of rows that follow each other in their sequences: prompts, and drafts behind them. Their keys are cached.
+"""Attention of consecutive rows of a sequence (prompts and draft tokens) over the paged KV cache.
 
-What `paged_attention` does a row at a time. Here up to sixteen rows of a sequence read its keys once: an image's 6 MB
-a layer (Moondream 2) came from the L2 cache for each of its prompt's tokens, 88 µs a layer for those of 8 images.
+Up to 16 rows of a sequence share one read of its keys. With `paged_attention`, each prompt token reads the image's 6 MB
+per layer (Moondream 2) from L2: 88 µs per layer for the prompts of 8 images. The rows' own keys must already be cached.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import triton.language as tl
 from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.kv_cache import LOWEST, rotated
 
-_BLOCK_M = tl.constexpr(16)  # rows of a program, the least of a matrix product
-_BLOCK_T = 64  # keys at a time
-_BLOCK_F = 512  # values of the MLP at a time
-_PROGRAMS, _MOST_SPLITS = 512, 8  # keys are split among programs while these are few
-_ROWS_EACH = 8  # of a sequence, as a guess of how many programs of a launch have anything to do
+_BLOCK_M = tl.constexpr(16)  # rows per program, the minimum of `tl.dot`
+_BLOCK_T = 64  # keys per block
+_BLOCK_F = 512  # MLP values per program
+_PROGRAMS, _MOST_SPLITS = 512, 8  # keys are split if there are fewer programs
+_ROWS_EACH = 8  # assumed rows per sequence, to estimate how many programs have work
 
 
-@triton.jit(do_not_specialize=["rows"])  # else it is compiled for multiples of 16 and for others, of long prompts
+@triton.jit(do_not_specialize=["rows"])  # avoids a second compilation for multiples of 16
 def _prompt_attention_kernel(
     heads,
     heads_stride,
@@ -58,10 +58,10 @@ def _prompt_attention_kernel(
     BLOCK_F: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One head of a sequence's rows within a block of sixteen, over one of SPLITS parts of its keys.
+    """Compute one head of a sequence's rows within a block of 16, over one of SPLITS parts of the keys.
 
-    The first of these rows does it for all, and the last of the parts to arrive puts them together. Programs past the
-    last head apply GELU to BLOCK_F of a row's PRE_GELU values behind its heads: the MLP's half.
+    The program of the first of these rows computes all of them; the last part to finish combines the parts. Programs
+    past the last head apply GELU to BLOCK_F of a row's PRE_GELU values (the MLP half).
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -93,12 +93,12 @@ def _prompt_attention_kernel(
     q = rotated(heads + lines * heads_stride + head * D, both, position[:, None], cosine, sine, d[None, :], D // 4)
     if PARTS > 0:
         x = tl.zeros((_BLOCK_M,), tl.float32)
-        for part in tl.range(0, PARTS, loop_unroll_factor=6):  # six under way at once
+        for part in tl.range(0, PARTS, loop_unroll_factor=6):  # six loads in flight
             x += tl.load(products + part * products_stride + m * 2 * N_HEADS + head, mask=here, other=0.0)
         a = tl.load(alpha + head).to(tl.float32) * tl.log(position.to(tl.float32) + 1.0)
         q *= (1.5 - 2.0 / (tl.exp(2.0 * x) + 1.0) + 1.0 / (1.0 + tl.exp(-a)))[:, None]
-    query = q.to(keys.dtype.element_ty if key_scales is None else tl.float16)  # which FP8 is widened to
-    best = tl.full((_BLOCK_M,), LOWEST, tl.float32)  # not infinity: a row may see none of a program's keys
+    query = q.to(keys.dtype.element_ty if key_scales is None else tl.float16)  # FP8 keys are widened to float16
+    best = tl.full((_BLOCK_M,), LOWEST, tl.float32)  # finite, because all keys of a program may be masked for a row
     total = tl.zeros((_BLOCK_M,), tl.float32)
     acc = tl.zeros((_BLOCK_M, WIDTH), tl.float32)
     for start in range(split * share, stop, BLOCK_T):
@@ -134,7 +134,7 @@ def _prompt_attention_kernel(
         tl.store(partial + (slot + split)[:, None] * WIDTH + of_width, acc, mask=here[:, None])
         tl.store(weights + (slot + split) * 2, best, mask=here)
         tl.store(weights + (slot + split) * 2 + 1, total, mask=here)
-        tl.debug_barrier()  # all of this program's stores come before it signals them
+        tl.debug_barrier()  # all stores of this program precede its signal
         if tl.atomic_add(arrived + row * N_HEADS + head, 1, sem="acq_rel") == SPLITS - 1:
             tl.debug_barrier()
             s = slot[:, None] + tl.arange(0, SPLITS)[None, :]
@@ -153,8 +153,8 @@ def _prompt_attention_kernel(
 
 
 def counters(device: torch.device) -> torch.Tensor:
-    """Zeros that `prompt_attention` counts in, and leaves as zeros; for calls that come one after another."""
-    # Keys are split while (rows / _ROWS_EACH) · heads · 2 is no more than _PROGRAMS.
+    """Return zeroed int32 counters for `prompt_attention`, which resets them to zero. Calls must not overlap."""
+    # Keys are split only while (rows / _ROWS_EACH) · heads · 2 is at most _PROGRAMS.
     return torch.zeros(_PROGRAMS * _ROWS_EACH // 2, dtype=torch.int32, device=device)
 
 
@@ -175,25 +175,26 @@ def prompt_attention(
     parts: int,
     layout: dict[str, int],
 ) -> None:
-    """Each row over everything in its sequence's pages up to itself; for arguments see `PagedAttention.attend`.
+    """Compute attention of each row to all cached tokens of its sequence up to and including itself.
 
-    Rows of a sequence come one behind the other. Otherwise the result is the same, and takes longer.
+    Rows of a sequence should be adjacent; other orders give the same result more slowly. `PagedAttention.attend`
+    describes the tensors in detail.
 
     Args:
         heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu).
-        angles: cosine and sine.
+        angles: cosine and sine tables for RoPE.
         positions: (rows,) int32.
-        owners: (rows,) int32.
-        tables: (any, pages) int32.
-        cache: one layer of the pool; keys of these rows are in their pages.
-        out: (rows, n_heads · head_dim + pre_gelu).
-        arrived: see `counters`.
-        n_heads: of queries.
-        pre_gelu: so many values go through GELU.
-        limit: the largest of these.
-        products: of a temperature: these, what lies between their parts, and alpha.
-        parts: how many; 0 without.
-        layout: of the pool: PAGE, PREFIX and GAP.
+        owners: (rows,) int32 index into `tables`.
+        tables: (sequences, pages) int32 page tables.
+        cache: one layer of the pool; it must contain the keys of these rows.
+        out: (rows, n_heads · head_dim + pre_gelu), written.
+        arrived: buffer from `counters`.
+        n_heads: number of query heads.
+        pre_gelu: number of MLP values per row to pass through GELU.
+        limit: upper bound for the results of GELU.
+        products: temperature partial sums, the stride between them, and alpha.
+        parts: number of partial sums; 0 without a temperature.
+        layout: PAGE, PREFIX and GAP of the pool.
     """
     rows, (_, n_kv, _, head_dim) = len(heads), cache[0].shape
     width = triton.next_power_of_2(head_dim)

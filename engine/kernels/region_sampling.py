@@ -1,6 +1,6 @@
-"""From scores to an object's numbers and the next step's embedding: sampling of detect and point, in two kernels.
+"""Region heads for detect and point in two kernels: sampling from scores, then the embedding of the next step.
 
-Rows of one step may be at different points of an object: each does what its phase says (`models.protocol.Phase`).
+Rows of one step may be at different phases of an object (`phase.Phase`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import triton.language as tl
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
 Scores = tuple[torch.Tensor, torch.Tensor]
-"""Scores (split_k, rows, bins) to be summed, contiguous, and what is added to them: (bins,)."""
+"""Contiguous partial scores (split_k, rows, bins), which are added up, and their bias (bins,)."""
 _X_OR_EOS, _Y, _SIZE = (tl.constexpr(phase) for phase in range(3))  # as `models.protocol.Phase`
 
 
 @triton.jit
 def _turns(value):
-    """Cosine's and sine's argument for `value` turns, brought to ±π first: far out the fast functions are coarse."""
+    """Convert turns to radians in [-π, π]; the fast sine and cosine are inaccurate for larger arguments."""
     return 6.283185307179586 * (value - tl.floor(value + 0.5))
 
 
@@ -26,7 +26,7 @@ def _turns(value):
 def _summed(
     scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, SPLIT_K: tl.constexpr
 ) -> tl.tensor:
-    """BINS bins from `first` on of a row of scores (SPLIT_K, rows, WIDTH), summed."""
+    """Return the sum of BINS bins from `first` on of a row of partial scores (SPLIT_K, rows, WIDTH)."""
     i = first + tl.arange(0, BINS)
     score = tl.load(bias + i).to(tl.float32)
     for split in tl.static_range(SPLIT_K):
@@ -64,10 +64,10 @@ def _sample_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sample one row: (coord - eos, x, x), (y, y, y) or (width, height, 0); and the Fourier features of that."""
+    """Sample one row: (coord - eos, x, x), (y, y, y) or (width, height, 0), and the Fourier features of the sample."""
     row = tl.program_id(0)
     phase = tl.load(phases + row)
-    # All that no kernel of the step writes is on its way before the wait, and the rest before any of it is summed up.
+    # Constant data is loaded before the wait, and all other data before the first sum.
     d = tl.arange(0, DIM_BLOCK)
     real = d < DIM
     g = tl.load(gain + d, mask=real, other=0.0)
@@ -134,7 +134,7 @@ def _encode_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """BLOCK_N columns of the next embedding of BLOCK_M rows, by the encoder that each row's phase asks for."""
+    """Compute BLOCK_N columns of the next embedding of BLOCK_M rows with the encoder of each row's phase."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     phase = tl.load(phases + m, mask=m < rows, other=-1)
@@ -157,7 +157,7 @@ def _encode_kernel(
 
 
 def supports(coord_bins: int, size_bins: int, coord_features: int, size_features: int, dim: int) -> bool:
-    """Whether the kernels take region heads of these widths."""
+    """Return whether the kernels support region heads of these widths."""
     powers = all(n >= 32 and n & (n - 1) == 0 for n in (coord_bins, size_bins, coord_features, size_features))
     return powers and coord_features <= size_features and dim % 32 == 0
 
@@ -177,21 +177,21 @@ def sample(
     *,
     pdl: bool = False,
 ) -> None:
-    """Sample rows of detect and point; rows of text are left alone.
+    """Sample coordinates or sizes for rows of detect and point; text rows are skipped.
 
     Args:
-        hidden: (rows, dim) before the last norm.
+        hidden: (rows, dim) before the final norm.
         phases: (rows,) int32 `Phase`.
-        norm: the last norm.
-        coord_eos: weight (2, dim) and bias (2,) of coord and eos.
-        coords: of (rows, bins), read where a row's phase is X_OR_EOS or Y.
-        sizes: of (rows, 2 · bins), read where it is SIZE.
-        coord_features: float32 (1, n).
-        size_features: float32 (2, m).
-        size_values: (bins,) float32, the side that each bin of a size stands for.
-        sampled: (rows, 3) float32, written as `output_state.OutputState.commit` takes it.
-        features: (rows, 2 m), written with cosines and sines, of coordinates 2 n of them.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
+        norm: the final layer norm.
+        coord_eos: weight (2, dim) and bias (2,) of the logits for "coordinate" and "end".
+        coords: scores (rows, bins), read in phases X_OR_EOS and Y.
+        sizes: scores (rows, 2 · bins), read in phase SIZE.
+        coord_features: float32 (1, n) Fourier frequencies.
+        size_features: float32 (2, m) Fourier frequencies.
+        size_values: (bins,) float32, the side length of each size bin.
+        sampled: (rows, 3) float32, written for `output_state.OutputState.commit`.
+        features: (rows, 2 m), written: cosines and sines; coordinates use the first 2 n.
+        pdl: enable programmatic dependent launch, see `kernels.pdl`.
     """
     (coord_scores, coord_bias), (size_scores, size_bias) = coords, sizes
     _sample_kernel[(hidden.shape[0],)](
@@ -236,16 +236,16 @@ def encode(
     *,
     pdl: bool = False,
 ) -> None:
-    """Put the embedding of what each row sampled into its batch slot of `state` (batch_slots, dim); not of TOKEN rows.
+    """Write the embedding of each row's sample to its batch slot of `state`; rows in a text phase are skipped.
 
     Args:
-        features: as `sample` writes them.
-        phases: (rows,) int32.
-        batch_slots: (rows,) int32.
-        coord: encoder of coordinates.
-        size: encoder of sizes.
-        state: (batch_slots, dim), contiguous.
-        pdl: as for `sample`.
+        features: (rows, 2 m), from `sample`.
+        phases: (rows,) int32 `Phase`.
+        batch_slots: (rows,) int32 index into `state`.
+        coord: linear encoder of coordinates.
+        size: linear encoder of sizes.
+        state: (batch_slots, dim), contiguous, written.
+        pdl: enable programmatic dependent launch, see `kernels.pdl`.
     """
     rows, block = features.shape[0], 16
     _encode_kernel[(state.shape[1] // 32, triton.cdiv(rows, block))](

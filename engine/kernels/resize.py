@@ -1,7 +1,8 @@
-"""Images on the GPU: YUV to RGB, and Lanczos resize byte for byte as Pillow does it, two passes of whole numbers.
+"""YUV to RGB conversion and Lanczos resize on the GPU, byte-identical with Pillow.
 
-After the published algorithm of Pillow's resampling: coefficients of 22 bits, bytes between the passes. Images of one
-size are resized together: two launches take the interpreter 60 µs, whether of one image or of sixteen.
+The resize follows Pillow's published algorithm: two integer passes with 22-bit coefficients and 8-bit intermediate
+results. Images of one size are resized together, because two kernel launches hold the GIL for 60 µs for any number of
+images.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import triton.language as tl
 from PIL import Image
 
 ABOUT = 13
-"""Numbers of an image: where its RGB or luma is, and which of the results it becomes; of YUV also where u and v are,
-the bytes from row to row of luma and of chroma, and from one chroma to the next, and `YuvImage.factors`."""
-_BITS = 22  # 32 less those of a byte, less two for overshoot
+"""Number of int64 fields of an image descriptor.
+
+The fields are: address of RGB or luma, output index; for YUV also addresses of u and v, row strides of luma and chroma,
+pixel stride of chroma, and the six `YuvImage.factors`.
+"""
+_BITS = 22  # 32 bits minus 8 bits of a pixel minus 2 bits for overshoot
 _LOBES = 3.0
 
 
 def coefficients(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """First source pixel (after,) of each resized one, and its weights (after, taps) of that and the next; int32."""
+    """Return the first source pixel (after,) of each output pixel, and its weights (after, taps); both int32."""
     step = before / after
     stretch = max(step, 1.0)
     support = _LOBES * stretch
@@ -65,9 +69,9 @@ def _pass_kernel(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Resize the middle axis of each image (outer, before, LINE), of `given` bytes, to AFTER, in `total` bytes.
+    """Resize the middle axis of each image (outer, before, LINE) of `given` bytes to AFTER, `total` bytes in all.
 
-    Images lie behind each other in source and out, but where `about` says so.
+    Images are contiguous in source and output unless the descriptors in `about` give other addresses.
     """
     image = tl.program_id(1).to(tl.int64)
     if ADDRESSED:
@@ -108,9 +112,9 @@ def _yuv_pass_kernel(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first pass of `_pass_kernel` on YUV, which is converted where it is read; `total` and LINE are in pixels.
+    """Run the first pass of `_pass_kernel` on YUV, converted to RGB on load; `total` and LINE count pixels.
 
-    What is read is (outer, before, LINE): with DOWN rows of columns, else rows of single pixels.
+    The input is (outer, before, LINE): rows of columns with DOWN, otherwise rows of single pixels.
     """
     image = tl.program_id(1).to(tl.int64)
     about += image * ABOUT
@@ -171,7 +175,7 @@ def _byte(x):
 
 @triton.jit
 def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
-    """Red, green and blue of int32 luma and chroma, as `YuvImage.rgb`."""
+    """Return red, green and blue of int32 luma and chroma, equal to `YuvImage.rgb`."""
     luma = ((y - black) * 8 * of_luma) >> 16
     du = (u - 128) * 8
     dv = (v - 128) * 8
@@ -181,32 +185,33 @@ def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
 
 
 def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """A (rows, columns, 3) uint8 CUDA image at another size, as Pillow's Lanczos gives it.
+    """Return a (rows, columns, 3) uint8 CUDA image resized to (height, width, 3), byte-identical with Pillow's Lanczos.
 
-    The first call for a pair of sizes asks Pillow, and waits for the device.
+    The first call for a pair of sizes runs Pillow and synchronizes with the device.
     """
     rows, columns, _ = image.shape
     return _two_passes(image, height, width, across_first(rows, columns, height, width, image.device))
 
 
 def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, *, yuv: bool = False) -> None:
-    """Resize images of one size and kind, in two launches.
+    """Resize images of one size and format with two kernel launches.
 
-    What has not been given to `compile_for` takes a second, and waits for the device.
+    The first call for a pair of sizes takes about a second and synchronizes with the device, unless `compile_for` ran
+    before.
 
     Args:
-        about: (n, ABOUT) int64 on the device, of each image; what it says lies on the device, too. RGB is (rows,
-            columns, 3) uint8, luma (rows, columns), of which columns lie in line, and chroma the half of both sides.
-        rows: of each image.
-        columns: of each image.
-        out: (places, height, width, 3) uint8.
-        yuv: whether they are 8-bit YUV 4:2:0, else RGB.
+        about: (n, ABOUT) int64 image descriptors on the device; they point to device memory. RGB is (rows, columns, 3)
+            uint8. YUV luma is (rows, columns) with contiguous columns, chroma half of both.
+        rows: height of each image.
+        columns: width of each image.
+        out: (images, height, width, 3) uint8, written.
+        yuv: whether the images are 8-bit YUV 4:2:0 instead of RGB.
     """
     _, height, width, _ = out.shape
     across = across_first(rows, columns, height, width, out.device)
     (outer, before, after, line), second = _passes(rows, columns, height, width, across)
     between = torch.empty(len(about), outer * after * line, dtype=torch.uint8, device=out.device)
-    # Also where a side stays as it is: what is read lies somewhere, and what is written has its place.
+    # Both passes run even if a side keeps its size, because the descriptors place input and output.
     if yuv:
         _yuv_pass(about, between, outer, before, after, line // 3, down=not across)
     else:
@@ -215,12 +220,12 @@ def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, 
 
 
 def weights_of(rows: int, columns: int, height: int, width: int, device: torch.device) -> list[torch.Tensor]:
-    """What `resize_all` reads for a pair of sizes: a graph that runs it needs them as long as it lives."""
+    """Return the coefficient tensors for a pair of sizes; a CUDA graph of `resize_all` must keep them alive."""
     return [*_on_device(columns, width, device), *_on_device(rows, height, device)]
 
 
 def compile_for(rows: int, columns: int, height: int, width: int, device: torch.device, *, yuv: bool = False) -> None:
-    """Have what `resize_all` runs for a pair of sizes compiled on the current device; may take a second."""
+    """Compile the kernels of `resize_all` for a pair of sizes on the current device; this may take a second."""
     image = torch.zeros(rows, columns, 3, dtype=torch.uint8, device=device)
     out = torch.empty(1, height, width, 3, dtype=torch.uint8, device=device)
     at = image.data_ptr()
@@ -231,9 +236,10 @@ def compile_for(rows: int, columns: int, height: int, width: int, device: torch.
 
 @functools.lru_cache(maxsize=256)
 def across_first(rows: int, columns: int, height: int, width: int, device: torch.device) -> bool:
-    """Whether Pillow resizes across before it does down.
+    """Return whether Pillow resizes horizontally before vertically for a pair of sizes.
 
-    Which pass comes first changes roundings, and Pillow's rule for it differs from version to version: it is asked.
+    The order of the passes affects rounding, and Pillow's rule differs between versions, so a test image is resized
+    with both.
     """
     noise = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), np.uint8)
     wanted = np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.LANCZOS))
@@ -252,7 +258,7 @@ def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> t
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
-    """Both passes in order: (outer, before, after, line) of (outer, before → after, line)."""
+    """Return both passes in order, each as (outer, before, after, line)."""
     if across:
         return [(rows, columns, width, 3), (1, rows, height, width * 3)]
     return [(1, rows, height, columns * 3), (height, columns, width, 3)]
@@ -267,7 +273,7 @@ def _one_pass(
     after: int,
     line: int,
 ) -> None:
-    """Of one image; with `about`, of all its images, and then without a source from where it says, else to there."""
+    """Run one pass on one image, or on all images of `about`; without `source`, the descriptors give the addresses."""
     first, weights = _on_device(before, after, out.device)
     total = outer * after * line
     _pass_kernel[(triton.cdiv(total, 512), 1 if about is None else len(about))](
@@ -333,7 +339,6 @@ def _rgb_kernel(
     black,
     BLOCK: tl.constexpr,
 ):
-    """One pixel for each element of the block."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     row, column = i // width, i % width
@@ -357,13 +362,13 @@ def _rgb_kernel(
 def rgb_of_yuv(
     y: torch.Tensor, u: torch.Tensor, v: torch.Tensor, factors: tuple[int, int, int, int, int, int]
 ) -> torch.Tensor:
-    """(height, width, 3) uint8 RGB of 8-bit YUV 4:2:0, byte for byte as `engine.image.YuvImage.rgb`.
+    """Return 8-bit YUV 4:2:0 as (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
 
     Args:
         y: (height, width) uint8 on a CUDA device.
-        u: (height / 2, width / 2) uint8 there.
-        v: the same, of equal strides.
-        factors: as `YuvImage.factors`.
+        u: (height / 2, width / 2) uint8 on the same device.
+        v: same shape, dtype and strides as `u`.
+        factors: `YuvImage.factors`.
     """
     height, width = y.shape
     out = torch.empty(height, width, 3, dtype=torch.uint8, device=y.device)

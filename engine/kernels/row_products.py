@@ -1,8 +1,8 @@
-"""What products of one row are made of: tiles of weights, and sums of their products, without tensor cores.
+"""Building blocks of GEMVs for one row: tiles of weights, and sums of their products, without tensor cores.
 
-FP8 weights are multiplied in float16, two at a time, where in float32 each of them takes 2.5 instructions. No more than
-four products are added up so, the rest in float32. What the weights multiply is made smaller before (`shrunk`), so that
-a product is a float16 whatever it is of, and four are if none is of more than 16,320.
+FP8 weights are multiplied in float16, two at a time; in float32 each one takes 2.5 instructions. At most four products
+are added in float16, the rest in float32. `shrunk` scales down the inputs, so that one product always fits float16, and
+a sum of four fits if no input exceeds 16,320.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import triton
 import triton.language as tl
 
 PARTS = tl.constexpr(4)
-"""Of the inputs, whose products are added up before those of a part."""
+"""Number of parts of the inputs; products are first added across parts."""
 GROW = tl.constexpr(2.0**9)
-"""How many times smaller `shrunk` makes rows: 448, the largest e4m3 number, times 65,280 / 512 is a float16."""
-_LARGEST_HALF = tl.constexpr(65280.0)  # that is a bfloat16 and a float16
+"""Factor by which `shrunk` divides inputs: 448 (the largest e4m3 value) · 65,280 / 512 fits float16."""
+_LARGEST_HALF = tl.constexpr(65280.0)  # largest value in both bfloat16 and float16
 
 
 @triton.jit
 def limited(x) -> tl.tensor:
-    """float32 numbers that are float16 ones."""
+    """Clamp float32 values to the float16 range."""
     return tl.minimum(tl.maximum(x, -_LARGEST_HALF), _LARGEST_HALF)
 
 
 @triton.jit
 def shrunk(x) -> tl.tensor:
-    """What FP8 weights multiply, float16: exact to 2^-16 where it is small."""
+    """Return the inputs of FP8 weights divided by GROW, as float16; small values are exact to 2^-16."""
     if x.dtype == tl.float16:
         return x * (1.0 / GROW)
     else:
@@ -34,7 +34,7 @@ def shrunk(x) -> tl.tensor:
 
 @triton.jit
 def tiles(at, STEP: tl.constexpr) -> tl.tuple:
-    """A tuple of what lies at pointers, and STEP, 2 · STEP, … behind them."""
+    """Return a tuple of the tiles at the pointers, and at STEP, 2 · STEP, … after them."""
     loaded = ()
     for part in tl.static_range(PARTS):
         loaded += (tl.load(at + part * STEP),)  # type: ignore[assignment]
@@ -43,12 +43,12 @@ def tiles(at, STEP: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
-    """The products of tiles, added up over PARTS: float32; if SCALED still to be scaled and grown.
+    """Return the float32 products of tiles, added up over PARTS; if SCALED, without weight scales and GROW.
 
     Args:
-        weights: tiles.
-        inputs: a tile for each, without its first dimension: from `shrunk` if SCALED.
-        SCALED: whether weights are in FP8.
+        weights: weight tiles.
+        inputs: one input tile per weight tile, without the first dimension; from `shrunk` if SCALED.
+        SCALED: whether the weights are FP8.
     """
     kind: tl.constexpr = tl.float16 if SCALED else tl.float32
     acc = weights[0].to(kind) * inputs[0].to(kind)[None]

@@ -1,9 +1,8 @@
-"""Products of few rows with many weights, in half precision or FP8: as fast as the weights come from memory.
+"""GEMM of few rows with a large weight matrix in half precision or FP8, bound by memory bandwidth.
 
-FP8 weights (e4m3, a scale for each output) are widened to float16 on their way to the tensor cores, and activations in
-bfloat16 go there as float16, too: they must be within ±65504. On one H200, 8 rows of Moondream 2 into and out of a
-block take 16.4 and 11.6 µs in bf16 (cuBLAS 17.3 and 14.7), 10.5 and 7.5 in FP8; to read the weights once takes 13.7
-and 9.8, or 6.8 and 4.9.
+FP8 weights (e4m3, one scale per output) are widened to float16 for the tensor cores. bfloat16 activations are converted
+to float16 and must be within ±65504. On an H200, 8 rows into and out of a block of Moondream 2 take 16.4 and 11.6 µs in
+bf16 (cuBLAS 17.3 and 14.7) and 10.5 and 7.5 in FP8. Reading the weights takes 13.7 and 9.8, or 6.8 and 4.9.
 """
 
 from __future__ import annotations
@@ -19,16 +18,20 @@ from saccade.engine.kernels.activation import gelu
 from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
-_LEAST_ROWS = 16  # of a matrix product
+_LEAST_ROWS = 16  # minimum of `tl.dot`
 
 
 class _Shape(NamedTuple):
-    """How a product is cut up: a program's outputs, inputs at a time, how many of those are under way, and its warps.
+    """Tile sizes of a GEMM.
 
     Attributes:
-        prefetch_bytes: of each output's weights, fetched while the previous kernel still runs.
-        pdl: whether to begin before it has ended. Programs come to lie where the previous kernel leaves room, which is
-            not where they can read best: with few and slow programs that costs more than it gains.
+        block_n: outputs per program.
+        block_k: inputs per tile.
+        stages: pipeline stages.
+        warps: warps per program.
+        prefetch_bytes: bytes of each output's weights to prefetch while the previous kernel runs.
+        pdl: whether to use programmatic dependent launch. Early programs are placed unevenly on the GPU, so PDL is
+            slower with few, slow programs.
     """
 
     block_n: int
@@ -39,7 +42,7 @@ class _Shape(NamedTuple):
     pdl: bool
 
 
-# The best of some 200 each on an H200, in the chain of a whole step.
+# Best of about 200 variants each on an H200, timed within a whole step.
 _HALF, _HALF_SPLIT = _Shape(64, 128, 4, 4, 0, True), _Shape(64, 256, 3, 4, 128, True)
 _FP8, _FP8_SPLIT = _Shape(32, 256, 3, 2, 256, True), _Shape(32, 256, 4, 4, 256, True)
 _FP8_MANY, _FP8_SPLIT_MANY = _Shape(128, 128, 3, 8, 0, True), _Shape(64, 128, 4, 2, 0, False)
@@ -70,9 +73,9 @@ def _skinny_gemm_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs; transposed: a tile is more weights high.
+    """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs; the product is transposed.
 
-    LATE: what is read was written before the previous kernel, so that only the end waits for that one.
+    With LATE, the inputs were written before the previous kernel, so only the end of this kernel waits for it.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -106,12 +109,12 @@ def _skinny_gemm_kernel(
 
 
 def split_k_for(inputs: int, scaled: bool) -> int:
-    """How many parts to split the inputs into where outputs are few, with FP8 weights or without."""
+    """Return the split-K factor for a GEMM with few outputs; `scaled` means FP8 weights."""
     return next((split_k for split_k in ((8, 4, 2) if scaled else (4, 2)) if supports(128, inputs, split_k)), 1)
 
 
 def supports(outputs: int, inputs: int, split_k: int = 1) -> bool:
-    """Whether the kernel takes weights (outputs, inputs), with the inputs split into so many parts."""
+    """Return whether the kernel supports weights (outputs, inputs) with this split-K factor."""
     return outputs % 128 == 0 and inputs % (split_k * 256) == 0
 
 
@@ -126,18 +129,18 @@ def skinny_gemm(
     pdl: bool = False,
     late: bool = False,
 ) -> torch.Tensor:
-    """Write x times the transposed weights to `out`, and return it.
+    """Write x times the transposed weights to `out`, and return `out`.
 
     Args:
-        x: (rows, inputs), at most MAX_ROWS; the stride of a row is free.
-        weight: (outputs, inputs), contiguous: of x's dtype, or float8_e4m3fn.
-        out: (rows, outputs), or float32 (split_k, rows, outputs): the products with as many parts of the inputs, which
-            keeps a GPU busy where outputs are few, to be summed by the reader.
-        scale: (outputs,) float32, of FP8 weights.
-        bias: (outputs,); not where the inputs are split.
-        apply_gelu: put the outputs through tanh-approximated GELU; not where the inputs are split.
-        pdl: whether kernels of the step begin before the previous one has ended, see `kernels.pdl`.
-        late: with `pdl`, the previous kernel did not write x: do everything but the end in its shadow.
+        x: (rows, inputs), at most MAX_ROWS rows of any stride.
+        weight: (outputs, inputs), contiguous, of x's dtype or float8_e4m3fn.
+        out: (rows, outputs), or float32 (split_k, rows, outputs) for split-K partial sums, which the caller adds.
+            Split-K keeps the GPU busy if there are few outputs.
+        scale: (outputs,) float32 for FP8 weights, else None.
+        bias: (outputs,) or None; must be None with split-K.
+        apply_gelu: apply tanh-approximated GELU to the outputs; not with split-K.
+        pdl: whether kernels of the step use programmatic dependent launch, see `kernels.pdl`.
+        late: with `pdl`, the previous kernel did not write x, so only the end of this kernel waits for it.
     """
     rows, (outputs, inputs) = len(x), weight.shape
     assert rows <= MAX_ROWS
@@ -181,7 +184,7 @@ def skinny_gemm(
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have."""
+    """Return the shared memory in bytes that a program may use."""
     if device.type != "cuda":  # Triton's interpreter
         return 1 << 20
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10))

@@ -1,6 +1,6 @@
-"""The products that attention's temperature depends on: some 64 outputs of all queries, keys and values of a row.
+"""Products for the attention temperature: about 64 outputs per row, from all its queries, keys and values.
 
-Attention reads them at once. They come in parts of the inputs, or a few programs would have all the work.
+The products are split over the inputs (split-K), so that enough programs run; attention adds the partial sums.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import triton.language as tl
 from saccade.engine.kernels.activation import exact_gelu
 from saccade.engine.kernels.pdl import pdl_options, pdl_wait
 
-_CHUNK = 256  # inputs at a time
-_GROUP = 4  # of these for a program, where rows are many: who reads the parts, reads as many fewer
+_CHUNK = 256  # inputs per tile
+_GROUP = 4  # chunks per program with many rows; fewer partial sums to read
 _FEW_ROWS = 128
-_BLOCK_M = 16  # rows that it takes: more of them cost registers, for the error function
+_BLOCK_M = 16  # rows per program; more would spill registers in the error function
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -32,7 +32,7 @@ def _temperature_kernel(
     BLOCK_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """For BLOCK_M rows the part of GROUP times CHUNK of INNER inputs in TAU outputs."""
+    """Compute TAU outputs of BLOCK_M rows over GROUP · CHUNK of INNER inputs."""
     part = tl.program_id(0)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, at = m < rows, m.to(tl.int64)
@@ -53,24 +53,24 @@ def _temperature_kernel(
 
 
 def temperature_parts(inner: int, rows: int = 1) -> int:
-    """How many parts the products of so many rows come in, whose inputs are `inner` queries, keys and values."""
+    """Return the number of partial sums for `rows` rows of `inner` queries, keys and values."""
     chunks = inner // _CHUNK
     return chunks // _GROUP if rows > _FEW_ROWS and chunks % _GROUP == 0 else chunks
 
 
 def supports(inner: int, outputs: int) -> bool:
-    """Whether the kernel takes a temperature of so many inputs and outputs."""
+    """Return whether the kernel supports these widths."""
     return inner % _CHUNK == 0 and outputs >= 16 and outputs & (outputs - 1) == 0
 
 
 def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.Tensor, *, pdl: bool = False) -> None:
-    """Write the temperature's products of heads, in parts.
+    """Write the temperature products of `heads` as partial sums.
 
     Args:
-        heads: (rows, at least inner) queries, keys and values, not rotated; goes through exact GELU.
-        tau: (outputs, inner).
-        partial: float32 (parts, rows, outputs), to be summed by the reader; parts as `temperature_parts` gives.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
+        heads: (rows, at least inner) queries, keys and values before RoPE; exact GELU is applied to them.
+        tau: (outputs, inner) weights.
+        partial: float32 (parts, rows, outputs), written; `temperature_parts` gives the number of parts.
+        pdl: enable programmatic dependent launch, see `kernels.pdl`.
     """
     rows, (outputs, inner) = len(heads), tau.shape
     _temperature_kernel[(len(partial), triton.cdiv(rows, _BLOCK_M))](

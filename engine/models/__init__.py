@@ -1,1 +1,1 @@
-"""Model families the engine can run. One folder a family."""
+"""Model architectures that the engine can run, one folder each."""

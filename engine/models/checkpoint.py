@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint as published: one file or shards, with or without `model.`, 4-bit, FP8, tied heads.
+"""Read a checkpoint's tensors by name: one file or shards, optional `model.` prefix, 4-bit, FP8, tied heads.
 
-Names and shapes only until a tensor is read. Knows nothing of modules.
+Opening a checkpoint reads only names and shapes; tensor data is read on demand.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ _PREFIX = "model."
 _BUFFERS = re.compile(
     r"attn_mask|text\.freqs_cis|text\.blocks\.\d+\.kv_cache\.[kv]_cache|text\.blocks\.\d+\.kv_quantizer\.[kv]_scale"
 )
-"""Stored beside the weights and not needed: masks, rotary tables, caches, scales of an FP8 KV cache.
+"""Buffers in checkpoints that are skipped: masks, RoPE tables, KV caches and per-layer FP8 KV scales.
 
-Our FP8 cache has a scale for each key and value.
+The engine's FP8 KV cache has one scale per key and value instead.
 """
 _EXPERTS = {"up_scale": "fc1.weight", "down_scale": "fc2.weight"}
 _E4M3 = "F8_E4M3"
 _OLDER = ("text_model.", "vision_encoder.", "vision_tower.", "transformer.")
-_GROUP = 128  # weights of a 4-bit matrix that share a scale and a zero point
+_GROUP = 128  # 4-bit weights per scale and zero point
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointError(ModelFilesError):
-    """A weights file that cannot be read or does not fit its config."""
+    """A weights file cannot be read or does not match its config."""
 
 
 @dataclass(slots=True, frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint.
+    """A tensor of a checkpoint, read on demand.
 
     Attributes:
-        shape: of what `read` gives.
-        read: reads it, dequantized.
-        dtype: of what is stored, as safetensors names it.
-        scale: float32 (experts, outputs), of an FP8 tensor (experts, outputs, inputs).
-        codes: reads that tensor itself.
+        shape: shape of the tensor that `read` returns.
+        read: returns the dequantized tensor.
+        dtype: stored dtype, as safetensors names it.
+        scale: float32 (experts, outputs) scale of an FP8 tensor (experts, outputs, inputs), else None.
+        codes: returns the FP8 tensor itself, else None.
     """
 
     shape: tuple[int, ...]
@@ -61,17 +61,17 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, StoredTensor]]:
-    """The tensors of a folder's weights as stored, by their names less `model.`, to be read while its files are open.
+    """Return the stored tensors of a folder by name, without the `model.` prefix. Their files must stay open.
 
     Args:
-        folder: has model.safetensors, or model.safetensors.index.json and its shards.
-        files: what closes them.
+        folder: contains model.safetensors, or model.safetensors.index.json and its shards.
+        files: exit stack that closes the files.
 
     Returns:
-        What names the weights, for messages; and the tensors.
+        The path of the weights or index file for messages, and the tensors.
 
     Raises:
-        CheckpointError: if there is no index where there should be one.
+        CheckpointError: if the index of shards is invalid.
         OSError, SafetensorError: if a file cannot be read.
     """
     path, names = _files(folder)
@@ -79,7 +79,7 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
     for name in names:
         opened: Any = files.enter_context(safe_open(name, framework="pt"))
         for key in opened.keys():  # noqa: SIM118
-            plain = key.replace("._orig_mod", "")  # of a compiled module
+            plain = key.replace("._orig_mod", "")  # added by torch.compile
             part = opened.get_slice(key)
             held[plain] = StoredTensor(tuple(part.get_shape()), partial(opened.get_tensor, key), str(part.get_dtype()))
     prefixed = any(name.startswith(_PREFIX) for name in held)
@@ -89,16 +89,16 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
 
 
 def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """What a model reads of the tensors stored: 4-bit and FP8 ones dequantized, tied ones twice, buffers left out.
+    """Return the tensors that a model reads: 4-bit and FP8 dequantized, tied tensors duplicated, buffers dropped.
 
     Raises:
-        CheckpointError: if the weights are of another architecture, or a quantized tensor lacks a part.
+        CheckpointError: if the weights belong to another architecture, or a quantized tensor is incomplete.
     """
     older = next((name for name in held if name.startswith(_OLDER)), None)
     if older is not None and not any(name.startswith("text.") for name in held):
         raise CheckpointError(
-            f"{path}: these are weights of before 2025 ('{older}'), which are another architecture: "
-            "take a newer revision, such as vikhyatk/moondream2@2025-06-21"
+            f"{path}: these weights are older than 2025 ('{older}') and have an unsupported architecture; "
+            "use a newer revision, such as vikhyatk/moondream2@2025-06-21"
         )
     if ignored := [name for name in held if _BUFFERS.fullmatch(name)]:
         log.debug("%s: %d buffers are not read, such as %s", path, len(ignored), ignored[0])
@@ -107,21 +107,21 @@ def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTen
 
 
 def _files(folder: Path) -> tuple[Path, list[Path]]:
-    """What names the weights of a folder, and the files they are in."""
+    """Return the weights or index file, and all weight files of a folder."""
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if path.is_file() or not index.is_file():
         return path, [path]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if not all(Path(name).name == name for name in names):
-            raise ValueError("a shard is not beside it")
+            raise ValueError("a shard is in another folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: not an index of shards ({error})") from error
+        raise CheckpointError(f"{index}: invalid index of shards ({error})") from error
     return index, [folder / name for name in names]
 
 
 def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """With an output head that is the embeddings' table where the file leaves it out, as savers do with shared ones."""
+    """Add the output head if it shares the embedding table and is not stored, or the other way round."""
     head, bias, table = "text.lm_head.weight", "text.lm_head.bias", "text.wte"
     if head not in held and table in held:
         held[head] = held[table]
@@ -132,35 +132,35 @@ def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """With plain matrices in place of 4-bit ones: `packed`, `scale` and `zero_point` of `*.weight`."""
+    """Replace 4-bit tensors (`packed`, `scale`, `zero_point` of `*.weight`) by dequantized ones."""
     found = [name.removesuffix(".packed") for name in held if name.endswith(".weight.packed")]
     for weight in found:
         parts = {kind: held.pop(f"{weight}.{kind}", None) for kind in ("packed", "scale", "zero_point")}
         bias = held.get(weight.removesuffix("weight") + "bias")
         packed, scale, zero = parts["packed"], parts["scale"], parts["zero_point"]
         if packed is None or scale is None or zero is None or bias is None:
-            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' lacks its scale, zero_point or bias")
+            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' has no scale, zero_point or bias")
         rows, count = bias.shape[0], 2 * packed.shape[0] * _GROUP
         fits = packed.shape[1:] == (_GROUP,) and count % rows == 0 and scale.shape == zero.shape
         if not fits or scale.shape != (count // _GROUP, 1):
-            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' has another layout than groups of {_GROUP}")
+            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' does not have groups of {_GROUP} weights")
         shape = (rows, count // rows)
         held[weight] = StoredTensor(shape, partial(_dequantized, packed, scale, zero, shape))
     return held
 
 
 def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """With FP8 experts that read as what they stand for: their numbers times `moe_quant.{up, down}_scale`."""
+    """Replace FP8 experts by tensors dequantized with `moe_quant.{up, down}_scale`."""
     for name in [name for name in held if ".moe_quant." in name]:
         block, _, kind = name.partition(".moe_quant.")
         weight = f"{block.removesuffix('.mlp')}.mlp.{_EXPERTS.get(kind, kind)}"
         codes = held.get(weight)
         if kind not in _EXPERTS or codes is None or codes.dtype != _E4M3:
-            raise CheckpointError(f"{path}: tensor '{name}' scales no FP8 tensor '{weight}'")
+            raise CheckpointError(f"{path}: tensor '{name}' is a scale, and there is no FP8 tensor '{weight}'")
         scale = held.pop(name)
         if len(codes.shape) != 3 or math.prod(scale.shape) != math.prod(codes.shape[:2]):
             got = f"{list(scale.shape)} for {list(codes.shape)}"
-            raise CheckpointError(f"{path}: tensor '{name}' is not one scale for each expert's output: {got}")
+            raise CheckpointError(f"{path}: tensor '{name}' must have one scale per expert output; got {got}")
         scale = StoredTensor(codes.shape[:2], partial(_shaped, scale, codes.shape[:2]), scale.dtype)
         held[weight] = StoredTensor(codes.shape, partial(_rescaled, codes, scale), codes.dtype, scale, codes.read)
     for name, tensor in held.items():
@@ -174,36 +174,38 @@ def _shaped(scale: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _rescaled(codes: StoredTensor, scale: StoredTensor) -> torch.Tensor:
-    """FP8 experts (experts, outputs, inputs) times their outputs' scales, in float32."""
+    """Return FP8 experts (experts, outputs, inputs) multiplied by their scales, in float32."""
     return codes.read().float() * scale.read().unsqueeze(-1)
 
 
 def _dequantized(packed: StoredTensor, scale: StoredTensor, zero: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A matrix (code − zero point) · scale, whose upper four bits are its first half, in float32."""
+    """Return the matrix (code − zero point) · scale in float32; the upper four bits of each byte are its first half."""
     codes = packed.read()
     both = torch.cat([codes >> 4, codes & 15]).float()
     return ((both - zero.read().float()) * scale.read().float()).view(shape)
 
 
 def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTensor], path: Path) -> None:
-    """Refuse tensors that do not fit a model.
+    """Check that the stored tensors match a model.
 
     Args:
-        wanted: the model's names and shapes, in its order.
-        held: what there is.
+        wanted: names and shapes of the model's tensors, in its order.
+        held: the stored tensors.
         path: named in messages.
 
     Raises:
-        CheckpointError: naming the first tensor, in the model's order, that is missing, unknown or of another shape.
+        CheckpointError: names the first tensor that is missing, unknown or of another shape.
     """
     for name, shape in wanted.items():
         if name not in held:
             raise CheckpointError(f"{path}: tensor '{_PREFIX}{name}' {list(shape)} is missing")
         if held[name].shape != shape:
             got = list(held[name].shape)
-            raise CheckpointError(f"{path}: tensor '{_PREFIX}{name}' is {got}, the config says {list(shape)}")
+            raise CheckpointError(
+                f"{path}: tensor '{_PREFIX}{name}' has shape {got}; the config requires {list(shape)}"
+            )
     unknown = [name for name in held if name not in wanted]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         first = f"'{_PREFIX}{unknown[0]}' {list(held[unknown[0]].shape)}"
-        raise CheckpointError(f"{path}: tensor {first} has no place in the config's model{more}")
+        raise CheckpointError(f"{path}: tensor {first} is unknown to the model in the config{more}")

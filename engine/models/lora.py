@@ -1,13 +1,14 @@
-"""Adapters' weights: read from files, put into slots on the device, and added to a decoder row by row.
+"""LoRA adapters: reading files, filling slots on the device, and adding them to a decoder row by row.
 
-Three formats are read:
+Three formats are supported:
 
-- Ours, a safetensors file. For any of the decoder's `text.blocks.<n>.` parts `attn.qkv`, `attn.proj`, `mlp.fc1` and
-  `mlp.fc2` it has two matrices, `….A` (rank, in) and `….B` (out, rank), and the part gives W x + alpha / rank · B A x.
-  `alpha` is in the file's metadata, and the rank by default. Experts have (experts, rank, in) and (experts, out, rank).
-- PEFT's folders (adapter_model.safetensors beside adapter_config.json) with `base_model.model.….lora_A.weight`.
-- Files of the makers' tuning service: a torch file whose `lora_state_dict` has `dense.<n>.` and `moe.<n>.` matrices of
-  the MLPs and of the experts. It is read as tensors alone (`weights_only`): no pickled code runs.
+- Saccade's own safetensors file. Each of the modules `attn.qkv`, `attn.proj`, `mlp.fc1` and `mlp.fc2` of
+`text.blocks.<n>.` may have `….A` (rank, in) and `….B` (out, rank); the result is W x + alpha / rank · B A x. The
+metadata may have `alpha`; its default is the rank. Experts have (experts, rank, in) and (experts, out, rank).
+- PEFT folders (adapter_model.safetensors and adapter_config.json) with names such as
+`base_model.model.….lora_A.weight`.
+- Torch files of Moondream's tuning service, whose `lora_state_dict` has `dense.<n>.` and `moe.<n>.` matrices for MLPs
+and experts. They are loaded with `weights_only`, so no pickled code runs.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ _TUNED = re.compile(r"(?:.*\.)?(dense|moe)\.(\d+)\.(up|down)_([ab])")
 
 
 def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adapter:
-    """Read an adapter for a decoder, onto its device and in its type.
+    """Read an adapter file for a decoder and move it to the decoder's device and dtype.
 
     Args:
         name: shown in messages.
-        path: a safetensors file, a torch file of the tuning service, or a folder as PEFT leaves it.
+        path: a safetensors file, a torch file of the tuning service, or a PEFT folder.
         text: the decoder.
-        max_rank: largest rank that the slots hold; of one expert, as many times less as a token has experts.
+        max_rank: maximum rank of the slots. For experts, the maximum is divided by the experts per token.
 
     Raises:
-        AdapterError: if the file cannot be read or does not fit the decoder, naming the first tensor that does not.
+        AdapterError: if the file cannot be read or does not match the decoder; names the first invalid tensor.
     """
     if not isinstance(text, TextDecoder):
-        raise AdapterError(f"{type(text).__name__} takes no adapters")
+        raise AdapterError(f"{type(text).__name__} does not support adapters")
     file = path / "adapter_model.safetensors" if path.is_dir() else path
     try:
         found, alpha = _read_safetensors(file, text) if _is_safetensors(file) else _read_tuned(file, text)
     except (OSError, SafetensorError, ValueError) as error:
         raise AdapterError(f"{file}: {error}") from error
     if not found:
-        raise AdapterError(f"{file}: there is nothing in it")
+        raise AdapterError(f"{file}: the file contains no adapter matrices")
     weights = {}
     for (layer, part), pair in found.items():
         block, where = text.blocks[layer], f"{file}: text.blocks.{layer}.{part}"
@@ -75,25 +76,25 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
         whole = rank * block.mlp.config.experts_per_token if a.ndim == 3 and isinstance(block.mlp, Experts) else rank
         if whole > max_rank:
             raise AdapterError(
-                f"{where} is of rank {whole}; there is room for {max_rank}: load with adapter_rank={whole}"
+                f"{where} has rank {whole}, the maximum is {max_rank}; load the engine with adapter_rank={whole}"
             )
         scale = 1.0 if alpha is None else alpha / rank
-        like = text.wte  # kernels may keep the layer's own weights in another type
+        like = text.wte  # kernels may store the layer's own weights in another dtype
         kept = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
-        if not all(bool(one.isfinite().all()) for one in kept):  # it would leave NaN in the cache for the next sequence
-            raise AdapterError(f"{where} holds NaN, or numbers too large for {like.dtype}")
+        if not all(bool(one.isfinite().all()) for one in kept):  # NaN would stay in the KV cache for the next sequence
+            raise AdapterError(f"{where} contains NaN or values too large for {like.dtype}")
         weights[layer, part] = kept
-    if text.wte.is_cuda:  # another stream will read them
+    if text.wte.is_cuda:  # another CUDA stream will read them
         torch.cuda.current_stream(text.wte.device).synchronize()
     return Adapter(name, weights)
 
 
 _Pairs = dict[tuple[int, str], dict[str, torch.Tensor]]
-"""A and B of a layer's part."""
+"""Matrices 'A' and 'B' by layer and module."""
 
 
 def _is_safetensors(file: Path) -> bool:
-    """Whether a file begins as safetensors do: with the length of a JSON object."""
+    """Return whether a file starts like safetensors: eight bytes of length, then a JSON object."""
     with file.open("rb") as opened:
         return opened.read(9)[8:] == b"{" or file.suffix == ".safetensors"
 
@@ -111,17 +112,17 @@ def _read_safetensors(file: Path, text: TextDecoder) -> tuple[_Pairs, float | No
 
 
 def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
-    """A file of the tuning service, which has no alpha: its scale is 1."""
+    """Read a file of the tuning service. It has no alpha; its scale is 1."""
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch and pickle raise many unrelated types, with advice of many lines
-        message = "neither a safetensors file nor a torch file of tensors alone"
+        message = "neither a safetensors file nor a torch file that contains only tensors"
         raise AdapterError(f"{file}: {message} ({type(error).__name__})") from None
     tensors = stored.get("lora_state_dict") if isinstance(stored, Mapping) else None
     if not isinstance(tensors, Mapping):
-        raise AdapterError(f"{file}: a torch file without 'lora_state_dict' is no adapter of the tuning service")
+        raise AdapterError(f"{file}: not an adapter of the tuning service: the torch file has no 'lora_state_dict'")
     found: _Pairs = {}
     moe = text.config.moe
     dense = len(text.blocks) if moe is None else min(moe.start_layer, len(text.blocks))
@@ -138,56 +139,56 @@ def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
         if (a := pair.get("A")) is not None and a.ndim > 1
     }
     if len(ranks) > 1:
-        raise AdapterError(f"{file}: its matrices are of the ranks {sorted(ranks)}, not of one")
+        raise AdapterError(f"{file}: all matrices must have one rank; found {sorted(ranks)}")
     return found, None
 
 
 def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of A and B for a part of a block."""
+    """Return the shapes of A and B for a module of a block."""
     experts = block.mlp if part.startswith("mlp.") and isinstance(block.mlp, Experts) else None
     if experts is None:
         base = block.get_submodule(part)
         assert isinstance(base, nn.Linear)
         return (rank, base.in_features), (base.out_features, rank)
     if dimensions != 3:
-        raise AdapterError(f"{where}: that layer is a mixture of experts, which takes matrices of each expert")
+        raise AdapterError(f"{where}: this layer is a mixture of experts and needs matrices per expert")
     weight = experts.get_submodule(part.removeprefix("mlp.")).weight
     assert isinstance(weight, torch.Tensor)
     if block.attn.qkv.weight.dtype.itemsize < 2:
-        raise AdapterError(f"{where}: experts of a model in FP8 take no adapter: load it with dtype bfloat16")
+        raise AdapterError(f"{where}: FP8 experts do not support adapters; load the model with dtype bfloat16")
     number, out, inner = weight.shape
     return (number, rank, inner), (number, out, rank)
 
 
 def _named(shape: tuple[int, ...], at: int) -> str:
-    """A shape whose dimension `at` is any rank."""
+    """Format a shape with dimension `at` shown as "rank"."""
     names: list[object] = [*shape]
     names[at] = "rank"
     return f"({', '.join(map(str, names))})"
 
 
 class AdapterBank:
-    """A decoder that shares a model's weights and adds to each row what is in the row's slot; slot 0 adds nothing.
+    """A copy of the decoder that shares the model's weights and adds each row's adapter slot; slot 0 adds nothing.
 
-    The matrices of all slots lie side by side: two products go through all of them, and what of the first is not of a
-    row's slot is left out of the second. That reads more than a row's own, but copies nothing, and its shapes are the
-    same whichever rows have adapters, so that a CUDA graph can hold it.
+    The matrices of all slots are concatenated. Two GEMMs multiply all slots, and the columns of other slots are masked
+    between them. This reads more than one adapter per row. It needs no copies and has fixed shapes, so CUDA graphs can
+    capture it.
 
     Args:
         text: the model's decoder.
-        n_slots: slots for adapters.
-        rank: largest rank.
+        n_slots: number of adapter slots.
+        rank: maximum rank.
     """
 
     def __init__(self, text: AnyDecoder, n_slots: int, rank: int) -> None:
         if not isinstance(text, TextDecoder):
-            raise AdapterError(f"{type(text).__name__} takes no adapters")
-        # Every tensor is the model's own; only the modules around them are new.
+            raise AdapterError(f"{type(text).__name__} does not support adapters")
+        # All tensors are shared with the model; only the modules are new.
         self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
         self._layers: dict[tuple[int, str], _AdaptedLinear] = {}
         self._experts: dict[int, _AdaptedExperts] = {}
         self.has_experts = False
-        self._resident: dict[int, weakref.ref[Adapter]] = {}  # it keeps no unloaded adapter alive
+        self._resident: dict[int, weakref.ref[Adapter]] = {}  # weak, so that unloaded adapters are freed
         self._rank = rank
         self._column_slots = torch.arange(1, n_slots + 1, device=text.wte.device).repeat_interleave(rank)
         for number, block in enumerate(self._text.blocks):
@@ -203,7 +204,7 @@ class AdapterBank:
                     block.set_submodule(part, adapted)
 
     def fill(self, slot: int, adapter: Adapter) -> None:
-        """Put an adapter into a slot, if it is not there yet."""
+        """Copy an adapter into a slot unless the slot already contains it."""
         resident = self._resident.get(slot)
         if resident is not None and resident() is adapter:
             return
@@ -217,7 +218,7 @@ class AdapterBank:
         self._resident[slot] = weakref.ref(adapter)
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
-        """The decoder with slots (rows,) int for the rows that it is given next."""
+        """Return the decoder with slots (rows,) int set for its next rows."""
         others = self._others(slots).unsqueeze(1)
         for layer in self._layers.values():
             layer.others = others
@@ -226,16 +227,16 @@ class AdapterBank:
         return self._text
 
     def rows(self, slots: torch.Tensor) -> AdaptedRows:
-        """What rows with adapters in these slots (rows,) int add to the results of the decoder's layers."""
+        """Return the adapter additions for rows with these slots (rows,) int."""
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
-        """Which columns of the first product (rows, columns) are not of a row's slot."""
+        """Return a mask (rows, columns) of the columns that belong to other slots."""
         return self._column_slots != slots.unsqueeze(1)
 
 
 class _AdaptedLinear(nn.Linear):
-    """W x + b + B A x, with A and B of each row's slot."""
+    """Linear layer that computes W x + b + B A x with A and B of each row's slot."""
 
     def __init__(self, base: nn.Linear, n_slots: int, rank: int, like: torch.Tensor) -> None:
         nn.Module.__init__(self)
@@ -247,7 +248,7 @@ class _AdaptedLinear(nn.Linear):
         self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=like.device)
 
     def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Put matrices into a slot, the first of which is 1."""
+        """Copy matrices into a slot; slot numbers start at 1."""
         first = (slot - 1) * self.rank
         own = slice(first, first + self.rank)
         self.a[own].zero_()
@@ -263,9 +264,10 @@ class _AdaptedLinear(nn.Linear):
 
 
 class _AdaptedExperts(Experts):
-    """A mixture of experts whose products add B A x, with A and B of each row's slot and of the expert.
+    """Mixture of experts that adds B A x with A and B of each row's slot and expert.
 
-    A slot takes memory once an adapter of experts is filled in. `slots` is (rows,) of the sequences given next.
+    Memory for the slots is allocated when the first adapter with expert matrices is filled in. `slots` (rows,) belongs
+    to the next sequences.
     """
 
     def __init__(self, base: Experts, n_slots: int, rank: int, like: torch.Tensor) -> None:
@@ -279,7 +281,7 @@ class _AdaptedExperts(Experts):
         self._column_slots = torch.arange(1, n_slots + 1, device=like.device).repeat_interleave(rank)
 
     def fill(self, slot: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
-        """Put an adapter's matrices of the two products into a slot, the first of which is 1."""
+        """Copy the matrices of both GEMMs into a slot; slot numbers start at 1."""
         if not self.pairs:
             if not any(pairs):
                 return
@@ -314,7 +316,7 @@ class _AdaptedExperts(Experts):
 
 
 class AdaptedRows:
-    """What rows add to the results of a decoder's layers; see `AdapterBank.rows`."""
+    """Adapter additions for the rows of one step; see `AdapterBank.rows`."""
 
     __slots__ = ("_layers", "_others")
 
@@ -322,32 +324,32 @@ class AdaptedRows:
         self._layers, self._others = layers, others
 
     def add(self, number: int, part: str, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add B A x to `out`, in place.
+        """Add B A x to `out` in place.
 
         Args:
-            number: of the block.
-            part: of it, `mlp.fc1` for example.
-            x: (rows, in) that the part reads.
-            out: (rows, out).
+            number: index of the block.
+            part: module of the block, for example `mlp.fc1`.
+            x: (rows, in), input of the module.
+            out: (rows, out), output of the module.
         """
         layer = self._layers[number, part]
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """The same where the first `count` rows are images of `length` rows each."""
+        """Return the additions with each of the first `count` rows (images) repeated `length` times."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 
     def behind(self, first: int) -> AdaptedRows:
-        """Those from row `first` on."""
+        """Return the additions from row `first` on."""
         return AdaptedRows(self._layers, self._others[first:])
 
 
 def _alpha(file: Path, metadata: dict[str, str]) -> float | None:
-    """Alpha from the file's metadata or PEFT's configuration beside it; None if neither has it.
+    """Return alpha from the metadata or from PEFT's adapter_config.json, or None if neither has it.
 
     Raises:
-        ValueError: if it has an option that is not supported.
+        ValueError: if an option is not supported.
     """
     config = file.parent / "adapter_config.json"
     if "alpha" in metadata:

@@ -1,4 +1,4 @@
-"""Where a model is found by its name: inside this package, in a folder, or on the Hugging Face hub. Knows no torch."""
+"""Find a model by name: inside this package, in a folder, or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", _SYN
 
 @dataclass(slots=True, frozen=True)
 class ModelEntry:
-    """A model that ships with the package: its name, folder, and a line about it."""
+    """A model included in the package: name, folder and a one-line description."""
 
     name: str
     folder: Path
@@ -32,13 +32,12 @@ EMBEDDED = (
 
 
 def find(name: str) -> Path:
-    """Folder of a model, from an embedded model's name, a folder's path, or a hub id such as `owner/model`.
+    """Return the folder of a model from an embedded model's name, a folder path, or a hub ID such as `owner/model`.
 
-    A hub id is downloaded on first use and kept in the hub's own cache; `owner/model@revision` is that branch, tag or
-    commit of it.
+    A hub ID is downloaded on first use into the hub's cache; `owner/model@revision` selects a branch, tag or commit.
 
     Raises:
-        UnknownModelError: if the name leads nowhere.
+        UnknownModelError: if no such model exists.
     """
     for entry in EMBEDDED:
         if name == entry.name:
@@ -54,28 +53,30 @@ def find(name: str) -> Path:
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return _download(name)
     names = ", ".join(entry.name for entry in EMBEDDED)
-    raise UnknownModelError(f"no model '{name}': give one of {names}, a model folder, or a hub id such as owner/model")
+    raise UnknownModelError(
+        f"unknown model '{name}': use one of {names}, a model folder, or a hub id such as owner/model"
+    )
 
 
 def find_refiner(name: str) -> Path:
-    """The file of a refiner, from its path or a hub id such as `moondream/SegHeadRefiner`, downloaded on first use.
+    """Return a refiner file from its path or a hub ID such as `moondream/SegHeadRefiner`, downloaded on first use.
 
     Raises:
-        UnknownModelError: if the name leads nowhere.
+        UnknownModelError: if no such file or repository exists.
     """
     path = Path(name).expanduser()
     if path.is_file():
         return path
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return fetch_file(name, "model.pt")
-    raise UnknownModelError(f"no refiner '{name}': give its file, or a hub id such as moondream/SegHeadRefiner")
+    raise UnknownModelError(f"unknown refiner '{name}': use a file, or a hub ID such as moondream/SegHeadRefiner")
 
 
 def read_synonyms(folder: Path) -> dict[str, list[str]]:
-    """Phrases that stand for one or several of a model's classes; none where its folder has no synonyms.json.
+    """Return phrases that stand for one or more of a model's classes; {} if the folder has no synonyms.json.
 
     Raises:
-        ModelFilesError: if the file cannot be read.
+        ModelFilesError: if the file is invalid.
     """
     path = folder / _SYNONYMS
     if not path.is_file():
@@ -84,14 +85,16 @@ def read_synonyms(folder: Path) -> dict[str, list[str]]:
         values = json.loads(path.read_text(encoding="utf-8"))
         return {str(phrase): [str(name) for name in names] for phrase, names in values.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelFilesError(f"{path}: not an object of phrase: [names] ({error})") from error
+        raise ModelFilesError(
+            f"{path}: expected a JSON object of phrases with lists of class names ({error})"
+        ) from error
 
 
 def read_names(name: str) -> tuple[list[str], dict[str, list[str]]] | None:
-    """The classes and synonyms of a model, without loading it; None if it takes any words, or is not on this machine.
+    """Return a model's classes and synonyms without loading it; None if it is open-vocabulary or not installed.
 
     Raises:
-        ModelFilesError: if its files cannot be read.
+        ModelFilesError: if a file is invalid.
     """
     folder = next((entry.folder for entry in EMBEDDED if entry.name == name), Path(name).expanduser())
     path = folder / _CONFIG
@@ -105,7 +108,7 @@ def read_names(name: str) -> tuple[list[str], dict[str, list[str]]] | None:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Size of a folder's weights, however many files they are in."""
+    """Return the total size in bytes of a folder's weight files."""
     return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
 
 

@@ -1,7 +1,7 @@
-"""What the engine needs of a model, whatever its architecture. Types only: knows no weights, no steps, and no torch.
+"""Interfaces between the engine and a model of any architecture; types only.
 
-An architecture is a class that loads a folder into a `LoadedModel`, registered by name in `registry`. Backends that
-know an architecture may run it in a faster form; the engine itself uses nothing beyond what stands here.
+An architecture is a class that loads a folder into a `LoadedModel` and is registered by name in `registry`. Backends
+for a known architecture may run it faster. The engine itself uses only these interfaces.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """What one step samples from the hidden state it ends with."""
+    """Kind of value that a step samples from its last hidden state."""
 
-    X_OR_EOS = 0  # one more object or stop, and its x
+    X_OR_EOS = 0  # start another object at x, or end
     Y = 1
     SIZE = 2
-    TOKEN = 3  # of text, any that a grammar allows
-    LATER_TOKEN = 4  # of free text after its first: ids that the model suppresses there are never sampled
-    REASONING = 5  # a word, or a coordinate where the coordinate token is sampled; a `TokenRule` says more
+    TOKEN = 3  # a text token; the grammar may restrict it
+    LATER_TOKEN = 4  # a token of free text after the first; suppressed token IDs are never sampled
+    REASONING = 5  # a text token, or a coordinate after the coordinate token; see `TokenRule`
 
 
 TEXT_PHASES = frozenset({Phase.TOKEN, Phase.LATER_TOKEN, Phase.REASONING})
 
 
 Tiling = tuple[int, int]
-"""Tiles (rows, columns) of an image."""
+"""Number of tiles (rows, columns) of an image."""
 
 
 def crop_count(tiling: Tiling) -> int:
-    """How many crops the encoder has to see: the global one and the tiles; a single tile equals the global crop."""
+    """Return the number of crops to encode: the global crop and the tiles. A single tile equals the global crop."""
     return 1 if tiling == (1, 1) else 1 + tiling[0] * tiling[1]
 
 
 Ref = tuple[float, float] | tuple[float, float, float, float]
-"""A part of an image that a question is about: a point (x, y) or a box (x1, y1, x2, y2), as fractions."""
+"""Part of an image that a question refers to: a point (x, y) or box (x1, y1, x2, y2), as fractions."""
 
 
 @dataclass(slots=True, frozen=True)
 class ReasoningTokens:
-    """Tokens by which a model reasons.
+    """Special tokens for reasoning.
 
     Attributes:
-        answer: ends the reasoning.
-        suffix: is fed between the reasoning and the answer; begins with `answer`.
-        forbidden: are never sampled while reasoning, its first token excepted.
-        coord: brings a coordinate.
-        grounds: begin a piece of text that coordinates belong to.
-        end: ends the answer before it has begun, where it is not `forbidden`; -1 for none.
+        answer: token that ends the reasoning.
+        suffix: tokens fed between the reasoning and the answer; the first is `answer`.
+        forbidden: tokens that are never sampled while reasoning, except as its first token.
+        coord: token that precedes a coordinate.
+        grounds: tokens that start a piece of text with coordinates.
+        end: token that ends the answer before it has begun, unless it is `forbidden`; -1 for none.
     """
 
     answer: int
@@ -69,15 +69,16 @@ class ReasoningTokens:
 
 @dataclass(slots=True, frozen=True)
 class PathTokens:
-    """The tokens that spell outlines, see `tasks.segment`.
+    """Tokens of the outline language; see `tasks.segment`.
 
     Attributes:
-        eos: ends a path.
-        commands: letters by their ids.
-        minus: ids of the minus sign.
-        numbers: integers from 0 to 960 by their ids.
-        decode: text of one id, for those that are none of these.
-        sets: ids that may begin a path; that may follow where no number is due; where one is due; and behind a minus.
+        eos: token that ends a path.
+        commands: command letter by token ID.
+        minus: token IDs of the minus sign.
+        numbers: integers from 0 to 960 by token ID.
+        decode: returns the text of any other token ID.
+        sets: allowed token IDs at the start of a path, where no number is due, where a number is due, and after a minus
+            sign.
     """
 
     eos: int
@@ -93,7 +94,7 @@ class PathTokens:
         object.__setattr__(self, "sets", (first, (self.eos, *self.commands), number, tuple(self.numbers)))
 
     def symbol(self, token: int) -> str | int | None:
-        """A command letter, '-', an integer, or None for anything else."""
+        """Return a command letter, '-', an integer, or None for any other token."""
         found = self.commands.get(token, self.numbers.get(token, "-" if token in self.minus else None))
         if found is None:
             text = self.decode(token).strip()
@@ -103,18 +104,19 @@ class PathTokens:
 
 @dataclass(slots=True, frozen=True)
 class ModelLimits:
-    """Sizes that the engine plans with.
+    """Sizes that the scheduler needs.
 
     Attributes:
-        prefix_length: positions of an image's prefix, bos included.
-        max_context: positions of a sequence, prefix included.
-        vocab_size: token ids are below this.
-        dim: width of an embedding and of a hidden state.
+        prefix_length: positions of an image prefix, including BOS.
+        max_context: maximum positions of a sequence, including the prefix.
+        vocab_size: number of token IDs.
+        dim: width of embeddings and hidden states.
         n_layers, n_kv_heads, head_dim: shape of the keys and of the values of one position.
-        bos_id: the token in front of an image's tokens.
+        bos_id: token before the image tokens.
         suppressed_ids: tokens that are never sampled in free text after its first token.
-        coord_id: the token that brings a coordinate in a reasoning; -1 if there is none.
-        repeat_iou: a box that overlaps an earlier one of its answer by more than this is dropped; None keeps all.
+        coord_id: token that precedes a coordinate in reasoning, or -1.
+        repeat_iou: a box that overlaps an earlier box of its answer by more than this IoU is dropped; None keeps all
+            boxes.
     """
 
     prefix_length: int
@@ -132,12 +134,12 @@ class ModelLimits:
 
 @dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class Adapter:
-    """Low-rank additions to the text decoder (LoRA, Hu et al. 2021, arXiv:2106.09685); compared by identity.
+    """A LoRA adapter of the text decoder (Hu et al. 2021, arXiv:2106.09685); compared by identity.
 
     Attributes:
         name: shown in messages.
-        weights: by layer and part (3, 'attn.qkv'), A (rank, in) and B (out, rank), which is scaled already; of experts
-            (experts, rank, in) and (experts, out, rank).
+        weights: matrices A (rank, in) and scaled B (out, rank) by layer and module, such as (3, 'attn.qkv'). Experts
+            have (experts, rank, in) and (experts, out, rank).
     """
 
     name: str
@@ -146,132 +148,132 @@ class Adapter:
 
 @dataclass(slots=True, frozen=True)
 class ImageCrops:
-    """An image as a vision encoder takes it: (n, rows, columns, 3) uint8 crops, and the tiling they were cut in."""
+    """Input of the vision encoder: (n, rows, columns, 3) uint8 crops and the image's tiling."""
 
     pixels: NDArray[np.uint8]
     tiling: Tiling
 
 
 class Prompts(Protocol):
-    """From a task to the token ids a model is prompted with, and from the ids of an answer to text."""
+    """Converts tasks to prompt token IDs, and token IDs of answers to text."""
 
     @property
     def eos_id(self) -> int:
-        """The token that ends an answer."""
+        """Token that ends an answer."""
         ...
 
     def can(self, skill: str) -> bool:
-        """Whether the model has learned a skill: 'detect', 'point', 'query', 'caption' or another task's."""
+        """Return whether the model supports a skill: 'detect', 'point', 'query', 'caption' or another task's skill."""
         ...
 
     def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Ids that ask for all objects of a name, among parts of an image if there are `refs`.
+        """Return the prompt for all objects with a label, restricted to the parts of the image in `refs`, if any.
 
         Raises:
-            PromptError: if the model takes no references.
+            PromptError: if the model does not support references.
         """
         ...
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
-        """Ids that ask a question about parts of an image, to be reasoned about or answered at once."""
+        """Return the prompt for a question about parts of an image, with reasoning or without."""
         ...
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """What stands in a skill's prompt in place of tokens, by places: (coordinate,) or (width, height), in 0..1."""
+        """Return values in 0..1 that replace prompt embeddings, by position: (coordinate,) or (width, height)."""
         ...
 
     @property
     def reasoning(self) -> ReasoningTokens | None:
-        """The tokens by which the model reasons; None if it has not learned it."""
+        """Special tokens for reasoning, or None if the model does not support it."""
         ...
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Ids that ask for the outline of an object."""
+        """Return the prompt for the outline of an object."""
         ...
 
     @property
     def path_tokens(self) -> PathTokens:
-        """The tokens that spell outlines."""
+        """Tokens of the outline language."""
         ...
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Ids that ask where the person with an eye at (x, y) looks, and what stands in place of some."""
+        """Return the prompt for the gaze of a person with an eye at (x, y), and values that replace embeddings."""
         ...
 
     def caption(self, length: str) -> list[int]:
-        """Ids that ask for a description of some length."""
+        """Return the prompt for a caption of a length."""
         ...
 
     def ids(self, words: str) -> list[int]:
-        """Ids of words as they are."""
+        """Return the token IDs of a text without a template."""
         ...
 
     def text(self, ids: Sequence[int]) -> str:
-        """Text of an answer."""
+        """Return the text of an answer's token IDs."""
         ...
 
     def wrap(self, skill: str, words: str) -> list[int]:
-        """Ids of a skill's template around words as they are."""
+        """Return a skill's template around a text."""
         ...
 
 
 class CacheLayer(Protocol):
-    """One layer of a cache, and where its next entries go."""
+    """One layer of a KV cache with the position of its next entries."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put in new keys and values (rows, length, heads, head_dim)."""
+        """Write new keys and values (rows, length, heads, head_dim)."""
         ...
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values, each (rows, heads, keys, head_dim)."""
+        """Return all keys and values, each (rows, heads, keys, head_dim)."""
         ...
 
 
 class Cache(Protocol):
-    """Keys and values of some sequences, however they are stored."""
+    """KV cache of several sequences in any storage format."""
 
     @property
     def key_positions(self) -> torch.Tensor:
-        """(keys,) int64: the position in its sequence of each key that `CacheLayer.read` gives."""
+        """Sequence position of each key that `CacheLayer.read` returns."""
         ...
 
     def layers(self, positions: torch.Tensor) -> Sequence[CacheLayer]:
-        """The layers, ready to write at (rows, length) int64 positions."""
+        """Return one `CacheLayer` per layer for writing at (rows, length) int64 positions."""
         ...
 
 
 class TextDecoder(Protocol):
-    """Token embeddings, the decoder's blocks, and the output head."""
+    """Token embeddings, decoder blocks and output head."""
 
     @property
     def n_block_weights(self) -> int:
-        """Weights that each token is multiplied with."""
+        """Number of block weights that are multiplied for each token."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings (..., dim) of token ids (...)."""
+        """Return embeddings (..., dim) of token IDs (...)."""
         ...
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, cache: Cache, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Hidden states (rows, length, dim) of embeddings at (rows, length) positions, kept in the cache as well.
+        """Return hidden states (rows, length, dim) of embeddings at (rows, length) positions; cache keys and values.
 
-        The mask is True, or 0 to be added, where a key is seen; by default a causal one behind the prefix.
+        The mask is boolean (True for visible keys) or additive. The default is a causal mask after the prefix.
         """
         ...
 
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
-        """Keep prefixes (rows, length, dim) that begin at position 0 and attend in both directions."""
+        """Cache image prefixes (rows, length, dim) that start at position 0 and use bidirectional attention."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (..., vocab_size) of the next token from hidden states (..., dim)."""
+        """Return next-token logits (..., vocab_size) for hidden states (..., dim)."""
         ...
 
 
 class VisionEncoder(Protocol):
-    """From an image to its tokens, in the width of the text decoder."""
+    """Converts an image to tokens of the text decoder's width."""
 
     @property
     def crop_size(self) -> int:
@@ -280,17 +282,17 @@ class VisionEncoder(Protocol):
 
     @property
     def crop_margin(self) -> int:
-        """Pixels by which tiles overlap at each side."""
+        """Overlap of tiles on each side, in pixels."""
         ...
 
     @property
     def max_crops(self) -> int:
-        """Most tiles of an image."""
+        """Maximum number of tiles per image."""
         ...
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of an image, however many crops it was cut into; also tokens of a crop's features."""
+        """Number of tokens per image, for any number of crops; also the number of features per crop."""
         ...
 
     @property
@@ -299,42 +301,42 @@ class VisionEncoder(Protocol):
         ...
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Tiles of an image."""
+        """Return the tiling of an image of this size."""
         ...
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """Cut an image (height, width, 3) uint8 RGB into a global crop and its tiles; with 1×1 the global one only."""
+        """Split an image (height, width, 3) uint8 RGB into a global crop and tiles; 1×1 has the global crop only."""
         ...
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """What `features` takes, from (n, size, size, 3) uint8 crops."""
+        """Return the input of `features` for (n, size, size, 3) uint8 crops."""
         ...
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """Features (n, n_tokens, feature_dim) of normalized crops."""
+        """Return features (n, n_tokens, feature_dim) of normalized crops."""
         ...
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """Image tokens (..., n_tokens, dim) from global and local features, each (..., n_tokens, feature_dim)."""
+        """Return image tokens (..., n_tokens, dim) of global and local features, each (..., n_tokens, feature_dim)."""
         ...
 
     def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Image tokens (n_tokens, dim) of one image from the features of its global crop and its tiles."""
+        """Return image tokens (n_tokens, dim) of one image from the features of its global crop and tiles."""
         ...
 
 
 @runtime_checkable
 class DraftingEncoder(Protocol):
-    """A vision encoder that has seen most of an answer before the text decoder writes it."""
+    """A vision encoder that also predicts answers, which the engine uses as draft tokens."""
 
     @property
     def asked(self) -> Mapping[tuple[int, ...], int]:
-        """The class that each prompt asks for."""
+        """Class of each prompt."""
         ...
 
     @property
     def n_drafts(self) -> int:
-        """Objects of a crop that `features_and_drafts` gives."""
+        """Number of objects per crop in the drafts."""
         ...
 
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -349,18 +351,18 @@ class DraftingEncoder(Protocol):
 
 @runtime_checkable
 class DeepEncoder(Protocol):
-    """A vision encoder that also gives the features of a block on its way."""
+    """A vision encoder that also returns the features of an inner block."""
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a block, counted from 0, gives of normalized crops, and what `VisionEncoder.features` does."""
+        """Return the features of a block (counted from 0) and of the whole encoder for normalized crops."""
         ...
 
 
 class Refiner(Protocol):
-    """Redraws the mask of an outline from the features of a crop around it.
+    """Refines the mask of an outline with the features of a crop around it.
 
     Attributes:
-        early_block: the encoder's block whose features it reads besides the last ones.
+        early_block: index of the encoder block whose features it reads in addition to the last ones.
     """
 
     early_block: int
@@ -378,7 +380,7 @@ class Refiner(Protocol):
 
 @runtime_checkable
 class SizedEncoder(Protocol):
-    """A vision encoder that can be shown its crop at another size than it was trained with."""
+    """A vision encoder whose crop size can be changed."""
 
     def set_crop_size(self, size: int) -> None:
         """Take crops of so many pixels a side from now on: a multiple of 32 from 128 to 1280, else ValueError."""
@@ -386,92 +388,92 @@ class SizedEncoder(Protocol):
 
 
 class RegionHeads(Protocol):
-    """Coordinates and sizes, to and from the text decoder's width."""
+    """Encoders and decoders between coordinates or sizes and the text decoder's hidden states."""
 
     def encode_coord(self, value: torch.Tensor) -> torch.Tensor:
-        """Embeddings (..., dim) of coordinates (..., 1) in 0..1."""
+        """Return embeddings (..., dim) of coordinates (..., 1) in 0..1."""
         ...
 
     def encode_size(self, value: torch.Tensor) -> torch.Tensor:
-        """Embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
+        """Return embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
         ...
 
     def coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The most likely coordinate (..., 1) float32, from hidden states (..., dim)."""
+        """Return the most likely coordinate (..., 1) float32 for hidden states (..., dim)."""
         ...
 
     def size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The most likely width and height (..., 2) float32, from hidden states (..., dim)."""
+        """Return the most likely width and height (..., 2) float32 for hidden states (..., dim)."""
         ...
 
 
 @runtime_checkable
 class ReadableHeads(Protocol):
-    """Region heads of which it is not certain what they are to be given: only published weights can tell."""
+    """Region heads with several possible interpretations of their input; only trained weights show the correct one."""
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """What they can be given, by name; the first is what they are given."""
+        """Names of the interpretations; the first one is in use."""
         ...
 
     def read_as(self, name: str) -> None:
-        """Give them another of `readings` from here on."""
+        """Switch to another interpretation of `readings`."""
         ...
 
 
 class Model(Protocol):
-    """Vision encoder, text decoder and region heads of one architecture, with their weights."""
+    """Vision encoder, text decoder and region heads of one architecture, with weights."""
 
     @property
     def limits(self) -> ModelLimits:
-        """Its sizes."""
+        """Sizes that the scheduler needs."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the weights."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of its weights."""
+        """Floating-point dtype of the weights."""
         ...
 
     @property
     def vision(self) -> VisionEncoder:
-        """Its vision encoder."""
+        """Vision encoder."""
         ...
 
     @property
     def text(self) -> TextDecoder:
-        """Its text decoder."""
+        """Text decoder."""
         ...
 
     @property
     def region(self) -> RegionHeads:
-        """Its region heads."""
+        """Region heads."""
         ...
 
     def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (..., 2) float32 of the coordinate token and of the end token, from hidden states (..., dim)."""
+        """Return float32 logits (..., 2) of the coordinate and end tokens for hidden states (..., dim)."""
         ...
 
     def n_parameters(self) -> int:
-        """How many numbers its weights are."""
+        """Return the number of weights."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class LoadedModel:
-    """What an architecture makes of a model folder.
+    """A model loaded from a folder.
 
     Attributes:
-        model: ready to run.
-        prompts: its prompts and tokenizer.
-        classes: the only names that may be asked for; None for any words.
-        synonyms: phrases that stand for one or several of the classes.
-        family: which published model it is and what its file holds, a line for people; "" if there is nothing to say.
-        load_refiner: reads the file of a refiner for the model; None where there is none for its architecture.
+        model: the model with its weights.
+        prompts: prompt templates and tokenizer.
+        classes: the only labels that the model detects, or None for an open vocabulary.
+        synonyms: phrases that stand for one or more classes.
+        family: one line that names the published model and the format of its file, or "".
+        load_refiner: reads a refiner file for the model, or None if the architecture has no refiner.
     """
 
     model: Model

@@ -1,6 +1,7 @@
-"""Architectures by name: which class loads a model folder. Knows no torch until a model is loaded.
+"""Registry of architectures: it maps names to functions that load a model folder.
 
-A new architecture is a module with a loader, and one line here or one call of `register_architecture`.
+A new architecture is a module with a loader, and one line here or one call of `register_architecture`. PyTorch is
+imported only when a model is loaded.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ if TYPE_CHECKING:
     import torch
 
 Loader = Callable[[Path, "torch.device", "torch.dtype"], LoadedModel]
-"""Loads a folder's weights onto a device in a dtype; raises ModelFilesError if its files do not fit each other."""
+"""Function that loads a folder onto a device in a dtype; raises ModelFilesError if the files are inconsistent."""
 
 DEFAULT = "moondream"
 _LOADERS: dict[str, Loader | str] = {DEFAULT: "saccade.engine.models.moondream.loader:load_moondream"}
 _NAMES = {"moondream1": DEFAULT, "moondream3": DEFAULT, "HfMoondream": DEFAULT, "Moondream": DEFAULT}
-"""What published configurations call an architecture."""
+"""Names of architectures in published config.json files."""
 
 
 def register_architecture(name: str, loader: Loader | str) -> None:
-    """Make an architecture known by the `model_type` of its config.json.
+    """Register an architecture under the `model_type` of its config.json.
 
     Args:
         name: the `model_type`.
-        loader: a function, or "module:function", which is imported when it is first needed.
+        loader: a function, or "module:function", which is imported on first use.
 
     Raises:
-        ValueError: if there is another one of this name.
+        ValueError: if the name is already registered.
     """
     if _LOADERS.setdefault(name, loader) != loader:
-        raise ValueError(f"there is an architecture '{name}' already")
+        raise ValueError(f"architecture '{name}' is already registered")
 
 
 RANDOM = {
@@ -48,24 +49,24 @@ RANDOM = {
 
 
 def architecture_of(config: dict[str, Any]) -> str:
-    """The architecture that a parsed config.json names; Moondream where it names none, as our own do.
+    """Return the architecture that a parsed config.json names; the default is Moondream.
 
     Raises:
-        ModelFilesError: if it names one that is not known.
+        ModelFilesError: if the architecture is unknown.
     """
     names = [config.get("model_type"), *(config.get("architectures") or [])]
     named = [str(name) for name in names if name]
     known = next((_NAMES.get(name, name) for name in named if _NAMES.get(name, name) in _LOADERS), None)
     if known is None and named:
-        raise ModelFilesError(f"no architecture '{named[0]}': known are {', '.join(_LOADERS)}")
+        raise ModelFilesError(f"unknown architecture '{named[0]}'; known: {', '.join(_LOADERS)}")
     return known or DEFAULT
 
 
 def load(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Load a model folder by its architecture.
+    """Load a model folder with the loader of its architecture.
 
     Raises:
-        ModelFilesError: if a file cannot be read, or they do not fit each other.
+        ModelFilesError: if a file cannot be read, or the files are inconsistent.
     """
     path = folder / "config.json"
     try:
@@ -79,7 +80,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
 
 
 def load_random(name: str, device: torch.device, dtype: torch.dtype, config: Any = None, seed: int = 0) -> LoadedModel:
-    """A model of `RANDOM` with weights drawn by a seed; `config` is the architecture's own, for another shape."""
+    """Return a model of `RANDOM` with weights drawn from a seed; `config` overrides its dimensions."""
     model: LoadedModel = _imported(RANDOM[name])(device, dtype, config, seed)
     return model
 

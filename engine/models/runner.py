@@ -1,8 +1,7 @@
-"""What a step runs on the device, in tensors of fixed addresses that a CUDA graph can replay.
+"""The device work of a step, on tensors at fixed addresses so that CUDA graphs can replay it.
 
-A *runner* feeds tokens, prefills images and samples. `Runner` does it with the model's own modules, on any device, in
-any dtype. A CPU has `cpu.decoder.CpuRunner`, whose decoder is fused; CUDA has `cuda.decoder.PackedRunner`, with kernels
-made for few rows. Knows nothing of steps, slots or requests.
+A runner feeds tokens, prefills images and samples. `Runner` uses the model's PyTorch modules on any device and dtype.
+`cpu.decoder.CpuRunner` has a fused decoder for CPUs; `cuda.decoder.PackedRunner` uses kernels for few rows.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from saccade.engine.models.sampling import SAMPLED
 
 
 class PagedCache(Protocol):
-    """Where keys and values go."""
+    """Paged KV cache."""
 
     prefix_length: int
     prefix_pages: int
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> Cache:
-        """The sequences of a (rows, pages) int64 page table, prefix pages first, as far as `length` positions."""
+        """Return a view of sequences by page table (rows, pages) int64, prefix pages first, up to `length` tokens."""
         ...
 
 
 class Runner:
-    """One model's steps. Index tensors are int32; `owners` is the row of `tables` that belongs to each row.
+    """Runs the steps of one model. Index tensors are int32; `owners` maps each row to a row of `tables`.
 
     Args:
         model: the model.
-        cache: where keys and values go.
+        cache: the paged KV cache.
     """
 
     def __init__(self, model: Model, cache: PagedCache) -> None:
@@ -42,18 +41,18 @@ class Runner:
         self._adapters: tuple[AdapterBank, torch.Tensor] | None = None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """The same for rows with adapters; for the call that comes next.
+        """Return a runner that applies LoRA adapters in its next call.
 
         Args:
-            bank: adapters in slots.
-            slots: (rows,) of the rows of `forward_tokens`; of the images and then of the tokens of `prefill`.
+            bank: adapter slots.
+            slots: (rows,) slot of each row of `forward_tokens`; for `prefill`, of the images and then of the tokens.
         """
         adapted = copy.copy(self)
         adapted._adapters = bank, slots
         return adapted
 
     def _text(self, rows: slice | torch.Tensor) -> TextDecoder:
-        """The decoder for some of the rows that have adapters, if any have."""
+        """Return the decoder with adapters for these rows."""
         if self._adapters is None:
             return self._model.text
         bank, slots = self._adapters
@@ -62,15 +61,15 @@ class Runner:
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """Feed one token a row behind what its pages hold, and write its keys and values there.
+        """Run one token per row through the decoder and write its keys and values to its pages.
 
         Args:
             x: (rows, dim) embeddings; may be overwritten.
-            positions: (rows,) in their sequences, behind the prefix.
+            positions: (rows,) sequence positions after the prefix.
             owners: (rows,) rows of `tables`.
-            tables: (any, pages).
-            together: several rows may be of one sequence, and attend to those before them. Here they always may, as
-                all keys are written before any is read.
+            tables: (sequences, pages).
+            together: whether several rows may belong to one sequence and attend to earlier rows. This runner always
+                allows it, because it writes all keys first.
 
         Returns:
             (rows, dim) hidden states.
@@ -80,10 +79,10 @@ class Runner:
     def _forward(
         self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        """`forward_tokens` of rows whose adapters are those from `first` on."""
+        """Run `forward_tokens` for rows whose adapter slots start at `first`."""
         rows = self._cache.rows(tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
-        # Given, as the first positions of a sequence without an image see only what is before them.
+        # Explicit mask, because the first positions of a sequence without an image are causal.
         seen = (rows.key_positions <= at.unsqueeze(-1)).unsqueeze(1)
         return self._text(slice(first, None))(x.unsqueeze(1), at, rows, seen).squeeze(1)
 
@@ -96,18 +95,18 @@ class Runner:
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Write image prefixes to their pages, and feed prompts behind them.
+        """Write image prefixes to their pages and run the prompts after them.
 
         Args:
             images: (images, prefix length, dim) embeddings.
             prefixes: (images, pages).
-            prompts: (tokens, dim) embeddings of all prompts; None for none.
-            positions: (tokens,) as for `forward_tokens`.
-            owners: (tokens,) as for `forward_tokens`.
-            tables: (any, pages).
+            prompts: (tokens, dim) embeddings of all prompts, or None.
+            positions: (tokens,) sequence positions.
+            owners: (tokens,) rows of `tables`.
+            tables: (sequences, pages).
 
         Returns:
-            (tokens, dim) hidden states, if there are prompts.
+            (tokens, dim) hidden states, or None without prompts.
         """
         count, length, _ = images.shape
         self._text(slice(count)).write_kv(images, self._cache.rows(prefixes.long(), length))
@@ -123,16 +122,16 @@ class Runner:
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """Sample rows of detect and point.
+        """Sample coordinates and sizes for rows of detect and point.
 
         Args:
             hidden: (rows, dim) hidden states.
-            phases: (rows,) `Phase`; what rows of text get has no meaning.
-            batch_slots: (rows,) rows of `state` that get the embedding of what was sampled.
+            phases: (rows,) `Phase`; results of text rows are undefined.
+            batch_slots: (rows,) rows of `state` for the embeddings of the samples.
             coords: whether any row is at X_OR_EOS or Y.
             sizes: whether any row is at SIZE.
-            sampled: (rows, 3) float32, written as `output_state.OutputState.commit` takes it.
-            state: (batch slots, dim).
+            sampled: (rows, 3) float32, written for `output_state.OutputState.commit`.
+            state: (batch slots, dim), written.
         """
         region, phase = self._model.region, phases.unsqueeze(1)
         if coords:
@@ -150,5 +149,5 @@ class Runner:
         state[batch_slots.long()] = embedded
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocab) float32 of the next token."""
+        """Return next-token logits (rows, vocab) in float32."""
         return self._model.text.logits(hidden).float()

@@ -1,13 +1,13 @@
-"""Sampling: what a step takes from hidden states, and how what was taken, or guessed, is fed again.
+"""Sampling from hidden states, and embedding of sampled or drafted values.
 
-| what | where |
+| sample | implementation |
 |---|---|
 | coordinates and sizes | `Runner.sample_regions`; on CUDA `kernels.region_sampling` |
-| tokens | the likeliest, by `take_tokens`; where a row wants more, `sample`: at a temperature, under a grammar |
-| whether one more object begins | on the host, by `ObjectsOutput.begins` (`tasks.output_state`), from two logits |
+| tokens | greedy by `take_tokens`; with a temperature or grammar by `sample` |
+| whether another object begins | on the host, by `ObjectsOutput.begins` (`tasks.output_state`), from two logits |
 
-The noise is counter-based, not drawn from a generator: it is a hash of a request's seed, the step and the token, so an
-answer depends neither on what shares its batch nor on how early it was launched. Knows no steps, slots or requests.
+Random noise is a hash of the request's seed, the step and the token. An answer therefore does not depend on its batch
+or launch time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from saccade.engine.models.protocol import Model, Phase, RegionHeads, TextDecoder
 
 SAMPLED = 3
-"""Numbers that a step yields for each row, see `output_state.OutputState.commit`."""
+"""Values per row that a step returns; see `output_state.OutputState.commit`."""
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # the constants of splitmix64 (Steele, Lea & Flood 2014), as signed numbers
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Logits (rows, vocab), in place with those of `ids` (n,) at -inf where a row's phase is LATER_TOKEN."""
+    """Set the logits (rows, vocab) of `ids` (n,) to -inf in place for rows in phase LATER_TOKEN."""
     later = (phases == Phase.LATER_TOKEN).unsqueeze(1)
     return logits.index_copy_(1, ids, logits.index_select(1, ids).masked_fill(later, -torch.inf))
 
@@ -40,15 +40,15 @@ def take_tokens(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Make a token the sample of each row of text, and its embedding what the next step begins with.
+    """Store a token as the sample of each text row, and its embedding as the input of the next step.
 
     Args:
         text: the decoder.
-        token: (rows,) ids; of no meaning where a row's phase is none of text.
-        phases: (rows,).
+        token: (rows,) token IDs; ignored for rows in other phases.
+        phases: (rows,) `Phase`.
         batch_slots: (rows,) rows of `state`.
-        sampled: (rows, 3) float32.
-        state: (batch slots, dim).
+        sampled: (rows, 3) float32, written.
+        state: (batch slots, dim), written.
     """
     wanted, slots = (phases >= Phase.TOKEN).unsqueeze(1), batch_slots.long()
     sampled.copy_(torch.where(wanted, token.unsqueeze(1).float(), sampled))
@@ -65,17 +65,17 @@ def take_allowed(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """As `take_tokens` the likeliest token that is allowed, for some rows of text.
+    """Like `take_tokens`, for some text rows, with the most likely token that their grammar allows.
 
     Args:
         text: the decoder.
-        rows: (n,) int64 rows of what follows; one that is there twice has the same mask.
-        masks: (any, vocab) bool, True where a token is allowed.
+        rows: (n,) int64 row indices; duplicates must have the same mask.
+        masks: (any, vocab) bool, True for allowed tokens.
         which: (n,) int64 rows of `masks`.
         logits: (any, vocab) float32.
         batch_slots: (any,) rows of `state`.
-        sampled: (any, 3) float32, of which the first number is written.
-        state: (batch slots, dim).
+        sampled: (any, 3) float32; the first value of each row is written.
+        state: (batch slots, dim), written.
     """
     allowed = torch.where(masks.index_select(0, which), logits.index_select(0, rows), -torch.inf)
     token = allowed.argmax(-1)
@@ -91,15 +91,15 @@ def take_coordinates(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Where a row of text has sampled the coordinate token, sample its coordinate, which the next step begins with.
+    """Sample a coordinate for text rows whose sampled token is the coordinate token; its embedding is the next input.
 
     Args:
         region: the model's region heads.
-        hidden: (rows, dim) hidden states that the tokens were sampled from.
-        wanted: (rows,) bool.
+        hidden: (rows, dim) hidden states of the sampled tokens.
+        wanted: (rows,) bool, True for rows with the coordinate token.
         batch_slots: (rows,) rows of `state`.
-        sampled: (rows, 3) float32; the coordinate becomes the second number.
-        state: (batch slots, dim).
+        sampled: (rows, 3) float32; the coordinate is written as the second value.
+        state: (batch slots, dim), written.
     """
     coordinate, slots = region.coord(hidden), batch_slots.long()
     sampled[:, 1] = torch.where(wanted, coordinate.squeeze(1), sampled[:, 1])
@@ -114,19 +114,18 @@ def sample(
     step: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sample a token for each row: the most likely one at temperature 0, else by Gumbel-max (exact, one argmax).
+    """Sample a token per row: the most likely one at temperature 0, otherwise exactly with the Gumbel-max trick.
 
     Args:
         logits: (rows, vocab) float32.
-        temperature: (rows,) float32, 0 or more. None where it is 0 in all rows, which saves the noise.
-        top_p: (rows,) float32 in (0, 1]: sample from the fewest most likely tokens that reach it together. None where
-            no row uses it, which saves a sort.
-        seed: (rows,) int64, the request's own.
-        step: (rows,) int64, a number that the request has not used before.
-        mask: (rows, vocab) bool, True where a token is allowed; at least one in each row.
+        temperature: (rows,) float32, at least 0; None if all rows are greedy, which skips the noise.
+        top_p: (rows,) float32 in (0, 1]; None if no row uses it, which skips a sort.
+        seed: (rows,) int64 seed of the request.
+        step: (rows,) int64, unique within the request.
+        mask: (rows, vocab) bool, True for allowed tokens; at least one per row.
 
     Returns:
-        (rows,) int64.
+        (rows,) int64 token IDs.
     """
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
@@ -141,12 +140,12 @@ def sample(
 
 
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Scores (rows, vocab) with all but the fewest most likely tokens whose probabilities reach top_p (rows,) at -inf.
+    """Set scores (rows, vocab) to -inf outside the smallest set of tokens with a total probability of top_p (rows,).
 
-    Of equally likely tokens those with the smaller numbers are kept.
+    Among equally likely tokens, lower token IDs are kept.
     """
     ordered, index = scores.sort(dim=-1, descending=True, stable=True)
-    before = F.pad(ordered.softmax(-1).cumsum(-1)[:, :-1], (1, 0))  # of all tokens that are likelier
+    before = F.pad(ordered.softmax(-1).cumsum(-1)[:, :-1], (1, 0))  # total probability of more likely tokens
     wanted = top_p.double().unsqueeze(1)
     drop = (before >= wanted) & (wanted < 1)
     drop[:, 0] = False
@@ -154,7 +153,7 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Standard Gumbel noise (rows, vocab) float64, a function of seed (rows,), step (rows,) and token alone."""
+    """Return standard Gumbel noise (rows, vocab) float64 as a hash of seed (rows,), step (rows,) and token."""
     key = _mix(_mix(seed + _GOLDEN) + step * _GOLDEN).unsqueeze(1)
     bits = _mix(key + torch.arange(1, vocab + 1, device=seed.device) * _GOLDEN)
     uniform = ((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
@@ -162,23 +161,23 @@ def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Splitmix64's finaliser: each bit in changes each bit out with probability 1/2. int64 wraps around."""
+    """Apply the finalizer of splitmix64; int64 arithmetic wraps around."""
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * _FIRST
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * _SECOND
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-# ---- what is fed again
+# ---- embedding of samples and drafts
 
 
 def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Embeddings of values that the host feeds: what a sequence has sampled, or a guess of that.
+    """Return embeddings of values from the host: earlier samples or drafts.
 
     Args:
         model: the model.
-        kinds: (…) int, `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for none.
-        values: (…, 2) float32: (coordinate, any), (width, height), (token id, any).
-        others: (…, dim) embeddings where the kind is 0.
+        kinds: (…) int: `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for no value.
+        values: (…, 2) float32: (coordinate, unused), (width, height) or (token ID, unused).
+        others: (…, dim) embeddings for kind 0.
 
     Returns:
         (…, dim).
@@ -191,16 +190,16 @@ def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: t
 
 
 def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """What is fed of objects that a vision encoder has seen, see `embed_fed`.
+    """Return the values to feed for objects that a vision encoder has detected; see `embed_fed`.
 
     Args:
-        objects: (images, n, 5) float32, see `DraftingEncoder.features_and_drafts`.
-        which: (tokens, 4) int32: the image; the class, -1 for none of this; which of its objects; 0 for x, 1 for y, 2
-            for width and height.
-        others: (tokens, 2) float32, what is fed where there is no class.
+        objects: (images, n, 5) float32; see `DraftingEncoder.features_and_drafts`.
+        which: (tokens, 4) int32: image; class, or -1 to use `others`; index of the object in its class; 0 for x, 1 for
+            y, 2 for width and height.
+        others: (tokens, 2) float32, used if the class is -1.
 
     Returns:
-        (tokens, 2); zeros where there are fewer objects.
+        (tokens, 2); zeros if the object does not exist.
     """
     image, label, number, part = which.unsqueeze(-1).unbind(1)
     of = F.embedding(image.squeeze(1), objects.flatten(1)).view(-1, *objects.shape[1:])
@@ -213,12 +212,12 @@ def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor
 
 
 def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[int, tuple[float, ...]]) -> None:
-    """Put coordinates and sizes in place of some embeddings (tokens, dim); does not wait.
+    """Replace some embeddings (tokens, dim) by those of coordinates and sizes, without synchronizing.
 
     Args:
         region: the model's region heads.
-        embeddings: as above.
-        values: one number is a coordinate, two are a size, in 0..1; by their rows of `embeddings`.
+        embeddings: (tokens, dim), modified in place.
+        values: by row of `embeddings`: one value is a coordinate, two are a size, in 0..1.
     """
     device = embeddings.device
     for length, encode in ((1, region.encode_coord), (2, region.encode_size)):

@@ -1,1 +1,1 @@
-"""Triton kernels of a mixture of experts: its router, and products of few rows and of many."""
+"""Triton kernels for a mixture of experts: the router, and the experts' GEMMs for few and for many rows."""

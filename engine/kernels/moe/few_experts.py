@@ -1,8 +1,7 @@
-"""A mixture of experts for few rows: reads the experts that the rows use, each once, and none of the others.
+"""Mixture of experts for few rows. Each expert that any row uses is read once; unused experts are not read.
 
-Which rows an expert has is in `Routes`, which `router` writes on the device: the host is never asked, so that a
-graph can hold it. The results of a row's experts are left side by side for the next norm to add, always in the same
-order.
+`router` writes the assignment of rows to experts (`Routes`) on the device. The host never reads it, so CUDA graphs can
+capture these kernels. Each expert's result is stored separately; the next norm adds them in a fixed order.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from saccade.engine.kernels.moe.router import Routes
 from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
-FEW = 2  # rows up to which experts have one row each, as a rule
-_BLOCK_M = 16  # rows at a time, the least of a matrix product; more of an expert's are rare, and find its weights in L2
-_LARGEST_HALF = 65280.0  # that is a bfloat16 and a float16
+FEW = 2  # up to this many rows, most experts have one row each
+_BLOCK_M = 16  # rows per tile, the minimum of `tl.dot`; more rows per expert are rare
+_LARGEST_HALF = 65280.0  # largest value in both bfloat16 and float16
 
 
 class Shape(NamedTuple):
-    """How a product is cut up.
+    """Tile sizes of an expert GEMM.
 
     Attributes:
-        block_n: outputs of a program (of each half of fc1).
-        block_k: inputs at a time.
-        stages: how many of those are under way.
-        warps: of a program.
-        prefetch_bytes: of each of fc2's outputs, fetched while fc1 still runs.
+        block_n: outputs per program (of each half of fc1).
+        block_k: inputs per tile.
+        stages: pipeline stages.
+        warps: warps per program.
+        prefetch_bytes: bytes of each output of fc2 to prefetch while fc1 runs.
     """
 
     block_n: int
@@ -41,7 +40,7 @@ class Shape(NamedTuple):
     prefetch_bytes: int = 0
 
 
-# fc1 and fc2 by whether weights are in FP8 and rows few; by trial on an H200.
+# Tile sizes of fc1 and fc2, keyed by (FP8 weights, few rows). Tuned on an H200.
 _SHAPES = {
     (False, True): (Shape(64, 64, 5, 4), Shape(128, 64, 4, 4, 256)),
     (False, False): (Shape(64, 128, 3, 4), Shape(128, 64, 4, 4, 256)),
@@ -70,7 +69,7 @@ def _fc1_kernel(
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """BLOCK_N values of gelu(h) · (g + 1) of one expert, for all its rows."""
+    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert for all its rows."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -130,7 +129,7 @@ def _fc2_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """BLOCK_N outputs of one expert for all its rows, times its weight."""
+    """Compute BLOCK_N outputs of one expert for all its rows, multiplied by the expert's weight for each row."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = table + tl.program_id(1) * 3
     expert = tl.load(slot, cache_modifier=".cg")
@@ -165,7 +164,7 @@ def _fc2_kernel(
 
 
 def supports(dim: int, inner: int, experts: int) -> bool:
-    """Whether the kernels take experts of these widths."""
+    """Return whether the kernels support experts of these widths."""
     return dim % 256 == 0 and inner % 256 == 0 and experts >= 16 and experts & (experts - 1) == 0
 
 
@@ -181,18 +180,18 @@ def few_experts(
     pdl: bool = False,
     shapes: tuple[Shape, Shape] | None = None,
 ) -> None:
-    """Put rows through the experts that a router has chosen for each.
+    """Apply to each row the experts that the router chose for it.
 
     Args:
-        routes: which rows go where; at most MAX_ROWS of them.
-        x: (rows, dim); the stride of a row is free.
-        fc1: (experts, 2 · width, dim), of x's dtype or float8_e4m3fn; h's half first.
-        fc2: (experts, dim, width), likewise.
-        inner: (at least rows · top, width), scratch of x's dtype.
-        parts: (top, rows, dim): each row's results by rank, times their weights, to be summed by the reader.
-        scales: float32 (experts, 2 · width) and (experts, dim), of FP8 weights.
-        pdl: let fc2 begin before fc1 has ended, see `kernels.pdl`. fc1 itself is the first of a stream.
-        shapes: how fc1 and fc2 are cut up, instead of the table's.
+        routes: assignment of rows to experts.
+        x: (rows, dim), at most MAX_ROWS rows of any stride.
+        fc1: (experts, 2 · width, dim), of x's dtype or float8_e4m3fn; the half for h comes first.
+        fc2: (experts, dim, width), of the dtype of `fc1`.
+        inner: (at least rows · top, width), scratch buffer of x's dtype.
+        parts: (top, rows, dim), written: each row's weighted results by rank; the caller adds them.
+        scales: float32 (experts, 2 · width) and (experts, dim) for FP8 weights, else None.
+        pdl: enable programmatic dependent launch for fc2, see `kernels.pdl`. fc1 waits for all previous kernels.
+        shapes: tile sizes of fc1 and fc2, or None for the tuned ones.
     """
     rows, top = len(x), len(parts)
     n_experts, dim, width = fc2.shape

@@ -1,7 +1,7 @@
-"""A mixture of experts for many rows, as a prefill has: rows sorted by expert, then one product for each expert.
+"""Mixture of experts for many rows (prefill): rows are sorted by expert, then multiplied with grouped GEMMs.
 
-Everything is worked out on the device and in launches of fixed size, so that a graph can hold it. Results of a row's
-experts are left side by side for the next norm to add, always in the same order.
+All work happens on the device in launches of fixed size, so CUDA graphs can capture it. Each expert's result is stored
+separately; the next norm adds them in a fixed order.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from saccade.engine.kernels.activation import exact_gelu
 from saccade.engine.kernels.skinny_gemm import shared_memory
 
-_COUNTED = 64  # blocks of rows whose choices are counted at a time: an image's and its prompt's are fewer
+_COUNTED = 64  # row blocks counted per iteration; one image and its prompt have fewer
 
-_ROUTED = 16  # rows of a program of the router: the fewest that a matrix product has
-_ROUTED_K = 128  # inputs at a time
+_ROUTED = 16  # rows per router program, the minimum of `tl.dot`
+_ROUTED_K = 128  # inputs per tile
 
 
 class Shape(NamedTuple):
-    """How a grouped product is cut up.
+    """Tile sizes of a grouped GEMM.
 
     Attributes:
-        block_m: an expert's rows at a time.
-        block_n: outputs of a program (of each half of fc1).
-        block_k: inputs at a time.
-        stages: how many of those are under way.
-        warps: of a program.
-        tma: whether weights come by the bulk copy engine (Hopper).
+        block_m: an expert's rows per tile.
+        block_n: outputs per program (of each half of fc1).
+        block_k: inputs per tile.
+        stages: pipeline stages.
+        warps: warps per program.
+        tma: whether the copy engine (TMA, Hopper) loads the weights.
     """
 
     block_m: int
@@ -43,9 +43,9 @@ class Shape(NamedTuple):
     tma: bool = False
 
 
-# By whether it is fc1 and whether in FP8; by trial on an H200: an image's 740 tokens take 152, 89, 89 and 55 µs of
-# Moondream 3's experts, whose weights are read in 128, 64, 64 and 32. Of more than _MANY rows an expert, as several
-# images have, tiles are larger: with them one image takes 152, 100, 91 and 57.
+# Tile sizes keyed by (fc1, FP8), tuned on an H200. The 740 tokens of one image take 152, 89, 89 and 55 µs in Moondream
+# 3's experts; reading the weights takes 128, 64, 64 and 32 µs. Above _MANY rows per expert (several images) larger
+# tiles are faster; one image takes 152, 100, 91 and 57 µs with them.
 _MANY = 256
 _SHAPES = {
     (True, False): Shape(128, 128, 64, 4, 8, tma=True),
@@ -59,8 +59,8 @@ _SHAPES_OF_MANY = {
     (False, False): Shape(128, 256, 64, 3, 8, tma=True),
     (False, True): Shape(128, 256, 128, 3, 8, tma=True),
 }
-_LARGE = 200 << 10  # bytes of shared memory: Hopper's, and that of Blackwell in data centres, both of which have TMA
-_SMALL = {  # what all other GPUs have shared memory for
+_LARGE = 200 << 10  # bytes of shared memory on Hopper and data-centre Blackwell, which have TMA
+_SMALL = {  # sizes that fit the shared memory of all other GPUs
     (True, False): Shape(128, 64, 64, 3, 8),
     (True, True): Shape(128, 64, 128, 3, 8),
     (False, False): Shape(128, 64, 64, 4, 8),
@@ -85,7 +85,7 @@ def _route_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Logits of BLOCK_M rows, their TOP best experts, best first, the softmax over these, and how many chose each."""
+    """Compute the logits of BLOCK_M rows, their TOP experts, best first, softmax weights and the count per expert."""
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, EXPERTS)
     real, at = r < rows, r[:, None].to(tl.int64)
@@ -125,7 +125,7 @@ def _sort_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Where the choices of BLOCK_M rows come in the order by expert; the first program also, where experts begin."""
+    """Compute positions of the choices of BLOCK_M rows in expert order; the first program also writes the offsets."""
     block = tl.program_id(0)
     e = tl.arange(0, EXPERTS)
     total = tl.zeros((EXPERTS,), tl.int32)
@@ -151,7 +151,7 @@ def _sort_kernel(
 
 @triton.jit
 def _weights(weight, line, k, BLOCK_N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
-    """BLOCK_K inputs from k on of BLOCK_N outputs from `line` on, transposed."""
+    """Load a transposed weight tile: BLOCK_K inputs from `k` on of BLOCK_N outputs from `line` on."""
     if TMA:
         w = weight.load([line, k]).T
     else:
@@ -186,20 +186,20 @@ def _grouped_kernel(
     SCALED: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """BLOCK_N outputs of one expert for BLOCK_M of its rows: programs side by side share rows, then weights, in L2.
+    """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows; adjacent programs share rows, then weights, in L2.
 
-    FIRST: from x (rows, K), gathered, gelu(h) · (g + 1) into `out` in the order by expert; N is of each half. Else from
-    that order (pairs, K) back to `out` (TOP, rows, N), times each pair's share.
+    With FIRST, the kernel gathers rows from x (rows, K) and writes gelu(h) · (g + 1) in expert order; N is the width of
+    one half. Otherwise it reads (pairs, K) in expert order and writes weighted results to `out` (TOP, rows, N).
     """
     e = tl.arange(0, EXPERTS)
     begin_of = tl.load(begins + e)
     end_of = tl.load(begins + e + 1)
     blocks = tl.cdiv(end_of - begin_of, BLOCK_M)
-    behind = tl.cumsum(blocks, 0)  # the number of the first block of the expert's next
+    behind = tl.cumsum(blocks, 0)  # index of the next expert's first block
     number = tl.program_id(1)
     own = (e == tl.sum((behind <= number).to(tl.int32), 0)).to(tl.int32)
     if tl.sum(own, 0) == 0:
-        return  # there are no more blocks: of the most that there may be, these are launched last
+        return  # surplus program: the grid has the maximum number of blocks
     expert = tl.sum(own * e, 0)
     end = tl.sum(own * end_of, 0)
     first = tl.sum(own * begin_of, 0) + (number - tl.sum(own * (behind - blocks), 0)) * BLOCK_M
@@ -238,17 +238,17 @@ def _grouped_kernel(
 
 
 class SortedRows:
-    """Which rows go through which expert, on the device.
+    """The assignment of rows to experts on the device, sorted by expert.
 
     Args:
-        x: (rows, dim), in half precision; the stride of a row is free.
-        router: from dim to experts.
-        top: experts a row.
+        x: (rows, dim) in half precision; rows may have any stride.
+        router: linear layer from dim to experts.
+        top: number of experts per row.
 
     Attributes:
-        logits: float32 (rows, experts), what the router gives.
-        order: (rows · top,) int32, numbers of choices (row · top + rank) in the order of their experts.
-        begins: (experts + 1,) int32, where an expert's begin in it.
+        logits: float32 (rows, experts), the router's logits.
+        order: (rows · top,) int32 choice indices (row · top + rank) in expert order.
+        begins: (experts + 1,) int32 offset of each expert in `order`.
         weights: (rows · top,) float32 weights of the choices.
     """
 
@@ -296,24 +296,24 @@ def grouped_product(
     scale: torch.Tensor | None = None,
     shape: Shape | None = None,
 ) -> torch.Tensor:
-    """Each expert's product with its rows, to `out`, which is returned.
+    """Write each expert's GEMM with its rows to `out`, and return `out`.
 
     Args:
-        x: (rows, inputs), or (rows · top, inputs) in the order by expert; in half precision or float8_e4m3fn.
-        rows: which go where.
-        weight: (experts, outputs, inputs) in half precision or float8_e4m3fn; in FP8 whenever x is.
-        out: (rows · top, outputs / 2) for gelu(h) · (g + 1) in the order by expert, of x (rows, inputs); or
-            (top, rows, outputs) for results by rank, times their weights, of x in that order.
-        x_scales: float32, a number for each of x's rows, of FP8 rows.
-        scale: float32 (experts, outputs), of FP8 weights.
-        shape: how it is cut up, instead of the table's.
+        x: (rows, inputs), or (rows · top, inputs) in expert order; in half precision or float8_e4m3fn.
+        rows: assignment of rows to experts.
+        weight: (experts, outputs, inputs) in half precision or float8_e4m3fn; must be FP8 if x is.
+        out: (rows · top, outputs / 2) for gelu(h) · (g + 1) in expert order if x is (rows, inputs). Or (top, rows,
+            outputs) for weighted results by rank if x is in expert order.
+        x_scales: float32 scale of each row of an FP8 x, else None.
+        scale: float32 (experts, outputs) for FP8 weights, else None.
+        shape: tile sizes, or None for the tuned ones.
     """
     n_experts, outputs, inputs = weight.shape
     first = out.ndim == 2
     n = outputs // 2 if first else outputs
     shape = shape or _shape_for(x.device, len(rows.order) // n_experts, first, x.element_size() == 1)
     lines = weight.view(-1, inputs)
-    # An expert's last block may have few rows.
+    # The last block of each expert may be partly filled.
     most_blocks = min(len(rows.order), n_experts + len(rows.order) // shape.block_m)
     _grouped_kernel[(n // shape.block_n, most_blocks)](
         x,
@@ -346,11 +346,11 @@ def grouped_product(
 
 @cache
 def _shape_for(device: torch.device, each: int, first: bool, fp8: bool) -> Shape:
-    """How to cut up a product of so many rows for an expert, in the mean."""
+    """Return the tile sizes for a mean of `each` rows per expert."""
     if each > 64:
         small = device.type != "cuda" or shared_memory(device) < _LARGE
         shapes = _SMALL if small else _SHAPES if each <= _MANY else _SHAPES_OF_MANY
         return shapes[first, fp8]
-    # One expert's rows are few where the rows of all are: then a tile is no higher than they are.
+    # With few rows per expert, the tile is no taller than these rows.
     shape = _SMALL[first, fp8]
     return shape._replace(block_m=64 if each > 16 else 16, warps=4)

@@ -1,7 +1,7 @@
-"""A mixture of experts for one row, without tensor cores: there are no sixteen rows to fill.
+"""Mixture of experts for one row, with GEMVs instead of tensor cores, so that no rows are padded to 16.
 
-Which experts these are, the kernel with the router's logits has written (`row_into`). Programs behind fc1's multiply
-what attention saw; those of fc2 add everything up, and leave the block's residual.
+The router's kernel (`row_into`) writes the chosen experts. Extra programs of fc1 compute the attention output
+projection. fc2 adds all results to the block's residual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.engine.kernels.row_products import GROW, PARTS, shrunk, sum_product
 
 
 class Shape(NamedTuple):
-    """Outputs of a program of fc1 (of each half) and its warps, and of fc2."""
+    """Tile sizes: outputs per program of fc1 (of each half), warps of fc1, and outputs per program of fc2."""
 
     fc1_n: int
     fc1_warps: int
@@ -27,32 +27,32 @@ class Shape(NamedTuple):
 
 
 class Chosen:
-    """A layer's best experts for a row, and how much of each.
+    """The experts chosen for one row in one layer, and their logits.
 
-    Each layer has its own, on lines of their own: hundreds of programs read the same bytes, which takes 100 µs unless
-    L1 caches hold them, and a kernel that begins before the previous one has ended may find older bytes there, unless
-    what it reads was last read in another step.
+    Each layer has its own buffers on separate cache lines. Hundreds of programs read the same bytes, which takes 100 µs
+    without L1 caching. With programmatic dependent launch, L1 may return stale data if the same addresses were read
+    earlier in the step.
 
     Args:
-        logits: float32 (1, experts), of the layer's own.
-        top: how many are best.
-        dim: of the row.
-        dtype: of the row.
+        logits: float32 (1, experts), owned by this layer.
+        top: number of experts to choose.
+        dim: width of the row.
+        dtype: dtype of the row.
 
     Attributes:
-        logits: the router's.
-        ready: (1,) int64, the same as `packed` from when all is there until fc2 has run; else 0.
-        packed: (1,) int64, the experts' numbers in `bits` each, the best in the lowest.
-        normed: (1, dim), what they read.
-        arrived: programs that have written logits; 0 between launches.
-        top: as given.
-        bits: of an expert's number.
+        logits: the router's logits.
+        ready: (1,) int64, equal to `packed` from the time all buffers are written until fc2 has run, else 0.
+        packed: (1,) int64 expert indices of `bits` bits each; the best expert has the lowest bits.
+        normed: (1, dim), input of the experts.
+        arrived: number of programs that have written logits; 0 between launches.
+        top: number of experts chosen.
+        bits: bits per expert index.
     """
 
     __slots__ = ("arrived", "bits", "logits", "normed", "packed", "ready", "top")
 
     def __init__(self, logits: torch.Tensor, top: int, dim: int, dtype: torch.dtype) -> None:
-        # Each tensor is an allocation of its own, which begins on a line of its own.
+        # Separate allocations begin on separate cache lines.
         self.logits, self.top, self.bits = logits, top, (logits.shape[1] - 1).bit_length()
         self.packed = torch.zeros(1, dtype=torch.int64, device=logits.device)
         self.ready = torch.zeros_like(self.packed)
@@ -80,13 +80,13 @@ def _fc1_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """BLOCK_N values of gelu(h) · (g + 1) of the expert of a rank; or, behind all ranks', what attention adds."""
+    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert, or in the last programs the attention projection."""
     program = tl.program_id(0)
     slot = program // (INNER // BLOCK_N)
     n = program % (INNER // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, DIM // PARTS)
     if slot < TOP:
-        # Not for the previous kernel, but for the router's programs of the one before, all of which are there by now.
+        # Waits for the router's programs instead of the previous kernel. All of them are resident by now.
         packed = tl.atomic_add(ready, 0, sem="acquire")
         while packed == 0:
             packed = tl.atomic_add(ready, 0, sem="acquire")
@@ -115,7 +115,7 @@ def _fc1_kernel(
         b = tl.load(bias + o).to(tl.float32)
         if SCALED:
             factor = tl.load(out_scale + o) * GROW
-        # These programs have this kernel end behind attention's; the others, which do not wait, make room for them.
+        # Only these programs wait for attention; the expert programs do not, and exit early.
         if PDL:
             pdl_join()
         v = ()
@@ -146,7 +146,7 @@ def _fc2_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add BLOCK_N outputs to `into`: of all experts, times their weights, and of attention."""
+    """Add BLOCK_N outputs to `into`: the weighted results of all experts, and the attention projection."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -171,7 +171,7 @@ def _fc2_kernel(
 
 
 def supports(dim: int, inner: int, experts: int, top: int) -> bool:
-    """Whether the kernels take experts of these widths, so many of them."""
+    """Return whether the kernels support experts of these widths and this number of experts per row."""
     powers = all(size & (size - 1) == 0 and size > 1 for size in (dim, inner, experts, top))
     return powers and min(dim, inner) >= 128 and top * (experts - 1).bit_length() < 64
 
@@ -192,23 +192,23 @@ def add_experts(
     *,
     pdl: bool,
 ) -> None:
-    """Add to a row's residual what its experts give, and what attention does.
+    """Add the outputs of a row's experts and of attention to its residual in place.
 
     Args:
-        chosen: which the experts are.
-        fc1: (experts, 2 · width, dim), of the row's dtype or float8_e4m3fn; h's half first.
-        fc2: (experts, dim, width), likewise.
-        scales: float32 (experts, 2 · width) and (experts, dim), of FP8 weights.
-        inner: (top, width), scratch: of `chosen.normed`'s dtype.
-        seen: (1, at least dim), what attention saw; float16 if weights are in FP8.
-        out: (dim, dim), weights of attention's product, as the experts'.
-        out_scale: float32 (dim,), of FP8 weights.
-        bias: (dim,), of that product.
-        delta: float32 (dim,), scratch.
-        into: (1, dim).
-        shape: how the products are cut up.
-        pdl: run fc1 beside the previous kernel, see `kernels.pdl`, from when `chosen` is there: its kernel must have
-            been launched whole before.
+        chosen: the chosen experts.
+        fc1: (experts, 2 · width, dim), of the row's dtype or float8_e4m3fn; the half for h comes first.
+        fc2: (experts, dim, width), of the dtype of `fc1`.
+        scales: float32 (experts, 2 · width) and (experts, dim) for FP8 weights, else None.
+        inner: (top, width), scratch buffer of the dtype of `chosen.normed`.
+        seen: (1, at least dim), attention output; float16 if weights are FP8.
+        out: (dim, dim), weights of the attention projection, of the dtype of `fc1`.
+        out_scale: float32 (dim,) for FP8 weights, else None.
+        bias: (dim,) bias of the attention projection.
+        delta: float32 (dim,), scratch buffer.
+        into: (1, dim), residual.
+        shape: tile sizes.
+        pdl: run fc1 concurrently with the previous kernel as soon as `chosen` is written, see `kernels.pdl`. The
+            router's kernel must be fully resident before.
     """
     (top, width), dim = inner.shape, fc1.shape[2]
     shared = {

@@ -1,7 +1,7 @@
-"""The router of a mixture of experts, of few rows: their logits, and which of them go through which experts.
+"""The expert router for few rows: it computes logits and assigns rows to experts (`Routes`).
 
-The last of its programs to arrive chooses the experts and writes down which rows are theirs (`Routes`): otherwise each
-of the hundreds of programs that read experts would do it again.
+The last program to finish chooses the experts for all rows. Otherwise each of the hundreds of expert programs would
+repeat that work.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton.language as tl
 
 from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_options, pdl_wait, prefetch_l2
 
-_BLOCK_M = 16  # rows that a program takes
-_BLOCK_N = 16  # experts that it takes; it is the least that a matrix product has
-_BLOCK_K = 256  # inputs at a time
-_ROWS = (2, 16, 32, 64)  # for which choosing is compiled
-_COUNTED = 2  # rows up to which an expert's rank is counted from all pairs of logits, not found one after the other
+_BLOCK_M = 16  # rows per program
+_BLOCK_N = 16  # experts per program, the minimum of `tl.dot`
+_BLOCK_K = 256  # inputs per tile
+_ROWS = (2, 16, 32, 64)  # row counts that the choosing code is compiled for
+_COUNTED = 2  # up to this many rows, ranks come from comparing all pairs of logits
 
 
 @triton.jit
 def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
-    """Each expert's rank among the TOP of a row, -1 for the others; its weight, unscaled, and the sum of a row's."""
+    """Return each expert's rank among a row's TOP experts (else -1), its unscaled weight, and the sum of weights."""
     e = tl.arange(0, EXPERTS)
     best = tl.max(logit, 1)
     if COUNTED:
@@ -52,7 +52,7 @@ def _choose(
     ROWS: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """`Routes` of all rows, from their logits."""
+    """Write `Routes` of all rows from their logits."""
     r = tl.arange(0, ROWS)
     e = tl.arange(0, EXPERTS)
     there = r < rows
@@ -63,7 +63,7 @@ def _choose(
     count = tl.sum(has, 0)
     begin = tl.cumsum(count, 0) - count
     used = (count > 0).to(tl.int32)
-    # Experts in use come first, in their order, then the others, with nothing to do.
+    # Used experts come first in index order, then the unused ones with a count of 0.
     before = tl.cumsum(used, 0) - used
     slot = table + tl.where(used > 0, before, tl.sum(used, 0) + e - before) * 3
     place = begin[None, :] + tl.cumsum(has, 0) - has
@@ -98,7 +98,7 @@ def _router_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Logits of BLOCK_M rows for BLOCK_N experts; the last program to arrive chooses TOP for each of the rows."""
+    """Compute logits of BLOCK_M rows for BLOCK_N experts; the last program to finish chooses TOP experts per row."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, there, at = m < rows, n < EXPERTS, m.to(tl.int64)
@@ -114,7 +114,7 @@ def _router_kernel(
         acc = tl.dot(w, a, acc)
     acc += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
     tl.store(logits + at[None, :] * EXPERTS + n[:, None], acc, mask=real[None, :] & there[:, None])
-    tl.debug_barrier()  # all of this program's stores come before it signals them
+    tl.debug_barrier()  # all stores of this program precede its signal
     if tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(0) * tl.num_programs(1) - 1:
         tl.debug_barrier()
         _choose(logits, table, order, shares, rows, EXPERTS, TOP, ROWS, COUNTED)
@@ -122,18 +122,18 @@ def _router_kernel(
 
 
 class Routes:
-    """Which rows go through which experts, as `few_experts` reads it.
+    """Assignment of rows to experts, read by `few_experts`.
 
     Args:
-        experts: of a layer.
-        choices: most rows times the experts of each.
-        device: where it is.
+        experts: number of experts in a layer.
+        choices: maximum number of rows times experts per row.
+        device: device of the buffers.
 
     Attributes:
-        table: (experts, 3) int32: an expert, where its choices begin in `order`, how many; those in use first.
-        order: (choices,) int32, row · top + rank, in the order of experts.
-        shares: (choices,) float32 weights of these.
-        arrived: programs that have written logits; 0 between launches.
+        table: (experts, 3) int32: expert index, offset in `order`, and count; used experts first.
+        order: (choices,) int32 choice indices (row · top + rank) in expert order.
+        shares: (choices,) float32 weights of the choices in `order`.
+        arrived: number of programs that have written logits; 0 between launches.
     """
 
     __slots__ = ("arrived", "order", "shares", "table")
@@ -146,7 +146,7 @@ class Routes:
 
 
 def supports(dim: int) -> bool:
-    """Whether the kernel takes rows of this width."""
+    """Return whether the kernel supports rows of this width."""
     return dim % _BLOCK_K == 0
 
 
@@ -159,15 +159,15 @@ def router_products(
     *,
     pdl: bool = False,
 ) -> None:
-    """Write a router's logits of at most 64 rows, and the routes to the `top` best experts of each.
+    """Write the router's logits for at most 64 rows, and the routes to each row's `top` experts.
 
     Args:
-        x: (rows, dim); the stride of a row is free.
-        router: from dim to experts.
-        logits: float32 (rows, experts).
-        routes: to be written.
-        top: experts a row.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`.
+        x: (rows, dim); rows may have any stride.
+        router: linear layer from dim to experts.
+        logits: float32 (rows, experts), written.
+        routes: written.
+        top: number of experts per row.
+        pdl: enable programmatic dependent launch, see `kernels.pdl`.
     """
     (rows, dim), experts = x.shape, router.out_features
     weight, bias = router.weight.detach(), router.bias.detach()

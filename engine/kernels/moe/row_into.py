@@ -1,8 +1,8 @@
-"""What one row's layer norm goes through, in one kernel: heads, their temperature's products, a router or a dense MLP.
+"""One kernel for everything that reads a row's layer norm: QKV heads, temperature products, and a router or dense MLP.
 
-Without tensor cores, as `kernels.gemv`: a program's weights are on their way before it waits for the previous kernel.
-What a temperature needs is added up where the heads are made, so that no kernel stands between them and attention; the
-last of the router's programs to arrive chooses the experts.
+The kernel uses GEMVs instead of tensor cores and loads weights before it waits for the previous kernel, see
+`kernels.gemv`. It also adds up the temperature products, so no kernel is needed between it and attention. The last
+router program to finish chooses the experts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from saccade.engine.kernels.row_products import GROW, PARTS, limited, shrunk, su
 
 
 class Shape(NamedTuple):
-    """How the products are cut up.
+    """Tile sizes.
 
     Attributes:
-        block_n: outputs of a program.
-        experts: of which a program of the router writes the logits.
-        warps: of a program.
+        block_n: outputs per program.
+        experts: logits per router program.
+        warps: warps per program.
     """
 
     block_n: int
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 @triton.jit
 def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
-    """The row's layer norm, float32, in parts; `gain` and `shift` likewise."""
+    """Return the row's layer norm in float32 in PARTS parts; `gain` and `shift` have the same parts."""
     k = tl.arange(0, STEP)
     values = ()
     total = tl.zeros((STEP,), tl.float32)
@@ -57,13 +57,13 @@ def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def _best(logits, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
-    """The TOP best experts, of as good ones the first, in BITS each."""
+    """Return the TOP expert indices packed in BITS bits each; the lower index wins ties."""
     e = tl.arange(0, EXPERTS)
     own = tl.load(logits + e[:, None], cache_modifier=".cg")
     other = tl.load(logits + e[None, :], cache_modifier=".cg")
     above = (other > own) | ((other == own) & (e[None, :] < e[:, None]))
     rank = tl.sum(above.to(tl.int32), 1)
-    # One sum for all, whose result any thread can take apart.
+    # One sum packs all indices; every thread can unpack it.
     return tl.sum(tl.where(rank < TOP, e.to(tl.int64) << (rank * BITS).to(tl.int64), 0), 0)
 
 
@@ -98,9 +98,10 @@ def _row_into_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The first programs write logits of BLOCK_E experts, of which TOP are chosen, the others BLOCK_N outputs.
+    """Compute router logits of BLOCK_E experts in the first programs, and BLOCK_N outputs in each other program.
 
-    Of these, HEADS are left as they are, with their part in TAU products; those behind them go through GELU.
+    The first HEADS outputs are stored unchanged, with their partial sums of TAU temperature products. The other outputs
+    pass through GELU.
     """
     program = tl.program_id(0)
     routers: tl.constexpr = EXPERTS // BLOCK_E
@@ -123,7 +124,7 @@ def _row_into_kernel(
             if program == 0:
                 tl.store(normed + part * step + k, shrunk(y[part]) if SCALED else y[part].to(x.dtype.element_ty))
         tl.store(logits + e, tl.sum(logit, 1) + r_bias)
-        tl.debug_barrier()  # all of this program's stores come before it signals them
+        tl.debug_barrier()  # all stores of this program precede its signal
         if tl.atomic_add(arrived, 1, sem="acq_rel") == routers - 1:
             tl.debug_barrier()
             best = _best(logits, EXPERTS, TOP, BITS)
@@ -161,7 +162,7 @@ def _row_into_kernel(
 
 
 def supports(dim: int, heads: int, ff_dim: int, tau: int, experts: int, shape: Shape) -> bool:
-    """Whether the kernel takes rows of `dim`, so many heads' outputs, a dense MLP's, a temperature's, and experts."""
+    """Return whether the kernel supports these widths (rows, heads, dense MLP, temperature) and number of experts."""
     powers = all(size & (size - 1) == 0 for size in (dim, tau, experts))
     return powers and heads % shape.block_n == 0 and ff_dim % shape.block_n == 0 and experts % shape.experts == 0
 
@@ -182,22 +183,24 @@ def row_into(
     *,
     pdl: bool,
 ) -> None:
-    """Write what a row's layer norm gives: heads, their temperature's products, and logits of experts or an MLP's half.
+    """Write the QKV heads, temperature products, and router logits or MLP activations of a row's layer norm.
 
     Args:
         x: (1, dim).
-        norm: over dim.
-        weight: (outputs, dim), contiguous: of x's dtype, or float8_e4m3fn; heads first.
-        scale: (outputs,) float32, of FP8 weights.
+        norm: layer norm over dim.
+        weight: (outputs, dim), contiguous, of x's dtype or float8_e4m3fn; QKV heads come first.
+        scale: (outputs,) float32 for FP8 weights, else None.
         bias: (outputs,).
-        tau: (factors, heads), of a temperature.
-        router: to logits of experts; None where there are none.
-        heads: (1, heads), one of the outputs each.
-        gelu_out: (1, the other outputs), through tanh-approximated GELU.
-        products: float32 (heads / `shape.block_n`, 1, factors), parts of the temperature's products, to be summed.
-        chosen: logits, which experts are best, and the norm itself for them; written if there is a router.
-        shape: how the products are cut up.
-        pdl: begin before the previous kernel has ended, see `kernels.pdl`; it may have written x and read the outputs.
+        tau: (factors, heads), weights of the temperature.
+        router: linear layer to expert logits, or None for a dense block.
+        heads: (1, heads), written.
+        gelu_out: (1, outputs - heads), written after tanh-approximated GELU.
+        products: float32 (heads / `shape.block_n`, 1, factors), partial sums of the temperature products; the reader
+            adds them.
+        chosen: logits, chosen experts and layer norm; written if there is a router.
+        shape: tile sizes.
+        pdl: enable programmatic dependent launch, see `kernels.pdl`. The previous kernel may write x and read the
+            outputs.
     """
     outputs, dim = weight.shape
     width, experts = heads.shape[1], 0 if router is None else router.out_features

@@ -1,8 +1,8 @@
-"""The shape of one model of the Moondream family, read from its config.json. Knows no torch.
+"""Configuration of Moondream models, read from config.json.
 
-Field names are those of the public configuration files, so a published config is read as it is. What only our own
-models have (`vision.stem`, `vision.stem_*`, `classes`, `repeat_iou`) has defaults that mean "as published". A text
-section with `moe` is Moondream 3's, whose defaults are others (`_MOONDREAM_3`).
+Field names match the published files. Fields that only Saccade's own models have (`vision.stem`, `vision.stem_*`,
+`classes`, `repeat_iou`) default to the published behaviour. A text section with `moe` is Moondream 3, which has other
+defaults (`_MOONDREAM_3`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _T = TypeVar("_T")
 
 
 class ModelConfigError(ModelFilesError):
-    """A config.json that does not describe a model of this family."""
+    """A config.json is not a valid Moondream configuration."""
 
 
 @dataclass(slots=True, frozen=True)
 class ExpertsConfig:
-    """The mixture of experts in place of the MLP, in layers from `start_layer` on."""
+    """Mixture of experts that replaces the MLP in layers from `start_layer` on."""
 
     num_experts: int = 64
     start_layer: int = 4
@@ -36,15 +36,15 @@ class ExpertsConfig:
 
 @dataclass(slots=True, frozen=True)
 class TextConfig:
-    """The text decoder.
+    """Configuration of the text decoder.
 
     Attributes:
-        group_size: weights that share a scale in 4-bit files, which are loaded as what they stand for; 0 for others.
-        prefix_attn: the first positions (bos + image), which see each other both ways.
-        moe: of Moondream 3.
-        rope_theta: base of the rotary positions' wavelengths.
-        tau: whether attention has a temperature (`text.Temperature`): 1 or 0.
-        gelu: of the experts' gates and the temperature: `erf`, or `tanh` as one source has it. Kernels have `erf`.
+        group_size: weights per scale in 4-bit files, which are dequantized on load; 0 otherwise.
+        prefix_attn: positions of the prefix (BOS and image) with bidirectional attention.
+        moe: mixture of experts of Moondream 3.
+        rope_theta: RoPE base.
+        tau: 1 if attention has a temperature (`text.Temperature`), else 0.
+        gelu: GELU of expert gates and temperature: `erf` or `tanh`. Kernels support only `erf`.
     """
 
     dim: int = 2048
@@ -68,17 +68,17 @@ class TextConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """Leading dimensions of each head that are rotated by position: half of them (32 of 64 as published)."""
+        """Leading dimensions of each head with RoPE: half of the head."""
         return self.head_dim // 2
 
 
 @dataclass(slots=True, frozen=True)
 class VisionConfig:
-    """The vision encoder.
+    """Configuration of the vision encoder.
 
-    `stem` is "patch" (one linear layer on flattened patches, as published), or "picodet", a whole detector
-    (detector_tower.py). Of the latter there are `n_places` tokens of what was found and `coarse`² of a grid; it tells
-    `n_classes` apart, of which `part_class` has boxes of its own (`n_classes`: none has).
+    `stem` is "patch" (published: a linear layer on flattened patches) or "picodet" (a detector, detector_tower.py). A
+    detector yields `n_places` tokens of detections and `coarse`² tokens of a grid. It has `n_classes` classes;
+    `part_class` has separate boxes (`n_classes`: no class has).
     """
 
     enc_dim: int = 1152
@@ -100,30 +100,30 @@ class VisionConfig:
 
     @property
     def n_boxes(self) -> int:
-        """Boxes that a detector has for each place."""
+        """Boxes per place of the detector."""
         return 2 if self.part_class < self.n_classes else 1
 
     @property
     def grid(self) -> int:
-        """Image tokens along one side of a crop; the encoder yields `grid`² tokens."""
+        """Image tokens along one side of a crop; the encoder returns `grid`² tokens."""
         return self.crop_size // self.enc_patch_size
 
     @property
     def n_tokens(self) -> int:
-        """Image tokens of one image, however many crops it was cut into."""
+        """Image tokens per image, for any number of crops."""
         return self.n_places + self.coarse**2 if self.stem == "picodet" else self.grid * self.grid
 
 
 @dataclass(slots=True, frozen=True)
 class RegionConfig:
-    """Coordinate and size heads.
+    """Configuration of the coordinate and size heads.
 
     Attributes:
-        inner_dim: hidden width of the two decoders; 0 makes each one linear layer.
-        reads: what the decoders are given: `raw` the hidden state (Moondream 2), `ln` its `region.ln`, `post_ln_ln`
-            `region.ln` of its last norm. "" takes `ln` where the weights have a `region.ln`, else `raw`. Moondream 3's
-            makers read `ln`; one version of vLLM reads `post_ln_ln`. `saccade doctor --model` tries them.
-        group_size: of 4-bit weights, as in `TextConfig`.
+        inner_dim: hidden width of the decoders; 0 makes each a linear layer.
+        reads: input of the decoders: `raw` hidden state (Moondream 2), `ln` (`region.ln`), or `post_ln_ln` (`region.ln`
+            after the last norm). "" selects `ln` if the weights contain `region.ln`, else `raw`. `saccade doctor
+            --model` compares them.
+        group_size: see `TextConfig`.
     """
 
     dim: int = 2048
@@ -138,11 +138,10 @@ class RegionConfig:
 
 @dataclass(slots=True, frozen=True)
 class TokenizerConfig:
-    """Ids of the special tokens and the token ids around each prompt (`templates`).
+    """Special token IDs, and token IDs of the prompt templates.
 
-    `query_suffixes` is how often the suffix stands behind a question; where an answer is reasoned, once less.
-    `suppresses` is 1 where the answer token is not sampled after an answer's first token, nor the size and end tokens
-    while reasoning; 0 for Moondream 3.1.
+    `query_suffixes` is the number of suffixes after a question, one less with reasoning. `suppresses` is 1 if some
+    special tokens are never sampled inside answers and reasoning, and 0 for Moondream 3.1.
     """
 
     bos_id: int = 0
@@ -170,32 +169,32 @@ class TokenizerConfig:
 
     @property
     def in_words(self) -> bool:
-        """Whether prompts are words of GPT-2's tokenizer ('Question:'), as of models before 2025-06 and of 0.5B."""
+        """Whether prompts are plain GPT-2 text ('Question:'), as in models before 2025-06 and in the 0.5B model."""
         return self.eos_id == _GPT2_END
 
 
 _GPT2_END = 50256
 REGION_READS = ("raw", "ln", "post_ln_ln")
-"""What the region heads may be given, see `RegionConfig`."""
+"""Valid values of `RegionConfig.reads`."""
 _MOONDREAM_3: Mapping[str, Mapping[str, Any]] = {
     "text": {"max_context": 4096, "rope_theta": 1.5e6, "tau": 1},
     "region": {"inner_dim": 0},
     "tokenizer": {"query_suffixes": 1},
 }
-"""Moondream 3's values of what its config.json does not say."""
+"""Defaults of Moondream 3 for fields missing in config.json."""
 _NOTHING: Mapping[str, Mapping[str, Any]] = {}
 _MOE_NAMES = {"n_experts": "num_experts", "n_experts_per_tok": "experts_per_token"}
-"""Other names in use for fields of `ExpertsConfig`."""
+"""Alternative names of `ExpertsConfig` fields."""
 
 
 @dataclass(slots=True, frozen=True)
 class MoondreamConfig:
-    """A whole model.
+    """Configuration of a whole model.
 
     Attributes:
-        text, vision, region, tokenizer: its parts.
-        classes: the only names that may be asked for; None for an open vocabulary.
-        repeat_iou: as in `ModelLimits`; published models keep every box, as their reference does.
+        text, vision, region, tokenizer: its sections.
+        classes: the only labels that the model detects, or None for an open vocabulary.
+        repeat_iou: see `ModelLimits`; published models keep every box.
     """
 
     text: TextConfig = field(default_factory=TextConfig)
@@ -207,7 +206,7 @@ class MoondreamConfig:
 
     @property
     def limits(self) -> ModelLimits:
-        """What the engine plans with."""
+        """Sizes that the scheduler needs."""
         text, ids = self.text, self.tokenizer
         return ModelLimits(
             prefix_length=text.prefix_attn,
@@ -225,14 +224,14 @@ class MoondreamConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]] = _NOTHING) -> MoondreamConfig:
-        """Build from the parsed config.json.
+        """Create a configuration from a parsed config.json.
 
         Args:
             values: the parsed config.json.
-            known: what the weights say where config.json does not, by its sections.
+            known: defaults derived from the weights, by section.
 
         Raises:
-            ModelConfigError: naming the first field that is unknown, of the wrong type, or does not fit the others.
+            ModelConfigError: names the first field that is unknown, of the wrong type, or inconsistent with others.
         """
         unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes", "repeat_iou", "skills"}
         if unknown:
@@ -267,10 +266,10 @@ class MoondreamConfig:
 
     @classmethod
     def from_file(cls, path: Path, known: Mapping[str, Mapping[str, Any]] = _NOTHING) -> MoondreamConfig:
-        """Read a config.json; `known` is as for `from_dict`.
+        """Read a config.json; see `from_dict` for `known`.
 
         Raises:
-            ModelConfigError: as `from_dict`, or when the file cannot be read as JSON; the message names the file.
+            ModelConfigError: if the file is not valid JSON or not a valid configuration; the message names the file.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -342,11 +341,11 @@ class MoondreamConfig:
 
 
 _REASONING = ("reasoning_prefix", "post_reasoning_prefix")
-"""Of a query's template: what stands before a reasoning, and between it and the answer."""
+"""Parts of a query template: before the reasoning, and between reasoning and answer."""
 
 
 def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
-    """Refuse templates that `prompts.MoondreamPrompts` cannot read; a skill without one is one that the model lacks."""
+    """Check that `prompts.MoondreamPrompts` can use the templates; a model without a template lacks that skill."""
     for skill, parts in (
         ("detect", ("prefix", "suffix")),
         ("point", ("prefix", "suffix")),
@@ -360,7 +359,7 @@ def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
         for part in parts:
             optional = skill == "caption" or part in _REASONING
             if optional and isinstance(template, Mapping) and part not in template:
-                continue  # a length that the model has not learned; the usual tokens
+                continue  # a length that the model does not support; default tokens
             ids = template.get(part) if isinstance(template, Mapping) else None
             if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
                 raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
@@ -371,7 +370,7 @@ def _wrapped(values: Mapping[str, Any]) -> bool:
 
 
 def _usual_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A configuration whose keys of Moondream 3.1 are replaced by those of before."""
+    """Return a configuration with Moondream 3.1 names replaced by earlier names."""
     values = {name: value for name, value in values.items() if name != "decoder_arch"}
     text, region, tokenizer = (values.get(name) for name in ("text", "region", "tokenizer"))
     if isinstance(text, Mapping) and _NEWER.intersection(text):
@@ -393,7 +392,7 @@ def _usual_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _NEWER = {"tau_attn", "decoder_arch", "use_ln"}
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (float, int)}
-"""What a field may hold, by its annotation; else an object."""
+"""Accepted types of a field by its annotation; other annotations accept objects."""
 
 
 def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mapping[str, Mapping[str, Any]]) -> _T:
@@ -421,7 +420,7 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
 
 
 def _outlining(tokenizer: TokenizerConfig, text: Any) -> TokenizerConfig:
-    """With Moondream 3's template for outlines, where a configuration has experts and does not speak of it."""
+    """Add Moondream 3's template for outlines if a model with experts does not define it."""
     if not isinstance(text, Mapping) or text.get("moe") is None or "segment" in tokenizer.templates:
         return tokenizer
     if text.get("vocab_size", TextConfig().vocab_size) <= max(_SEGMENT["prefix"]):  # a small one of a test
@@ -433,7 +432,7 @@ _SEGMENT = {"prefix": [1, 17374, 2], "suffix": [3]}
 
 
 def _heads(text: Any, unsaid: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """With as many heads of keys as of queries, where a configuration knows of no others: those of the 0.5B model."""
+    """Set as many key heads as query heads if the configuration has no key heads (the 0.5B model)."""
     if not isinstance(text, Mapping) or "n_heads" not in text:
         return unsaid
     return {**unsaid, "text": {**unsaid.get("text", {}), "n_kv_heads": text["n_heads"]}}

@@ -1,7 +1,4 @@
-"""Layers that more than one part of the model uses: the dense MLP, and the mixture of experts in its place.
-
-Knows nothing of attention, caches or devices' kernels.
-"""
+"""Layers shared by several parts of the model: the dense MLP and the mixture of experts."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Mlp(nn.Module):
 
 
 class _Matrices(nn.Module):
-    """One matrix (outputs, inputs) of each expert."""
+    """One matrix (outputs, inputs) per expert."""
 
     def __init__(self, n: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -37,15 +34,14 @@ class _Matrices(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of experts in an MLP's place: each token goes through the few that a router likes best.
+    """Mixture of experts: a router selects a few experts per token.
 
-    An expert is fc2(gelu(h) · (g + 1)), h and g the halves of fc1 x, the GELU exact. The best `experts_per_token` of
-    the router's logits are taken, and their results added with the softmax over those as weights. Formulas of vLLM's
+    An expert computes fc2(gelu(h) · (g + 1)), where h and g are the halves of fc1 x and GELU is exact. The
+    `experts_per_token` best logits are selected; their softmax weights the results. The formulas follow vLLM's
     moondream3.py (Apache-2.0).
 
     Attributes:
-        scales: float32 (experts, outputs) of fc1 and of fc2 by which FP8 holds their weights exactly, as a file in FP8
-            has them; None for others. The weights are in FP8 themselves, or the numbers that it stands for.
+        scales: float32 (experts, outputs) scales of fc1 and fc2 if they are FP8 or rounded to FP8, else None.
     """
 
     def __init__(self, config: ExpertsConfig, width: int, gelu: str = "erf") -> None:
@@ -59,16 +55,16 @@ class Experts(nn.Module):
 
     @property
     def n_idle_weights(self) -> int:
-        """Weights of the experts that a token does not go through."""
+        """Number of weights in experts that a token does not use."""
         idle = self.config.num_experts - self.config.experts_per_token
         return idle * (self.fc1.weight[0].numel() + self.fc2.weight[0].numel())
 
     def router_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (..., experts) of x (..., width), always in float32: two experts may be nearly as good."""
+        """Return logits (..., experts) of x (..., width) in float32, because experts may be nearly tied."""
         return F.linear(x.float(), self.router.weight.float(), self.router.bias.float())
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights (..., experts_per_token) float32 and int64 numbers of each token's experts, best first."""
+        """Return float32 weights (..., experts_per_token) and int64 indices of each token's experts, best first."""
         best, chosen = self.router_logits(x).topk(self.config.experts_per_token, dim=-1)
         return best.softmax(-1), chosen
 
@@ -80,7 +76,7 @@ class Experts(nn.Module):
         return mixed(flat, weights, chosen).to(x.dtype).view_as(x)
 
     def _one_by_one(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Each expert that any token chose, on those tokens alone."""
+        """Apply each selected expert to its own tokens."""
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         counts = chosen.flatten().bincount(minlength=len(self.fc1.weight)).tolist()
@@ -92,7 +88,7 @@ class Experts(nn.Module):
         return torch.zeros_like(x, dtype=torch.float32).index_add_(0, tokens, weighted)
 
     def _all_at_once(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """All experts on all tokens: what a graph can capture where there is no kernel that does better."""
+        """Apply all experts to all tokens, which CUDA graphs can capture."""
         share = torch.zeros(len(x), len(self.fc1.weight), device=x.device).scatter_(1, chosen, weights)
         sums = []
         for start in range(0, len(x), _ROWS_AT_ONCE):
@@ -102,12 +98,12 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Map x (rows, width) through one expert, or all; `rows` are theirs."""
+        """Apply one expert or all experts to x (rows, width); `rows` are the row indices."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 
     def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """The first or the second product of experts; arguments are those of `_expert`."""
+        """Compute the first or second GEMM of experts; see `_expert` for the arguments."""
         weight = (self.fc1, self.fc2)[second].weight[which]
         if weight.dtype == E4M3:
             assert self.scales is not None

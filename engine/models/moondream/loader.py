@@ -1,4 +1,4 @@
-"""From a folder of the Moondream family to a loaded model: weights, prompts, classes and their synonyms."""
+"""Load a Moondream folder: weights, prompts, classes and synonyms."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from saccade.engine.models.protocol import LoadedModel, Refiner
 
 
 def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Load config.json, model.safetensors, tokenizer.json and, if there is one, synonyms.json.
+    """Load config.json, model.safetensors, tokenizer.json and the optional synonyms.json.
 
     Raises:
-        ModelFilesError: if one of them cannot be read, or they do not fit each other.
+        ModelFilesError: if a file cannot be read, or the files are inconsistent.
     """
     _refuse_older_prompts(folder)
     model = load(folder, device, dtype)
@@ -43,15 +43,15 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
 
 
 def refiner_loader(model: Moondream) -> Callable[[Path], Refiner] | None:
-    """What reads a refiner for a model; None where its tower has no blocks that one could read."""
+    """Return a function that reads a refiner for the model, or None if its vision encoder does not support one."""
     return partial(load_refiner, tower=model.vision) if isinstance(model.vision, VisionTower) else None
 
 
 def _refuse_older_prompts(folder: Path) -> None:
-    """Refuse a published revision whose prompts are not those of its empty configuration: its own code tells.
+    """Check that a published revision uses the current prompt format, by reading (not running) its code.
 
     Raises:
-        ModelFilesError: if it has the weights of one and the prompts of another tokenizer.
+        ModelFilesError: if the weights and prompts belong to different tokenizers.
     """
     code = folder / "moondream.py"  # read, never run
     if not code.is_file() or PUBLISHED in code.read_text(encoding="utf-8", errors="replace"):

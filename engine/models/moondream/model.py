@@ -1,7 +1,4 @@
-"""A whole model of the family: vision encoder, text decoder, region heads under their published names, its files.
-
-Knows nothing of prompts, sampling or scheduling.
-"""
+"""A whole Moondream model: vision encoder, text decoder and region heads, and reading of its weights."""
 
 from __future__ import annotations
 
@@ -31,11 +28,11 @@ _ALIGNMENT = 64  # bytes, as torch allocates
 
 
 class Moondream(nn.Module):
-    """Vision encoder, text decoder and region heads; parameter names are the published ones less `model.`.
+    """Vision encoder, text decoder and region heads. Parameter names are the published names without `model.`.
 
     Attributes:
-        fp8: its blocks' weights are exact in FP8, so that kernels may keep them so and nothing else.
-        family: which of the published models it is, and what its file holds; for people.
+        fp8: whether block weights are exactly representable in FP8, so that kernels may store only FP8.
+        family: name of the published model and format of its file, for display.
     """
 
     def __init__(self, config: MoondreamConfig) -> None:
@@ -50,41 +47,41 @@ class Moondream(nn.Module):
 
     @property
     def limits(self) -> ModelLimits:
-        """What the engine plans with."""
+        """Sizes that the scheduler needs."""
         return self.config.limits
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.text.wte.device
 
     def coord_eos_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight (2, dim) and bias (2,) of the coord and eos rows: all of the head that detect and point need."""
+        """Return the output head's weight (2, dim) and bias (2,) for the coordinate and end tokens."""
         ids, head = self.config.tokenizer, self.text.lm_head
-        # By numbers, not by a list of them, which would be copied to the device: a graph cannot capture that.
+        # Indexed by integers: a list would be copied to the device, which CUDA graphs cannot capture.
         weight, bias = ((part[ids.coord_id], part[ids.eos_id]) for part in (head.weight, head.bias))
         return torch.stack(weight), torch.stack(bias)
 
     def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (..., 2) float32 of the coordinate token and of the end token."""
+        """Return float32 logits (..., 2) of the coordinate and end tokens."""
         return F.linear(self.text.post_ln(hidden), *self.coord_eos_head()).float()
 
     def n_parameters(self) -> int:
-        """How many numbers its weights are."""
+        """Return the number of weights."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the weights."""
+        """Floating-point dtype of the weights."""
         return self.text.wte.dtype
 
 
 def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
-    """Load config.json and model.safetensors, or the shards of a model.safetensors.index.json, from a folder.
+    """Load config.json and the weights (model.safetensors or shards) from a folder.
 
     Raises:
-        ModelConfigError: if config.json does not describe a model of this family.
-        CheckpointError: naming the first tensor, in the model's order, that is missing, unknown or of another shape.
+        ModelConfigError: if config.json is not a valid Moondream configuration.
+        CheckpointError: names the first tensor that is missing, unknown or of another shape.
     """
     with ExitStack() as files:
         model, stored, path = open_checkpoint(folder, files)
@@ -106,29 +103,29 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
 
 
 def _keeps_fp8(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether experts of a file in FP8 stay in it: there are kernels for it, beside other weights in half precision."""
+    """Return whether FP8 experts of a checkpoint stay in FP8: kernels support it with half-precision weights."""
     return device.type == "cuda" and dtype.itemsize == 2 and supports_fp8(device)
 
 
 def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: bool) -> torch.Tensor:
-    """A tensor in a dtype, on a device; of experts in FP8 the codes, if they are `kept`."""
+    """Read a tensor in a dtype on a device; FP8 experts stay in FP8 if `kept`."""
     return stored.codes().to(device) if kept and stored.codes is not None else stored.read().to(device, dtype)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor at an address that products like: where it lies in a file changes their last bit."""
+    """Return the tensor at an aligned address, because GEMM results may depend on alignment in the last bit."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str, StoredTensor], Path]:
-    """A folder's model without its weights, on no device, and what its files hold of them; all of it fits.
+    """Return a folder's model on the meta device, its stored tensors and its path, after checking that they match.
 
     Args:
-        folder: the folder.
-        files: what closes them.
+        folder: the model folder.
+        files: exit stack that closes the files.
 
     Raises:
-        ModelConfigError, CheckpointError: as `load`.
+        ModelConfigError, CheckpointError: see `load`.
     """
     MoondreamConfig.from_file(folder / "config.json")  # a config that is wrong by itself is the first thing to say
     try:
@@ -153,7 +150,7 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
 
 
 def _family(config: MoondreamConfig, newer: bool, stored: Mapping[str, StoredTensor]) -> str:
-    """The name of the published model, the types of its numbers, and what else is worth knowing."""
+    """Return the name of the published model, its dtypes and other facts for display."""
     if config.vision.stem == "picodet":
         return ""
     name = "Moondream 3.1" if newer else "Moondream 3 (preview)" if config.text.moe else "Moondream 2"

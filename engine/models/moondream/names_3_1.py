@@ -1,7 +1,7 @@
-"""Moondream 3.1's tensor names, translated to those of Moondream 3.
+"""Translation of Moondream 3.1 tensor names to Moondream 3 names.
 
-A Moondream 3.1 file has no `model_type`: its tensors identify it. They have the names of the checkpoints of 2024, and
-parts that those lack (experts, attention's temperature). Two feature tables are stored transposed.
+A Moondream 3.1 checkpoint is recognized by its tensors, as it has no `model_type`. Its names are those of 2024
+checkpoints, plus experts and attention temperature. Two feature tables are stored transposed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from saccade.engine.models.moondream.config import ExpertsConfig
 MAX_CONTEXT = 32768
 _BLOCK = r"text_model\.transformer\.h\.(\d+)\."
 _SIGNS = re.compile(_BLOCK + r"(?:tau_|gate\.|mlp\.(?:output_)?experts)")
-"""What no checkpoint of 2024 has."""
+"""Tensor names that no 2024 checkpoint has."""
 _TRANSPOSED = ("region.coord_features", "region.size_features")
 _RULES = tuple(
     (re.compile(pattern), ours)
@@ -52,12 +52,12 @@ _RULES = tuple(
 
 
 def is_3_1(names: Mapping[str, Any]) -> bool:
-    """Whether tensors of these names are those of Moondream 3.1."""
+    """Return whether these tensor names belong to Moondream 3.1."""
     return any(_SIGNS.match(name) for name in names)
 
 
 def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors under Moondream 3's names and in its layout; a name that no rule knows stays as it is."""
+    """Return the tensors with Moondream 3 names and layout; unknown names stay unchanged."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in held.items():
         ours = next((rule.sub(to, name) for rule, to in _RULES if rule.fullmatch(name)), name)
@@ -73,7 +73,7 @@ def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def facts(held: Mapping[str, StoredTensor]) -> dict[str, dict[str, Any]]:
-    """What translated tensors say of a model's configuration, by its sections."""
+    """Return configuration values that follow from the translated tensors, by section."""
     experts = {
         int(name.split(".")[2]): tensor.shape
         for name, tensor in held.items()

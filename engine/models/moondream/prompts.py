@@ -1,4 +1,4 @@
-"""From a task to the token ids a model is asked with, and from answer ids to text. Knows no weights."""
+"""Prompt templates and tokenizers of Moondream models."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from saccade.engine.models.protocol import PathTokens, ReasoningTokens, Ref
 
 FIRST_CODE_POINT = 100
 PUBLISHED = "moondream/starmie-v1"
-"""Where the tokenizer of the published models is; that in the repositories of their weights is a stale one."""
+"""Hub repository of the published models' tokenizer; the weight repositories contain an outdated one."""
 _TEMPLATE_WORDS = {
     "query": ("query", "question"),
     "detect": ("detect",),
     "point": ("point",),
     "caption": ("describe", "caption"),
 }
-"""What the templates' ids stand for, now and with `TokenizerConfig.in_words`."""
+"""Words that the template IDs decode to, without and with `TokenizerConfig.in_words`."""
 _LAST_MARK = 20  # token ids up to this are marks, not text
 _COMMANDS, _LARGEST = ("M", "L", "C", "Z"), 960  # of a path, and the largest of its numbers
 _SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do
 
 
 class TokenizerError(ModelFilesError):
-    """A model whose tokenizer is missing or broken."""
+    """A model's tokenizer is missing or damaged."""
 
 
 class TextTokenizer(Protocol):
-    """Text to token ids and back."""
+    """Converts text to token IDs and back."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -58,13 +58,13 @@ class FileTokenizer:
 
 
 def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
-    """The tokenizer of a model folder.
+    """Return the tokenizer of a model folder.
 
-    Its tokenizer.json where that fits; else the one that published models use, `PUBLISHED`, from the hub; or code
-    points for a model too small to have words.
+    This is its tokenizer.json if it matches the config, otherwise `PUBLISHED` from the hub, or code points for a tiny
+    test model.
 
     Raises:
-        TokenizerError: if there is none that fits, saying what to do.
+        TokenizerError: if no tokenizer matches; the message says how to fix it.
     """
     path, small = folder / "tokenizer.json", config.text.vocab_size <= _SMALL
     own = _read(path) if path.is_file() else None
@@ -93,10 +93,7 @@ def _read(path: Path) -> FileTokenizer:
 
 
 def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
-    """What speaks against a tokenizer: the ids of the templates stand for other words; None if nothing does.
-
-    The words are those of the question's template, or where there is none of any other.
-    """
+    """Return why a tokenizer does not match the templates, or None; template IDs must decode to the expected words."""
     found = []
     for skill, words in _TEMPLATE_WORDS.items():
         template = config.templates.get(skill)
@@ -113,7 +110,7 @@ def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
 
 
 class CodePointTokenizer:
-    """The tokenizer of reference sets that carry no tokenizer: 100 + code point in, `<id>` out."""
+    """Tokenizer of test models without a tokenizer: encodes to 100 + code point, decodes to `<id>`."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -125,7 +122,7 @@ class CodePointTokenizer:
 
 
 class MoondreamPrompts:
-    """Prompts of one model: the config's templates around encoded words; a `closed` one knows names only."""
+    """Prompts of one model: templates of its config around encoded text. A `closed` model accepts only labels."""
 
     __slots__ = ("_closed", "_config", "_path_tokens", "_templates", "_tokenizer", "_vocab_size", "eos_id")
 
@@ -139,9 +136,9 @@ class MoondreamPrompts:
         self._tokenizer = tokenizer
 
     def can(self, skill: str) -> bool:
-        """Whether the model has a template for 'detect', 'point', 'segment', 'query' or 'caption'.
+        """Return whether the model has a template for 'detect', 'point', 'segment', 'query' or 'caption'.
 
-        For 'gaze' there is none: it is asked in words, of every model that points at what words say.
+        'gaze' has no template; its prompt is plain text, for every model that can point.
         """
         if skill in ("detect", "point", "gaze") and self._config.in_words:
             return False  # these begin an object with any token but the end; ours do with the coordinate token
@@ -150,10 +147,10 @@ class MoondreamPrompts:
         return bool(self._templates.get(skill))
 
     def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Ids that ask for all objects of a name; `skill` is 'detect' or 'point'. References stand before the name.
+        """Return the prompt for all objects with a label; `skill` is 'detect' or 'point'. References precede the label.
 
         Raises:
-            PromptError: for references to a model that knows names alone.
+            PromptError: if the model accepts only labels and there are references.
         """
         if refs and self._closed:
             raise PromptError("this model takes no references: ask for a name alone")
@@ -161,10 +158,10 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(f" {label}"), *template["suffix"]]
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
-        """Ids that ask a question: no space before it, and behind it the suffix as often as the reference has it.
+        """Return the prompt for a question: no space before it, and `query_suffixes` suffixes after it.
 
-        With `reasoning` the thinking token stands in place of the last suffix. Models that are prompted in words have
-        a space before the question, and the suffix once.
+        With `reasoning`, the thinking token replaces the last suffix. Models with plain-text prompts use a space before
+        the question and one suffix.
         """
         template, config = self._templates["query"], self._config
         if config.in_words:
@@ -174,13 +171,13 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Ids that ask for the outline of an object: references, and the name without a space before it."""
+        """Return the prompt for the outline of an object: references, then the label without a space before it."""
         template = self._templates["segment"]
         return [*template["prefix"], *self._marks(refs), *self.ids(label), *template["suffix"]]
 
     @property
     def path_tokens(self) -> PathTokens:
-        """Every token of the vocabulary that is a command, a minus sign or an integer, whatever space it has."""
+        """All tokens of the vocabulary that are a command, a minus sign or an integer, with any whitespace."""
         if self._path_tokens is None:
             commands, minus, numbers = dict[int, str](), list[int](), dict[int, int]()
             for token in range(_LAST_MARK + 1, self._vocab_size):
@@ -196,12 +193,12 @@ class MoondreamPrompts:
         return self._path_tokens
 
     def _marks(self, refs: Sequence[Ref]) -> list[int]:
-        """Tokens in whose place the values of references stand: two of a point, three of a box."""
+        """Return the placeholder tokens of references: two per point, three per box."""
         config = self._config
         return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Centres of what a prompt refers to, and sizes of boxes, behind the skill's prefix."""
+        """Return centres of references and sizes of boxes, by position in the prompt."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:
@@ -213,7 +210,7 @@ class MoondreamPrompts:
 
     @property
     def reasoning(self) -> ReasoningTokens | None:
-        """The config's tokens; None for checkpoints of before, whose answers do not begin behind the answer token."""
+        """Special tokens for reasoning, or None for older checkpoints without an answer token."""
         config, template = self._config, self._templates.get("query") or {}
         suffix = tuple(template.get("post_reasoning_prefix", template.get("suffix", ())))
         if suffix[:1] != (config.answer_id,):
@@ -228,16 +225,16 @@ class MoondreamPrompts:
         )
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Ids and coordinates as the reference's `detect_gaze` puts them: in words, not by a template."""
+        """Return the gaze prompt as plain text and its coordinates, as in the reference's `detect_gaze`."""
         before, after = self.ids("\n\nPoint:"), self.ids(" gaze\n\n")
         ids = [*before, self._config.coord_id, self._config.coord_id, *after]
         return ids, {len(before): (eye[0],), len(before) + 1: (eye[1],)}
 
     def caption(self, length: str) -> list[int]:
-        """Ids that ask for a description of some length.
+        """Return the prompt for a caption of a length.
 
         Raises:
-            PromptError: if the model has not learned that one.
+            PromptError: if the model does not support the length.
         """
         lengths = self._templates["caption"]
         if length not in lengths:
@@ -245,14 +242,14 @@ class MoondreamPrompts:
         return list(lengths[length])
 
     def ids(self, words: str) -> list[int]:
-        """Ids of words as they are."""
+        """Return the token IDs of a text without a template."""
         return self._tokenizer.encode(words)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Text of an answer."""
+        """Return the text of an answer's token IDs."""
         return self._tokenizer.decode(ids)
 
     def wrap(self, skill: str, words: str) -> list[int]:
-        """Ids of a skill's template around words as they are."""
+        """Return a skill's template around a text."""
         template = self._templates[skill]
         return [*template["prefix"], *self.ids(words), *template["suffix"]]

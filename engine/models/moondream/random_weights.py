@@ -1,7 +1,4 @@
-"""A model of the family with random weights, to measure what its shape costs. Its answers mean nothing.
-
-Knows how weights are drawn so that numbers stay in range and answers vary in length; knows nothing of measuring.
-"""
+"""Moondream models with random weights, to measure the speed of a model shape."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from saccade.engine.models.protocol import LoadedModel
 _SHARPNESS = 3.0  # of attention's logits: at 1 it averages over an image, and all images give the same
 _EMBEDDING = 0.1  # of tokens and of positions in an image, which all images have in common
 MOONDREAM_3 = MoondreamConfig.from_dict({"text": {"moe": {}}, "region": {"reads": "ln"}})
-"""The published dimensions of Moondream 3, with region heads that read `region.ln`."""
+"""Published dimensions of Moondream 3 with region heads that read `region.ln`."""
 _FREQUENCY = 10.0  # of regions: at 1, most sizes are embedded alike, and the answer repeats itself
 
 
 def random_moondream(
     device: torch.device, dtype: torch.dtype, config: MoondreamConfig | None = None, seed: int = 0
 ) -> LoadedModel:
-    """A loaded model of some shape, by default Moondream 2's. Any name may be asked for; a character is a token."""
+    """Return a loaded model with random weights, by default of Moondream 2's shape. Each character is one token."""
     config = config or MoondreamConfig()
     model = random_model(config, device, dtype, seed)
     prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer(), vocab_size=config.text.vocab_size)
@@ -34,15 +31,14 @@ def random_moondream(
 def random_moondream_3(
     device: torch.device, dtype: torch.dtype, config: MoondreamConfig | None = None, seed: int = 0
 ) -> LoadedModel:
-    """The same of Moondream 3's shape by default: 9.3 B numbers, 64 experts of which a token goes through 8."""
+    """Return a model with random weights, by default of Moondream 3's shape (9.3 B, 8 of 64 experts per token)."""
     return random_moondream(device, dtype, config or MOONDREAM_3, seed)
 
 
 def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
-    """A model whose layers keep the scale of their inputs, as trained ones do.
+    """Return a model whose layers keep the scale of their inputs.
 
-    Its answers end, as trained ones' do: whether one more object is begun is a new toss each time, since every step
-    depends on the image and on what was found. Otherwise all answers end at once, or repeat one thing for ever.
+    Answers vary in length because each decision to start another object depends on the image and the earlier objects.
     """
     with torch.device("meta"):
         model = Moondream(config)

@@ -47,7 +47,7 @@ class _Attention(nn.Module):
 
 
 class _Block(nn.Module):
-    """Tokens attend to each other and to the image, and the image to the tokens; each sum is normed."""
+    """Tokens attend to each other and to the image, then the image attends to the tokens; each sum is normalized."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _LayerNorm2d(nn.LayerNorm):
 
 
 class _Fusion(nn.Module):
-    """The image and an early block's features as one map."""
+    """Combines the last features and an early block's features in one feature map."""
 
     def __init__(self, enc_dim: int, dim: int, inner: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Fusion(nn.Module):
 
 
 class _MaskEncoder(nn.Module):
-    """A mask as features."""
+    """Encodes a mask as features."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -99,16 +99,16 @@ class _MaskEncoder(nn.Module):
 
 
 class MaskRefiner(nn.Module):
-    """The head.
+    """Mask refinement head.
 
     Args:
-        enc_dim: width of the vision tower's features.
-        dim: of a token.
-        grid: places of the features along a side.
-        fused: channels between the two convolutions that fuse features.
+        enc_dim: width of the vision encoder's features.
+        dim: width of a token.
+        grid: feature positions along a side.
+        fused: channels between the two fusion convolutions.
 
     Attributes:
-        early_block: as in `Refiner`.
+        early_block: see `Refiner`.
     """
 
     def __init__(self, enc_dim: int = 1152, dim: int = 256, grid: int = 27, fused: int = 256) -> None:
@@ -133,7 +133,7 @@ class MaskRefiner(nn.Module):
         self.iou_head = _dense(dim, dim, dim, _MASKS)
 
     def fuse(self, early: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """The image's map (1, dim, grid, grid), once for all rounds; features are (1, grid², enc_dim)."""
+        """Return the fused feature map (1, dim, grid, grid) for all rounds; features are (1, grid², enc_dim)."""
 
         def placed(x: torch.Tensor) -> torch.Tensor:
             return x.transpose(1, 2).view(1, -1, self.grid, self.grid)
@@ -142,14 +142,14 @@ class MaskRefiner(nn.Module):
         return self.hq_fusion.fusion(torch.cat([image, seen], dim=1))  # type: ignore[no-any-return]
 
     def round(self, image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One round.
+        """Run one refinement round.
 
         Args:
-            image: (1, dim, grid, grid) of `fuse`.
+            image: (1, dim, grid, grid) from `fuse`.
             mask: (1, 1, size, size), 0 to 1.
 
         Returns:
-            Logits (1, 4, size, size) of masks, and the IoU (1, 4) that each is expected to have.
+            Mask logits (1, 4, size, size) and their predicted IoU (1, 4).
         """
         coded = mask
         for layer in self.mask_encoder.children():
@@ -171,15 +171,15 @@ class MaskRefiner(nn.Module):
         return F.interpolate(masks, mask.shape[2:], mode="bilinear"), self.iou_head(tokens[:, 0])
 
     def forward(self, early: torch.Tensor, last: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """A better mask.
+        """Return a refined mask.
 
         Args:
-            early: (1, grid², enc_dim), what the vision tower's block `early_block` gives.
-            last: the same of its last norm.
-            mask: (size, size) float32, 0 to 1: the coarse one.
+            early: (1, grid², enc_dim), output of the vision encoder's block `early_block`.
+            last: (1, grid², enc_dim), output of its last norm.
+            mask: (size, size) float32, 0 to 1, the coarse mask.
 
         Returns:
-            (size, size) float32: the probability that each pixel is the object's.
+            (size, size) float32: the probability that a pixel belongs to the object.
         """
         image, mask = self.fuse(early.float(), last.float()), mask[None, None]
         for _ in range(ROUNDS):
@@ -190,7 +190,7 @@ class MaskRefiner(nn.Module):
 
 
 def _dense(*widths: int) -> nn.Sequential:
-    """Linear layers with GELUs between them."""
+    """Return linear layers with GELUs between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.GELU()]
@@ -198,14 +198,14 @@ def _dense(*widths: int) -> nn.Sequential:
 
 
 def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
-    """Read a published file: a torch file with the tensors under `head`. No pickled code runs.
+    """Read a published torch file with tensors under `head`, without running pickled code.
 
     Args:
         path: the file.
-        tower: the vision tower that gives the features; the refiner goes to its device.
+        tower: the vision encoder that provides the features; the refiner is moved to its device.
 
     Raises:
-        ModelFilesError: in one line, if it cannot be read, or does not fit the tower.
+        ModelFilesError: if the file cannot be read or does not match the vision encoder.
     """
     try:
         stored = torch.load(path, "cpu", weights_only=True)
@@ -235,7 +235,7 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
 
 
 def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
-    """Tensors by our names: each is the part's next one of that shape and kind, whatever its layer is called there."""
+    """Return tensors by Saccade's names: each is the part's next stored tensor of the same shape and kind."""
     held = {key: tensor for name, tensor in held.items() for key, tensor in _split(name, tensor)}
     found = {}
     for name, like in ours.items():
@@ -254,14 +254,14 @@ def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], pa
 
 
 def _split(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Joined projections of queries, keys and values as three."""
+    """Split joined query, key and value projections into three."""
     if "in_proj_" not in name or tensor.shape[0] % 3:
         return [(name, tensor)]
     return [(name.replace("in_proj_", f"{k}_proj."), part) for k, part in zip("qkv", tensor.chunk(3), strict=True)]
 
 
 def _part(name: str) -> str:
-    """The published part that a tensor is of: two names of `transformer_blocks.N` and of containers, else one."""
+    """Return the part of the published file that a tensor name belongs to."""
     words = name.split(".")
     depth = {"transformer_blocks": 3, "hq_fusion": 2, "mask_mlps": 2}.get(words[0], 1)
     return ".".join(words[:depth])

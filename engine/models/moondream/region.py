@@ -1,6 +1,6 @@
-"""Coordinates and sizes, to and from the text decoder's width. Knows nothing of images or prompts.
+"""Region heads: encoders and decoders of coordinates and sizes.
 
-Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+The behaviour follows the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from saccade.engine.models.moondream.layers import Mlp
 
 
 def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """Cosines and sines of 2π x·frequencies (Tancik et al. 2020, arXiv:2006.10739): (..., n) and (n, f) to (..., 2f).
+    """Return Fourier features (..., 2f) of x (..., n) and frequencies (n, f) (Tancik et al. 2020, arXiv:2006.10739).
 
-    Always in float32: a bin is 1/1024 wide, and bfloat16 holds 8 bits.
+    The computation is in float32, because a bin is 1/1024 wide and bfloat16 has 8 bits of precision.
     """
     angles = 2 * math.pi * (x.float().unsqueeze(-1) * frequencies.float()).sum(-2)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Side as a fraction of the image from its bin on a log scale: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
+    """Return the side, as a fraction of the image, of a log-scale bin: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
     return size_values(n_bins, bins.device)[bins]
 
 
 @functools.cache
 def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
-    """The sides (n_bins,) float32 of all bins; not to be written to.
+    """Return the side lengths (n_bins,) float32 of all bins; read-only.
 
-    A table, as a power differs by a bit between devices, kernels, and on a CPU between many numbers and few: a draft
-    would not be recognized.
+    A table, because powers differ in the last bit between devices and kernels, and drafts are compared exactly.
     """
     with torch.inference_mode(False):  # training can use what inference has asked for
         bins = torch.arange(n_bins, device="cpu")
@@ -42,17 +41,17 @@ def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
 
 
 def size_bin(size: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """The inverse of `size_value`, rounded; sizes under 2^-10 fall into bin 0."""
+    """Inverse of `size_value`, rounded; sizes below 2^-10 map to bin 0."""
     scaled = (size.clamp(min=2.0**-10).log2() + 10.0) / 10.0 * (n_bins - 1)
     return scaled.round().long().clamp(0, n_bins - 1)
 
 
 class RegionHeads(nn.Module):
-    """Encoders of coordinates and sizes into embeddings, decoders from hidden states (before the last norm) to bins.
+    """Encoders of coordinates and sizes to embeddings, and decoders from hidden states (before the last norm) to bins.
 
     Args:
-        config: with `reads` decided; "" is "raw".
-        post_ln: the text decoder's last norm, for `reads` "post_ln_ln".
+        config: configuration with `reads` resolved; "" means "raw".
+        post_ln: last norm of the text decoder, for `reads` "post_ln_ln".
     """
 
     def __init__(self, config: RegionConfig, post_ln: nn.LayerNorm | None = None) -> None:
@@ -71,45 +70,45 @@ class RegionHeads(nn.Module):
         self.size_decoder = _decoder(config, config.size_out_dim)
 
     def encode_coord(self, value: torch.Tensor) -> torch.Tensor:
-        """Embeddings (..., dim) of coordinates (..., 1) in 0..1."""
+        """Return embeddings (..., dim) of coordinates (..., 1) in 0..1."""
         return self.coord_encoder(fourier_features(value, self.coord_features).to(self.coord_encoder.weight.dtype))  # type: ignore[no-any-return]
 
     def encode_size(self, value: torch.Tensor) -> torch.Tensor:
-        """Embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
+        """Return embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
         return self.size_encoder(fourier_features(value, self.size_features).to(self.size_encoder.weight.dtype))  # type: ignore[no-any-return]
 
     def coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The most likely coordinate (..., 1) float32: best bin / bins."""
+        """Return the most likely coordinate (..., 1) float32: best bin / number of bins."""
         logits = self.decode_coord(hidden)
         return (logits.argmax(-1, keepdim=True) / logits.shape[-1]).float()
 
     def size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The most likely width and height (..., 2) float32."""
+        """Return the most likely width and height (..., 2) float32."""
         logits = self.decode_size(hidden)
         return size_value(logits.argmax(-1), logits.shape[-1])
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """What the decoders can be given (`RegionConfig.reads`), first what they are given."""
+        """Possible inputs of the decoders (`RegionConfig.reads`); the first one is in use."""
         given = next(name for name, norms in self._norms.items() if norms == self.norms)
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Give the decoders another of `readings` from here on; a backend that is made later follows."""
+        """Switch the decoders to another input of `readings`; backends created later use it too."""
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the decoders are given for hidden states (..., dim), see `RegionConfig.reads`."""
+        """Return the decoders' input for hidden states (..., dim); see `RegionConfig.reads`."""
         for norm in self.norms:
             hidden = norm(hidden)
         return hidden
 
     def decode_coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores (..., coord_out_dim) of the bins of one coordinate."""
+        """Return the scores (..., coord_out_dim) of coordinate bins."""
         return self.coord_decoder(self.read(hidden))  # type: ignore[no-any-return]
 
     def decode_size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores (..., 2, size_out_dim / 2) of the bins of width and height."""
+        """Return the scores (..., 2, size_out_dim / 2) of width and height bins."""
         return self.size_decoder(self.read(hidden)).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
 
 

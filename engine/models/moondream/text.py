@@ -1,10 +1,10 @@
-"""The text decoder: parallel attention and MLP from one norm, partial rotary positions, bidirectional over the prefix.
+"""Text decoder: parallel attention and MLP after one norm, partial RoPE, bidirectional attention over the prefix.
 
-`run_blocks` is the one definition of what a decoder is; this module's `TextDecoder` runs it with the weights' own
-modules, and devices with faster forms of its parts. Moondream 3 adds a temperature to attention and experts in the
-MLP's place. Knows nothing of images, prompts or sampling: embeddings in, hidden states out.
-Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream), of the
-temperature after vLLM's moondream3.py (Apache-2.0).
+`run_blocks` defines the decoder once for all backends. `TextDecoder` runs it with PyTorch modules; CPU and CUDA
+backends supply faster parts. Moondream 3 adds an attention temperature and a mixture of experts.
+
+The behaviour follows the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream), and
+for the temperature vLLM's moondream3.py (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from saccade.engine.models.moondream.layers import Experts, Mlp
 from saccade.engine.models.protocol import Cache, CacheLayer
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, each (rows or nothing, length, 1, rotary_dim / 2)."""
+"""Cosines and sines for RoPE, each (rows or nothing, length, 1, rotary_dim / 2)."""
 
 
 class Layer(Protocol):
-    """A block's weights, in whatever form a backend has them."""
+    """Weights of a block in a backend's format."""
 
     @property
     def temperature(self) -> object | None:
-        """Of its attention, if it has one."""
+        """Attention temperature, or None."""
         ...
 
 
@@ -40,44 +40,44 @@ C = TypeVar("C", contravariant=True)
 
 
 class BlockOps(Protocol[L, C]):
-    """How a backend does the parts of a block. Holds the residual, and where its tokens are.
+    """A backend's implementation of the parts of a block, with the residual and token positions.
 
-    What one part gives another (normed states, heads, what attention saw) has any form that the backend likes.
+    Values passed between parts (normed states, heads, attention output) have a backend-specific format.
     """
 
     def norm(self, layer: L) -> Any:
-        """The residual's layer norm, which both halves of a block read."""
+        """Return the layer norm of the residual, the input of both halves of a block."""
         ...
 
     def heads(self, layer: L, normed: Any, kv_only: bool) -> Any:
-        """Queries, keys and values of the normed states, not rotated; the queries may be missing if `kv_only`."""
+        """Return queries, keys and values before RoPE; queries may be missing if `kv_only`."""
         ...
 
     def temper(self, layer: L, heads: Any) -> Any:
-        """The heads with the layer's temperature on queries and values."""
+        """Return the heads with the temperature applied to queries and values."""
         ...
 
     def write_kv(self, layer: L, heads: Any, cache: C) -> None:
-        """Rotate and keep keys and values, and go no further."""
+        """Apply RoPE to keys and cache keys and values, without attention."""
         ...
 
     def attend(self, layer: L, heads: Any, cache: C) -> Any:
-        """Rotate queries and keys, keep keys and values, and attend."""
+        """Apply RoPE, cache keys and values, and return the attention output."""
         ...
 
     def add(self, layer: L, seen: Any, normed: Any) -> None:
-        """To the residual, what attention saw through its output projection, and the MLP or the experts."""
+        """Add the projected attention output and the MLP or experts to the residual."""
         ...
 
 
 def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *, kv_only: bool = False) -> None:
-    """The decoder's blocks: x += proj(attention(temper(qkv(norm(x))))) + mlp(norm(x)), one after the other.
+    """Run the decoder blocks: x += proj(attention(temper(qkv(norm(x))))) + mlp(norm(x)).
 
     Args:
         layers: the blocks.
-        caches: the layer of the cache of each.
-        ops: how their parts are done.
-        kv_only: of the last one only keys and values are wanted.
+        caches: KV cache layer of each block.
+        ops: the backend's implementation.
+        kv_only: whether only keys and values are needed of the last block.
     """
     for number, (layer, cache) in enumerate(zip(layers, caches, strict=True), start=1):
         last = kv_only and number == len(caches)
@@ -92,10 +92,10 @@ def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *,
 
 
 class Temperature(nn.Module):
-    """What each head's queries and values are multiplied by: a part by position, a part by token (Moondream 3).
+    """Attention temperature of Moondream 3: factors for each head's queries and values, by position and token.
 
-    p = ½ + sigmoid(alpha · log(position + 1)); queries: tanh(gelu(qkv) · wqᵀ) + p, values likewise with wv; the GELU
-    exact, all of it in float32.
+    With p = ½ + sigmoid(alpha · log(position + 1)), the query factor is tanh(gelu(qkv) · wqᵀ) + p; the value factor
+    uses wv. GELU is exact; all of it is float32.
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -107,11 +107,11 @@ class Temperature(nn.Module):
         self.wv = nn.Parameter(torch.empty(heads, inner))
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Factors (..., 2, heads) float32 of queries and of values.
+        """Return factors (..., 2, heads) float32 of queries and values.
 
         Args:
-            qkv: (..., 3 · heads · head_dim), not rotated.
-            positions: (...) in their sequences.
+            qkv: (..., 3 · heads · head_dim) before RoPE.
+            positions: (...) sequence positions.
         """
         both = torch.cat([self.wq, self.wv]).float()
         by_token = F.linear(F.gelu(qkv.float(), approximate=self.approximate), both).tanh().unflatten(-1, (2, -1))
@@ -121,7 +121,7 @@ class Temperature(nn.Module):
 
 
 class Attention(nn.Module):
-    """Weights of self-attention with rotary positions on the first half of each head."""
+    """Weights of self-attention with RoPE on the first half of each head."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Weights of one block; layer `number` of the decoder."""
+    """Weights of one decoder block with index `number`."""
 
     def __init__(self, config: TextConfig, number: int) -> None:
         super().__init__()
@@ -147,20 +147,20 @@ class Block(nn.Module):
 
     @property
     def temperature(self) -> Temperature | None:
-        """Of its attention, if it has one."""
+        """Attention temperature, or None."""
         return self.attn.tau if self.attn.config.tau else None
 
 
 @dataclass(slots=True)
 class _ModuleOps:
-    """`BlockOps` with the blocks' own modules: any device, any dtype, with gradients or without.
+    """`BlockOps` with PyTorch modules on any device and dtype, with or without gradients.
 
     Attributes:
         x: (rows, length, dim), the residual.
         positions: (rows or nothing, length).
-        rotation: of the positions.
-        mask: as `TextDecoder.forward` describes it.
-        alone: attend to x only, whatever the cache holds.
+        rotation: RoPE tables of the positions.
+        mask: see `TextDecoder.forward`.
+        alone: attend to x only and ignore the KV cache.
     """
 
     x: torch.Tensor
@@ -212,16 +212,16 @@ class _ModuleOps:
 
 @dataclass(slots=True, frozen=True)
 class Joined:
-    """A block's matrices as two: both halves of it read the same input, and add to the same residual.
+    """Joined matrices of a block: both halves share one input and one residual.
 
-    A mixture of experts is not among them: there the two are attention's alone.
+    With a mixture of experts, the matrices contain only attention.
 
     Attributes:
-        into: (heads and MLP, dim) weight; the heads first.
+        into: (heads and MLP, dim) weight; heads first.
         into_bias: (heads and MLP,).
-        out: (dim, dim + ff_dim) weight; attention's first.
+        out: (dim, dim + ff_dim) weight; attention first.
         out_bias: (dim,).
-        experts: in the MLP's place.
+        experts: the mixture of experts, or None.
     """
 
     into: torch.Tensor
@@ -233,7 +233,7 @@ class Joined:
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
-    """Join a block's matrices. Its modules are views of the joined weights from here on: nothing is stored twice."""
+    """Join a block's matrices; its modules become views of the joined weights."""
     attn, mlp = block.attn, block.mlp
     if isinstance(mlp, Experts):
         qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))
@@ -244,7 +244,7 @@ def join(block: Block) -> Joined:
 
 
 def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
-    """Make a block's modules views of its joined matrices, in whatever type those are."""
+    """Make a block's modules views of its joined matrices, in any dtype."""
     attn, mlp = block.attn, block.mlp
     split, dim = attn.qkv.out_features, attn.proj.in_features
     attn.qkv.weight.data, attn.proj.weight.data = into[:split], out[:, :dim]
@@ -253,7 +253,7 @@ def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class TextDecoder(nn.Module):
-    """Token embeddings, the blocks, and the output head."""
+    """Token embeddings, decoder blocks and output head."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -271,7 +271,7 @@ class TextDecoder(nn.Module):
 
     @property
     def n_block_weights(self) -> int:
-        """Weights that each token is multiplied with."""
+        """Number of block weights that are multiplied for each token."""
         weights = sum(parameter.numel() for parameter in self.blocks.parameters())
         for block in self._blocks():
             if isinstance(block.mlp, Experts):
@@ -279,7 +279,7 @@ class TextDecoder(nn.Module):
         return weights
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings (..., dim) of token ids (...)."""
+        """Return embeddings (..., dim) of token IDs (...)."""
         return F.embedding(ids, self.wte)
 
     def forward(
@@ -314,7 +314,7 @@ class TextDecoder(nn.Module):
         return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
-        """Keep sequences that begin at position 0 and attend in both directions: images.
+        """Cache keys and values of image prefixes, which start at position 0 and use bidirectional attention.
 
         The hidden states of an image are not read, so the last block stops at its keys and values.
 
@@ -334,12 +334,12 @@ class TextDecoder(nn.Module):
             yield block
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores (..., vocab_size) of the next token from hidden states (..., dim)."""
+        """Return next-token logits (..., vocab_size) for hidden states (..., dim)."""
         return self.lm_head(self.post_ln(hidden))  # type: ignore[no-any-return]
 
 
 def rotation_table(config: TextConfig) -> Rotation:
-    """Cosines and sines (max_context, rotary_dim / 2) of rotary positions (Su et al. 2021, arXiv:2104.09864)."""
+    """Return RoPE cosines and sines (max_context, rotary_dim / 2) (Su et al. 2021, arXiv:2104.09864)."""
     # In numpy: under a meta device, where models are laid out before their weights come, torch.arange costs a second.
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
     angles = np.arange(config.max_context, dtype=np.float32)[:, None] / np.float32(config.rope_theta) ** exponents
@@ -347,7 +347,7 @@ def rotation_table(config: TextConfig) -> Rotation:
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Turn the leading dimensions of x (rows, length, heads, head_dim) by (rows, length, 1, rotary_dim / 2) angles."""
+    """Apply RoPE angles (rows, length, 1, rotary_dim / 2) to the first dimensions of x (rows, length, heads, dim)."""
     cosine, sine = rotation
     half = cosine.shape[-1]
     real, imaginary, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

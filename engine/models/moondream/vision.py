@@ -1,8 +1,7 @@
-"""The vision encoder: from an image to crops, and from crops to image tokens. Knows nothing of text.
+"""Vision encoder: splits an image into crops and encodes crops as image tokens.
 
-Crops are the reference's numbers byte for byte: Lanczos resize, tiling, overlap, stitching.
-
-Behaviour after the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+Crops are byte-identical with the reference: Lanczos resize, tiling, overlap, stitching. The behaviour follows the
+public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from saccade.engine.models.protocol import ImageCrops, Tiling
 
 
 class Attention(nn.Module):
-    """Self-attention in which every token of a crop sees every other."""
+    """Bidirectional self-attention within each crop."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -55,11 +54,11 @@ class Block(nn.Module):
 
 
 class CropReader(nn.Module):
-    """What every tower of the family has in common: how images are cut into crops, and what its tokens are called by.
+    """Base class of the vision encoders of Moondream models: splitting images into crops, and sizes.
 
     Attributes:
-        pos_emb: (1, n_tokens, …) learned positions.
-        blocks: transformer blocks, none in some towers.
+        pos_emb: (1, n_tokens, …) learned position embeddings.
+        blocks: transformer blocks; empty in some encoders.
     """
 
     pos_emb: nn.Parameter
@@ -76,17 +75,17 @@ class CropReader(nn.Module):
 
     @property
     def crop_margin(self) -> int:
-        """Pixels by which tiles overlap at each side."""
+        """Overlap of tiles on each side, in pixels."""
         return self.config.overlap_margin * self.config.enc_patch_size
 
     @property
     def max_crops(self) -> int:
-        """Most tiles of an image."""
+        """Maximum number of tiles per image."""
         return self.config.max_crops
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of an image, and of a crop's features."""
+        """Number of tokens per image, equal to the number of features per crop."""
         return self.config.n_tokens
 
     @property
@@ -95,21 +94,21 @@ class CropReader(nn.Module):
         return self.config.enc_dim
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Tiles of an image."""
+        """Return the tiling of an image of this size."""
         return tiling_of(height, width, self.config)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """Cut an image (height, width, 3) uint8 RGB; a 1×1 tile equals the global crop, which is all there is then."""
+        """Split an image (height, width, 3) uint8 RGB into crops; a 1×1 tiling has the global crop only."""
         crops, tiling = make_crops(image, self.config)
         return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """See `normalize`; in the tower's dtype."""
+        """Normalize crops in the encoder's dtype; see `normalize`."""
         return normalize(crops, self.pos_emb.dtype)
 
 
 class VisionTower(CropReader):
-    """Patches, transformer blocks, and the projection of global and local features to the text decoder's width."""
+    """Published vision encoder: patches, transformer blocks, and projection of features to the text decoder's width."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)
@@ -120,11 +119,11 @@ class VisionTower(CropReader):
         self.proj_mlp = Mlp(2 * config.enc_dim, config.proj_inner_dim, config.proj_out_dim)
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """Features (crops, grid², enc_dim) of normalized crops (crops, 3, crop_size, crop_size)."""
+        """Return features (crops, grid², enc_dim) of normalized crops (crops, 3, crop_size, crop_size)."""
         return self.two_depths(crops, 0)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DeepEncoder.two_depths`."""
+        """See `DeepEncoder.two_depths`."""
         x = early = self.patches(crops) + self.pos_emb
         for number, layer in enumerate(self.blocks):
             x = layer(x)
@@ -133,17 +132,17 @@ class VisionTower(CropReader):
         return early, self.post_ln(x)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """Image tokens (..., grid², proj_out_dim) from global and local features, each (..., grid², enc_dim)."""
+        """Return image tokens (..., grid², proj_out_dim) of global and local features, each (..., grid², enc_dim)."""
         return self.proj_mlp(torch.cat([whole, tiles], dim=-1))  # type: ignore[no-any-return]
 
     def forward(self, crops: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Image tokens (grid², proj_out_dim) of one image.
+        """Return image tokens (grid², proj_out_dim) of one image.
+
+        With a 1×1 tiling the local crop equals the global crop, so the encoder runs once.
 
         Args:
             crops: (1 + rows · columns, 3, crop_size, crop_size), the global crop first.
             tiling: (rows, columns).
-
-        With a 1×1 tiling the local crop equals the global one, so the encoder runs once.
         """
         if tiling == (1, 1):
             whole = self.features(crops[:1])[0]
@@ -151,7 +150,7 @@ class VisionTower(CropReader):
         return self.join(self.features(crops), tiling)
 
     def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Image tokens (grid², proj_out_dim) from features (1 + tiles, grid², enc_dim), the global crop's first."""
+        """Return image tokens (grid², proj_out_dim) of features (1 + tiles, grid², enc_dim), the global crop first."""
         grid = self.config.grid
         tiles = features[1:].view(-1, grid, grid, features.shape[-1])
         stitched = stitch(tiles, tiling, self.config.overlap_margin).permute(2, 0, 1)
@@ -159,7 +158,7 @@ class VisionTower(CropReader):
         return self.project(features[0], pooled)
 
     def patches(self, crops: torch.Tensor) -> torch.Tensor:
-        """Embed each patch, its values in the order (channel, row, column)."""
+        """Return the embedding of each patch; patch values are ordered by channel, row, column."""
         n, channels, _, _ = crops.shape
         grid, patch = self.config.grid, self.config.enc_patch_size
         x = crops.reshape(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
@@ -170,10 +169,10 @@ class VisionTower(CropReader):
 
 
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
-    """Choose how many tiles (rows, columns) of `window` pixels cover a `height` × `width` image.
+    """Return the number of tiles (rows, columns) of `window` pixels that cover a `height` × `width` image.
 
-    A side that fits one window makes a single tile. Otherwise the fewest tiles that cover, grown towards the image's
-    aspect ratio while at most `max_crops` are used; when even the fewest are too many, both sides shrink alike.
+    An image with a side of at most one window is a single tile. Otherwise the minimum tiling grows towards the image's
+    aspect ratio, up to `max_crops`. If the minimum has too many tiles, both sides shrink in proportion.
     """
     if height <= window or width <= window:
         return 1, 1
@@ -192,22 +191,22 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
 
 
 def tiling_of(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """Tiles (rows, columns) of an image."""
+    """Return the tiling (rows, columns) of an image of this size."""
     margin = config.overlap_margin * config.enc_patch_size
     window = config.crop_size - 2 * margin
     return select_tiling(height - 2 * margin, width - 2 * margin, window, config.max_crops)
 
 
 def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Cut an image into one global crop and overlapping tiles.
+    """Split an image into one global crop and overlapping tiles.
 
     Args:
         image: (height, width, 3) uint8 RGB.
-        config: `crop_size`, `enc_patch_size`, `overlap_margin` (in patches) and `max_crops` are used.
+        config: its `crop_size`, `enc_patch_size`, `overlap_margin` (in patches) and `max_crops` are used.
 
     Returns:
-        Crops (1 + rows · columns, crop_size, crop_size, 3) uint8, the global one first, then the tiles row by row; and
-        the tiling (rows, columns). With a 1×1 tiling the one tile is the global crop again.
+        Crops (1 + rows · columns, crop_size, crop_size, 3) uint8, the global crop first, then tiles in row-major order;
+        and the tiling. The only tile of a 1×1 tiling is a copy of the global crop.
     """
     size = config.crop_size
     margin = config.overlap_margin * config.enc_patch_size
@@ -229,17 +228,17 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
 
 
 def normalize(crops: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Map uint8 crops (N, H, W, 3) to (N, 3, H, W) in -1..1, channels-last in memory."""
+    """Convert uint8 crops (N, H, W, 3) to (N, 3, H, W) in -1..1, channels-last in memory."""
     return crops.permute(0, 3, 1, 2).to(dtype).div_(255.0).sub_(0.5).div_(0.5)
 
 
 def stitch(features: torch.Tensor, tiling: tuple[int, int], margin: int) -> torch.Tensor:
-    """Join the features of overlapping tiles into one map, each tile giving its margins only at the map's border.
+    """Join the features of overlapping tiles into one map; inner margins are dropped.
 
     Args:
-        features: (rows · columns, grid, grid, dim), tiles row by row.
+        features: (rows · columns, grid, grid, dim), tiles in row-major order.
         tiling: (rows, columns).
-        margin: overlap at each side, in features.
+        margin: overlap on each side, in features.
 
     Returns:
         (rows · (grid - 2 margin) + 2 margin, columns · (grid - 2 margin) + 2 margin, dim).

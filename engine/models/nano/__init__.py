@@ -1,1 +1,1 @@
-"""nano: a detector as the vision tower of a small Moondream. Its weights and names lie beside this code."""
+"""nano: a small Moondream whose vision encoder is a detector. Its weights and classes are in this folder."""

@@ -1,12 +1,11 @@
-"""A vision tower that is a whole detector: image tokens for the best of what it found, and a coarse grid of the rest.
+"""A detector as vision encoder: image tokens for the best detections, and a coarse grid of the image.
 
-    crops → PicoDet → the surest (place, class) pairs, each class's duplicates suppressed → one token each, surest first
-                   → map of stride 32, pooled to coarse × coarse                          → one token each
+    crops → PicoDet → best (place, class) pairs after non-maximum suppression → one token each, best first
+                   → map of stride 32, pooled to coarse × coarse              → one token each
 
-A token of a pair holds what the text decoder needs to say it: its class, how sure the detector is of every class
-there, its box as Fourier features, the box of the find before it of its class, by which an answer goes from one to the
-next, and the neck's features. On CUDA all shapes are fixed and nothing loops over images or objects, so that a graph
-holds it. Knows nothing of text.
+A detection token contains its class, the scores of all classes at its place, its box as Fourier features, the previous
+box of the same class, and neck features. On CUDA all shapes are fixed and no loop runs over images or objects, so CUDA
+graphs can capture it.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from saccade.engine.models.moondream.vision import CropReader
 from saccade.engine.models.nano.picodet import BINS, STRIDES, Evidence, PicoDet
 from saccade.engine.models.protocol import ImageCrops, Tiling
 
-OCTAVES = 10  # of the boxes' Fourier features: the last turns once in 1/512 of a side, and 1/1024 can be distinguished
-_PLACES, _PAIRS = 256, 192  # places and (place, class) pairs that suppression looks at
+OCTAVES = 10  # octaves of box Fourier features; the last has a period of 1/512 of a side, which resolves 1/1024
+_PLACES, _PAIRS = 256, 192  # places and (place, class) pairs before suppression
 _SAME = 0.6  # IoU above which two boxes of a class are one object
 _ROUNDS = 4  # of suppression: exact for chains of that length (Zheng et al. 2020, arXiv:2005.03572)
-_FLOOR = -4.2  # logit (1.5 %) under which a pair is nothing
-_BINS = 1024  # of a coordinate and of a size, as in the published region heads
-_TRAITS = 12  # numbers that tell a find among the others, see `traits_of`
+_FLOOR = -4.2  # minimum logit of a pair (score of 1.5 %)
+_BINS = 1024  # bins per coordinate and size, as in the published region heads
+_TRAITS = 12  # features of a detection relative to the others, see `traits_of`
 _LANDSCAPE, _FLATTEST = 1.45, 0.65  # width by height from which rows are saved; height by width of the flattest crop
 
 
 @dataclass(slots=True)
 class Finds:
-    """The best K (place, class) pairs of N crops, surest first.
+    """The best K detections (place, class) of N crops, best first.
 
     Attributes:
-        boxes: (N, K, 4) float32 x1 y1 x2 y2 as fractions of the crop, within it.
+        boxes: (N, K, 4) float32 x1 y1 x2 y2 as fractions of the crop, clipped to it.
         labels: (N, K) int64 classes.
-        logits: (N, K) how sure it is: 0 if one of two such finds is right.
-        alive: (N, K) bool; False for what only fills up the K.
+        logits: (N, K) confidence; logit 0 means a probability of one half.
+        alive: (N, K) bool; False for padding.
         places: (N, K) int64 index into `Evidence`.
-        traits: (N, K, traits) what `logits` are judged by.
+        traits: (N, K, traits) input of the `Judge`.
     """
 
     boxes: torch.Tensor
@@ -61,11 +60,10 @@ class Finds:
 
 
 class Judge(nn.Module):
-    """How sure a find is among the others, from the detector's logit and from what surer finds lie around it.
+    """Rescores detections from the detector's logit and from better detections nearby.
 
-    Heads score each place alone: of two finds at an IoU of 0.5, one is often a duplicate. An answer's scores may only
-    fall, so what is right must not stand behind what is not. On val, half fitted, half scored: AP50 of person
-    .712 → .723, face .609 → .632.
+    The detector scores each place independently, so a duplicate at an IoU of 0.5 may score high. Rescoring raises AP50
+    on val (half for fitting, half for scoring): person .712 → .723, face .609 → .632.
     """
 
     def __init__(self, n_classes: int) -> None:
@@ -75,26 +73,25 @@ class Judge(nn.Module):
         self.fc2 = nn.Linear(48, 1)
 
     def forward(self, traits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Logits (..., ) of finds being right, from traits (..., _TRAITS), the detector's logit first."""
+        """Return logits (...) of detections being correct for traits (..., _TRAITS), the detector's logit first."""
         kinds = F.one_hot(labels, self.n_classes).to(traits.dtype)
         inner = F.gelu(self.fc1(torch.cat([traits, kinds], dim=-1)), approximate="tanh")
         return traits[..., 0] * 4 + self.fc2(inner).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class DetectorTower(CropReader):
-    """Crops in, image tokens out, in place of a `VisionTower`. It sees one crop, whose features are the tokens.
+    """A vision encoder that replaces `VisionTower`: one crop in, detection tokens out.
 
     Attributes:
-        quick_crops: `make_crops` resizes by `resize`, not byte for byte as Pillow, and wide images to
-            fewer rows. On val, finds' AP50 of person .708 and .705, car .686 and .685, face .785 and .782, mean .562
-            and .572.
-        asked: the class that each prompt asks for.
+        quick_crops: use `resize`, which is not byte-identical with Pillow, and fewer rows for wide images. Mean AP50 on
+            val is .572 with it and .562 without.
+        asked: class of each prompt.
     """
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)
         self.quick_crops = False
-        self._apart = config.n_boxes == 2  # parts of bodies have boxes of their own
+        self._apart = config.n_boxes == 2  # body parts have separate boxes
         self.asked: Mapping[tuple[int, ...], int] = {}
         width = config.proj_out_dim
         self.stem = PicoDet(config.n_classes, config.n_boxes)
@@ -107,38 +104,44 @@ class DetectorTower(CropReader):
         self.label = nn.Embedding.from_pretrained(torch.zeros(config.n_classes, width), freeze=False)
         self.box = nn.Linear(2 * OCTAVES * 4, width)
         self.before = nn.Linear(2 * OCTAVES * 4, width, bias=False)
-        self.begins = nn.Parameter(torch.zeros(width))  # what the first of a class holds in place of one before
-        self.nothing = nn.Parameter(torch.zeros(width))  # what a token holds that only fills up
+        self.begins = nn.Parameter(
+            torch.zeros(width)
+        )  # used by the first detection of a class, which has no previous box
+        self.nothing = nn.Parameter(torch.zeros(width))  # content of padding tokens
         self.coarse = nn.Linear(neck, width)
         self.blocks = nn.ModuleList()
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, width))
 
     def set_crop_size(self, size: int) -> None:
-        """See the whole image in `size` columns from now on; the tokens stay as many."""
+        """Resize images to `size` columns from now on; the number of tokens stays the same.
+
+        Raises:
+            ValueError: if `size` is not a multiple of 32 from 128 to 1280.
+        """
         if not 128 <= size <= 1280 or size % 32:
             raise ValueError(f"imgsz should be a multiple of 32 from 128 to 1280, got {size}")
         self.config = replace(self.config, crop_size=size)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """The whole image (height, width, 3) uint8 RGB as one crop."""
+        """Return the whole image (height, width, 3) uint8 RGB as one crop."""
         if not self.quick_crops:
             return super().make_crops(image)
         size, (height, width, _) = self.config.crop_size, image.shape
         return ImageCrops(resize(image, landscape_rows(height, width, size), size)[None], (1, 1))
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """As `CropReader.normalize`, but for the last bit, in half of its time."""
+        """Normalize crops in half the time of `CropReader.normalize`; results may differ in the last bit."""
         return crops.permute(0, 3, 1, 2).to(self.pos_emb.dtype).mul_(2 / 255).sub_(1)
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """Image tokens (N, n_tokens, proj_out_dim) of normalized crops (N, 3, height, width)."""
+        """Return image tokens (N, n_tokens, proj_out_dim) of normalized crops (N, 3, height, width)."""
         return self.features_and_drafts(crops)[0]
 
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `features`, and what was found (N, n_drafts, 5) float32, surest first, in bins of the region heads.
+        """Return image tokens, and detections (N, n_drafts, 5) float32, best first, in bins of the region heads.
 
-        A find is its class, -1 for none, its centre, width and height. A decoder trained to copy them does so: on val,
-        95 % of its values are these to the bin.
+        A detection is its class (-1 for none), centre, width and height. The decoder is trained to copy them: 95 % of
+        its values on val are equal to the bin.
         """
         evidence = self.stem(crops)
         finds = self.find(evidence, crops.shape[2], crops.shape[3])
@@ -150,23 +153,23 @@ class DetectorTower(CropReader):
 
     @property
     def n_drafts(self) -> int:
-        """Finds of a crop."""
+        """Number of detections per crop."""
         return self.config.n_places
 
     def project(self, whole: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        """What `features` gave: it is projected already, and there are no tiles."""
+        """Return `whole`, because `features` are already projected and there are no tiles."""
         return whole
 
     def forward(self, crops: torch.Tensor, _: Tiling) -> torch.Tensor:
-        """Image tokens (n_tokens, proj_out_dim) of one image, from its global crop (1, 3, height, width)."""
+        """Return image tokens (n_tokens, proj_out_dim) of one image from its global crop (1, 3, height, width)."""
         return self.features(crops[:1])[0]
 
     def join(self, features: torch.Tensor, _: Tiling) -> torch.Tensor:
-        """The tokens of the global crop."""
+        """Return the tokens of the global crop."""
         return features[0]
 
     def find(self, evidence: Evidence, height: int, width: int) -> Finds:
-        """The best pairs of crops of `height` × `width` pixels."""
+        """Return the best detections of crops of `height` × `width` pixels."""
         config, classes = self.config, evidence.classes
         top = classes.max(-1).values.topk(min(_PLACES, classes.shape[1]), dim=1).indices
         there = classes.gather(1, top.unsqueeze(-1).expand(-1, -1, config.n_classes))
@@ -200,7 +203,7 @@ class DetectorTower(CropReader):
         )
 
     def tokens(self, evidence: Evidence, finds: Finds) -> torch.Tensor:
-        """One token for each find and for each cell of the coarse grid, (N, n_tokens, proj_out_dim)."""
+        """Return one token per detection and per cell of the coarse grid, (N, n_tokens, proj_out_dim)."""
         at, kind = finds.places.unsqueeze(-1), self.feature.weight.dtype
         features = evidence.features.gather(1, at.expand(-1, -1, evidence.features.shape[-1])).to(kind)
         classes = evidence.classes.gather(1, at.expand(-1, -1, self.config.n_classes)).float()
@@ -221,10 +224,10 @@ class DetectorTower(CropReader):
 
 
 def landscape_rows(height: int, width: int, size: int) -> int:
-    """Rows of the one crop, `size` columns wide, that an image of a size is seen in: fewer if it is wide.
+    """Return the number of rows of a crop `size` columns wide for an image: fewer rows if the image is wide.
 
-    In multiples of 32, no fewer than keep its shape, but 13/20 of the columns at least: of 416 columns 288 for 3:2 and
-    16:9, and 416 for 4:3 and what is higher. With 256 for 16:9, fewer of the persons that are far away are found.
+    The result is a multiple of 32 that keeps the aspect ratio, but at least 13/20 of the columns. For 416 columns it is
+    288 for 3:2 and 16:9, and 416 for 4:3 and taller. With 256 rows for 16:9, fewer distant persons are detected.
     """
     if width < _LANDSCAPE * height:
         return size
@@ -232,10 +235,10 @@ def landscape_rows(height: int, width: int, size: int) -> int:
 
 
 def resize(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.uint8]:
-    """An image (height, width, 3) uint8 RGB as (rows, columns, 3): Lanczos, within 2 of 255 of Pillow's numbers.
+    """Resize an image (height, width, 3) uint8 RGB to (rows, columns, 3) with Lanczos, within 2 of 255 of Pillow.
 
-    By torch, where it knows Lanczos (2.12), in a fifth of Pillow's time: 0.8 ms of 640×360, 2.8 of 1920×1080 and
-    8 of 3840×2160 instead of 4.4, 21 and 72; one of 130 values differs, by 1. Elsewhere by Pillow.
+    torch 2.12 or later does it in a fifth of Pillow's time: 0.8 ms for 640×360, 2.8 for 1920×1080 and 8 for 3840×2160,
+    instead of 4.4, 21 and 72. Otherwise Pillow is used.
     """
     if not _torch_knows_lanczos():
         return np.asarray(Image.fromarray(image).resize((columns, rows), Image.Resampling.LANCZOS))
@@ -280,25 +283,25 @@ def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor,
 
 
 def distances(sides: torch.Tensor) -> torch.Tensor:
-    """Expected distances (..., 4) to left, top, right and bottom, in strides, from logits (..., 4 · BINS)."""
+    """Return expected distances (..., 4) to left, top, right and bottom, in strides, from logits (..., 4 · BINS)."""
     bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
     return torch.matmul(sides.unflatten(-1, (4, BINS)).softmax(-1), bins)
 
 
 def boxes_at(centres: torch.Tensor, strides: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
-    """Boxes (..., 4) x1 y1 x2 y2 in pixels from places' centres (..., 2), strides (...) and logits (..., 4 · BINS)."""
+    """Return boxes (..., 4) x1 y1 x2 y2 in pixels from centres (..., 2), strides (...) and logits (..., 4 · BINS)."""
     reach = distances(sides.float()) * strides.unsqueeze(-1)
     return torch.cat([centres - reach[..., :2], centres + reach[..., 2:]], dim=-1)
 
 
 def octaves(values: torch.Tensor) -> torch.Tensor:
-    """Cosines, and then sines, of half turns, one, two, … (..., n · 2 · OCTAVES) of values (..., n) in 0..1."""
+    """Return cosines, then sines, of values (..., n) in 0..1 at OCTAVES frequencies: (..., n · 2 · OCTAVES)."""
     turns = values.float().unsqueeze(-1) * (2.0 ** torch.arange(OCTAVES, device=values.device)) * math.pi
     return torch.cat([turns.cos(), turns.sin()], dim=-1).flatten(-2)
 
 
 def predecessors(finds: Finds) -> torch.Tensor:
-    """(N, K) int64: which find of the same class is the next surer one; -1 for the surest."""
+    """Return the index of the next better detection of the same class, (N, K) int64, or -1 for the best."""
     count = finds.labels.shape[1]
     same = (finds.labels.unsqueeze(2) == finds.labels.unsqueeze(1)) & finds.alive.unsqueeze(1)
     return (same.tril(-1) * torch.arange(1, count + 1, device=same.device)).amax(2) - 1
@@ -306,15 +309,15 @@ def predecessors(finds: Finds) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Relations:
-    """Of every two boxes, (N, M, M): IoU, and the part of the first box that the second one covers."""
+    """Pairwise relations of boxes, (N, M, M): IoU, and the fraction of the first box that the second covers."""
 
     iou: torch.Tensor
     covered: torch.Tensor
 
     @classmethod
     def of(cls, boxes: torch.Tensor) -> Relations:
-        """Of boxes (N, M, 4)."""
-        # Coordinate by coordinate: over an innermost dimension of two, nothing is vectorised.
+        """Return the relations of boxes (N, M, 4)."""
+        # One coordinate at a time, because an innermost dimension of 2 is not vectorized.
         left, top, right, bottom = boxes.transpose(1, 2).contiguous().unbind(1)
         area = (right - left).clamp(min=1e-4) * (bottom - top).clamp(min=1e-4)
         width = _each(torch.minimum, right).sub_(_each(torch.maximum, left)).clamp_(min=0)
@@ -324,7 +327,7 @@ class Relations:
 
 
 def suppressed(relations: Relations, labels: torch.Tensor) -> torch.Tensor:
-    """(N, M) bool: a surer box of the same class that is not suppressed itself covers it; boxes surest first."""
+    """Return (N, M) bool: whether an unsuppressed better box of the same class covers the box; best boxes first."""
     covers = ((relations.iou > _SAME) & _each(torch.eq, labels.float())).tril(-1).float()  # [j, i]: i is surer than j
     kept = torch.ones_like(labels, dtype=torch.float32)
     for _ in range(_ROUNDS):
@@ -335,13 +338,13 @@ def suppressed(relations: Relations, labels: torch.Tensor) -> torch.Tensor:
 def traits_of(
     relations: Relations, boxes: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, alive: torch.Tensor
 ) -> torch.Tensor:
-    """What tells M pairs, surest first, from each other: (N, M, _TRAITS), all about 1.
+    """Return features of M detections relative to better ones, (N, M, _TRAITS), each about 1 in scale.
 
-    Its logit and probability; of the surer pairs of its class: the largest IoU and how much surer that one is, the
-    largest parts covered of it and by it, how many are near and how many there are; of the surer pairs of other
-    classes: the largest IoU, and how sure that one is; width and height on a log scale.
+    The features are logit and probability; relative to better detections of the same class the largest IoU, the score
+    difference, the largest covered fractions and two counts; relative to other classes the largest IoU and its score;
+    width and height on a log scale.
     """
-    # Ones and zeros as numbers: a product with a mask takes four times as long.
+    # Floats instead of booleans, because multiplying by a boolean mask takes four times as long.
     before = alive.float().unsqueeze(1).expand_as(relations.iou).tril(-1)  # [j, i]: i is surer than j
     same = _each(torch.eq, labels.float()).float() * before
     own, others = relations.iou * same, relations.iou * (before - same)
@@ -369,13 +372,13 @@ def traits_of(
 
 @functools.lru_cache(maxsize=16)
 def _scale(height: int, width: int, device: torch.device) -> torch.Tensor:
-    """What pixels x1 y1 x2 y2 are divided by. Kept as `places` is, and for the same reasons."""
+    """Return the divisor of pixel coordinates x1 y1 x2 y2; cached like `places`."""
     with torch.inference_mode(False):
         return torch.tensor([width, height, width, height], dtype=torch.float32, device=device)
 
 
 def _each(operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """Of every two of M numbers, (N, M, M), from rows (N, M)."""
+    """Apply an operation to all pairs of M numbers: (N, M, M) from rows (N, M)."""
     return operation(rows.unsqueeze(2), rows.unsqueeze(1))
 
 

@@ -1,8 +1,8 @@
-"""The layers of PP-PicoDet-S: a small detector from normalised crops to class and box evidence at every place.
+"""Layers of PP-PicoDet-S, a small detector that maps normalized crops to class and box logits at every place.
 
 Backbone (ESNet-S), neck (CSP-PAN) and heads are those of PP-PicoDet (Yu et al. 2021, arXiv:2111.00902; PaddleDetection,
-Apache License 2.0), batch norms folded into the convolutions. What differs: `PicoDet` reads crops in -1..1, gives the
-classes of a model's config, and one of them, which is part of another (a face of a person), has a box of its own.
+Apache License 2.0), with batch norms folded into the convolutions. `PicoDet` differs in its input range of -1..1, its
+classes, and separate boxes for one class that is part of another (face of person).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 STRIDES = (8, 16, 32, 64)
-BINS = 8  # of the distance from a place to each side of its box, in strides
-_WIDTH = 96  # channels of every map of the neck
+BINS = 8  # bins of the distance from a place to each side of its box, in strides
+_WIDTH = 96  # channels of the neck's feature maps
 # (channels, width of each unit's first convolution) of the stages: ESNet-S as published.
 _STAGES = ((96, (44, 24, 24)), (192, (48, 60, 48, 60, 48, 48, 48)), (384, (96, 96, 96)))
 
 
 class ConvAct(nn.Conv2d):
-    """A convolution that keeps the size, divided by its stride, and its activation: "hswish" or "none"."""
+    """A padded convolution followed by an activation ("hswish" or "none")."""
 
     def __init__(self, inner: int, outer: int, side: int = 1, stride: int = 1, groups: int = 1, act: str = "hswish"):  # noqa: ANN204
         super().__init__(inner, outer, side, stride, padding=side // 2, groups=groups)
@@ -66,7 +66,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Branch(nn.Module):
-    """The side of a unit that computes: pointwise, depthwise 3×3, channel weights, pointwise."""
+    """Computed branch of a unit: pointwise, depthwise 3×3, squeeze-and-excitation, pointwise."""
 
     def __init__(self, inner: int, middle: int, outer: int, stride: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Branch(nn.Module):
 
 
 class Down(nn.Module):
-    """The first unit of a stage: two branches of stride 2, mixed."""
+    """First unit of a stage: two branches of stride 2, then mixed."""
 
     def __init__(self, inner: int, middle: int, outer: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Down(nn.Module):
 
 
 class Unit(nn.Module):
-    """Half of the channels is kept, the other half goes through a branch; then both are interleaved."""
+    """Shuffle unit: half of the channels pass unchanged, half go through a branch, then both are interleaved."""
 
     def __init__(self, width: int, middle: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Unit(nn.Module):
 
 
 class Csp(nn.Module):
-    """Joins two maps of the neck; half of the result goes through a pointwise-depthwise-pointwise block."""
+    """Merges two maps of the neck; half of the result goes through a pointwise-depthwise-pointwise block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,13 +131,13 @@ class Csp(nn.Module):
         self.final = ConvAct(_WIDTH, _WIDTH)
 
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Map two (N, 96, H, W) to one."""
+        """Map two (N, 96, H, W) to one of the same shape."""
         x = torch.cat([first, second], dim=1)
         return self.final(torch.cat([self.pw2(self.dw(self.pw1(self.main(x)))), self.short(x)], dim=1))  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):
-    """Evidence of one stride: classes, then the bins of left, top, right and bottom, once or twice."""
+    """Detection head of one stride: class logits, then bins of left, top, right and bottom for each box."""
 
     def __init__(self, outer: int) -> None:
         super().__init__()
@@ -151,13 +151,13 @@ class Head(nn.Module):
 
 @dataclass(slots=True)
 class Evidence:
-    """What the detector says of P places, those of stride 8 first, each stride row by row.
+    """Detector output at P places: stride 8 first, each stride in row-major order.
 
     Attributes:
-        features: (N, P, 96) the neck's maps.
+        features: (N, P, 96) feature maps of the neck.
         classes: (N, P, classes) logits.
         sides: (N, P, boxes · 4 · BINS) logits of the distances from a place to the sides of its boxes.
-        grid: (N, 96, H / 32, W / 32) the neck's map of stride 32.
+        grid: (N, 96, H / 32, W / 32), the neck's map of stride 32.
     """
 
     features: torch.Tensor
@@ -170,8 +170,8 @@ class PicoDet(nn.Module):
     """The whole detector.
 
     Args:
-        n_classes: classes it tells apart.
-        n_boxes: boxes of a place: 1, or 2 if one class has boxes of its own.
+        n_classes: number of classes.
+        n_boxes: boxes per place: 1, or 2 if one class has separate boxes.
     """
 
     def __init__(self, n_classes: int, n_boxes: int) -> None:
@@ -192,7 +192,7 @@ class PicoDet(nn.Module):
         self.heads = nn.ModuleList(Head(n_classes + n_boxes * 4 * BINS) for _ in STRIDES)
 
     def maps(self, crops: torch.Tensor) -> list[torch.Tensor]:
-        """The neck's maps (N, 96, …) of strides 8, 16, 32 and 64."""
+        """Return the neck's maps (N, 96, …) of strides 8, 16, 32 and 64."""
         x = F.max_pool2d(self.first(crops), 3, 2, padding=1)
         reduced = []
         for stage, reduce in zip(self.stages, self.reduce, strict=True):
@@ -206,7 +206,7 @@ class PicoDet(nn.Module):
         return [fine, middle, last, self.last_in(coarse) + self.last_out(last)]
 
     def forward(self, crops: torch.Tensor) -> Evidence:
-        """Evidence of crops (N, 3, H, W) in -1..1, sides in multiples of 32."""
+        """Return class and box logits of crops (N, 3, H, W) in -1..1 with sides in multiples of 32."""
         maps = self.maps(crops)
         out = torch.cat([_rows(head(x)) for head, x in zip(self.heads, maps, strict=True)], dim=1)
         features = torch.cat([_rows(x) for x in maps], dim=1)

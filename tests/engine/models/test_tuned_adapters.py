@@ -141,18 +141,18 @@ class Harmful:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda tensors: {}, "there is nothing in it"),
-        (lambda tensors: 7, "without 'lora_state_dict'"),
+        (lambda tensors: {}, "contains no adapter matrices"),
+        (lambda tensors: 7, "has no 'lora_state_dict'"),
         (lambda tensors: tensors | {"dense.1.up_a": torch.zeros(4, 32)}, "'dense.1.up_a' has no place"),
         (lambda tensors: tensors | {"moe.2.up_a": torch.zeros(4, 32)}, "'moe.2.up_a' has no place"),
         (lambda tensors: tensors | {"attn.0.up_a": torch.zeros(4, 32)}, "'attn.0.up_a' has no place"),
         (lambda tensors: tensors | {"model.lora.moe.1.up_a": "x"}, "up_a' has no place"),
         (lambda tensors: {k: v for k, v in tensors.items() if k != "model.lora.moe.1.up_b"}, r"2\.mlp\.fc1 has no B"),
-        (lambda tensors: tensors | {"model.lora.moe.0.up_a": torch.zeros(6, 3, 32)}, r"of the ranks \[4, 6\]"),
+        (lambda tensors: tensors | {"model.lora.moe.0.up_a": torch.zeros(6, 3, 32)}, r"must have one rank; found \[4, 6\]"),
         (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.zeros(6, 41, 2)}, r"B \(6, 40, rank\); got"),
-        (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.full((6, 40, 2), torch.nan)}, "holds NaN"),
-        (lambda tensors: tuned(0, 16), "of rank 16; there is room for 8: load with adapter_rank=16"),
-        (lambda tensors: {"x": Harmful()}, "nor a torch file of tensors alone"),
+        (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.full((6, 40, 2), torch.nan)}, "contains NaN"),
+        (lambda tensors: tuned(0, 16), "has rank 16, the maximum is 8; load the engine with adapter_rank=16"),
+        (lambda tensors: {"x": Harmful()}, "nor a torch file that contains only tensors"),
     ],
 )
 def test_what_does_not_fit_is_one_line(

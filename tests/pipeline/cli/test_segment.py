@@ -54,7 +54,7 @@ def test_a_refiner_redraws_outlines(tmp_path: Path) -> None:
     assert records[0]["path"] != records[1]["path"]
     found = run_saccade(*asked, "--refiner", tmp_path / "none.pt")
     assert found.returncode != 0
-    assert "no refiner" in found.stderr
+    assert "unknown refiner" in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
 
 

@@ -87,13 +87,13 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
     alter(folder, lambda tensors: tensors.update({"model.text.wte": torch.zeros(7, 9)}))
     message = refusal(folder)
-    assert "tensor 'model.text.wte' is [7, 9]" in message
+    assert "tensor 'model.text.wte' has shape [7, 9]" in message
     assert WTE in message
 
 
 def test_a_tensor_without_a_place_is_named(folder: Path) -> None:
     alter(folder, lambda tensors: tensors.update({"model.text.blocks.2.ln.weight": torch.zeros(32)}))
-    assert "'model.text.blocks.2.ln.weight' [32] has no place" in refusal(folder)
+    assert "'model.text.blocks.2.ln.weight' [32] is unknown" in refusal(folder)
 
 
 def test_the_first_disagreement_in_the_models_order_is_named(folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_config_of_another_size_names_the_first_tensor(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     values["vision"]["enc_ff_dim"] = 25
     (folder / "config.json").write_text(json.dumps(values))
-    assert "'model.vision.blocks.0.mlp.fc1.weight' is [24, 16], the config says [25, 16]" in refusal(folder)
+    assert "'model.vision.blocks.0.mlp.fc1.weight' has shape [24, 16]; the config requires [25, 16]" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -125,9 +125,9 @@ def index_of(text: str) -> Callable[[Path], object]:
     [
         (no_shard, "model-00002-of-00002"),
         (lost_tensor, "tensor 'model.vision.pos_emb' .* is missing"),
-        (index_of("{"), "not an index of shards"),
-        (index_of('{"weight_map": []}'), "not an index of shards"),
-        (index_of('{"weight_map": {"a": "../b.safetensors"}}'), "not an index of shards"),
+        (index_of("{"), "invalid index of shards"),
+        (index_of('{"weight_map": []}'), "invalid index of shards"),
+        (index_of('{"weight_map": {"a": "../b.safetensors"}}'), "invalid index of shards"),
     ],
 )
 def test_damaged_shards_are_one_line(folder: Path, damage: Callable[[Path], object], says: str) -> None:
