@@ -22,6 +22,7 @@ from saccade.engine.errors import EngineError
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.counts import Minute, Totals
 from saccade.pipeline.config import ListedStream, RunConfig
+from saccade.pipeline.config.prompts import Prompts
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.control.load import Load, rss_bytes
 from saccade.pipeline.control.plan import Change as StreamChange
@@ -111,6 +112,7 @@ class Local:
         self._policy = policy
         self._each = list(each)
         self._load = Load()
+        self._prompts: dict[str, tuple[ListedStream, Prompts]] = {}  # of each stream, in the model's names
         self._begun: set[str] = set()  # streams whose end has not been reported
         self._lock = threading.Lock()  # guards the attributes below
         self._archives: dict[str, tuple[str, Archive]] = {}  # with the setting from which it was made
@@ -390,7 +392,10 @@ class Local:
     def _with_prompts(self, status: StreamStatus) -> StreamStatus:
         if status.config is None:
             return status
-        return replace(status, prompts=in_model_names(self.engine, status.config))
+        known = self._prompts.get(status.name)
+        if known is None or known[0] is not status.config:  # the live view asks for every stream 10 times a second
+            known = self._prompts[status.name] = status.config, in_model_names(self.engine, status.config)
+        return replace(status, prompts=known[1])
 
     def close(self) -> None:
         """Stop every stream and close everything shared. A second call does nothing.
