@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.resources import files
 from pathlib import Path
 
 from saccade.engine.models.model_files import read_names
 from saccade.engine.tasks.task import Vocabulary
+from saccade.lookups import run
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.manual import manual
 from saccade.pipeline.config import RunConfig
@@ -93,14 +93,14 @@ def changes_of(path: Path, url: str, token: str | None) -> list[str]:
     Raises:
         ConfigError: if the server does not respond or refuses the request.
     """
-    from saccade.pipeline.cli.mcp.api_client import ApiClient, ApiError
+    from saccade.pipeline.cli.api_client import ApiClient, ApiError
 
     async def ask() -> list[str]:
         async with ApiClient(url, token) as client:
             return await client.config_changes(path.read_text(encoding="utf-8"))
 
     try:
-        return asyncio.run(ask())
+        return run(ask())
     except (ApiError, ValueError) as error:
         raise ConfigError(f"--diff: {error}") from None
 

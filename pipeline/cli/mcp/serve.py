@@ -30,7 +30,7 @@ def serve(url: str, token: str | None, token_file: str | None, http: str | None)
         ConfigError: if an address cannot be used, or the package mcp is not installed.
     """
     try:
-        from saccade.pipeline.cli.mcp.api_client import ApiClient
+        from saccade.pipeline.cli.api_client import ApiClient
         from saccade.pipeline.cli.mcp.tools import make_server
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "mcp":

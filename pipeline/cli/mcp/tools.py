@@ -12,7 +12,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
-from saccade.pipeline.cli.mcp.api_client import ApiClient, ApiError, data_url, summary_of
+from saccade.pipeline.cli.api_client import ApiClient, ApiError, data_url, summary_of
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _INSTRUCTIONS = (

@@ -22,7 +22,7 @@ from PIL import Image
 from saccade.engine import Engine
 from saccade.pipeline.api.demo import Demo
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.cli.mcp.api_client import ApiClient
+from saccade.pipeline.cli.api_client import ApiClient
 from saccade.pipeline.cli.mcp.serve import serve
 from saccade.pipeline.cli.mcp.tools import make_server
 from saccade.pipeline.config import Prompts, StreamConfig

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 
@@ -96,30 +97,62 @@ class ApiClient:
         changes: list[str] = json.loads(answer)["changes"]
         return changes
 
+    async def search(self, filters: Mapping[str, str], progress: Callable[[int, int], None]) -> dict[str, Any]:
+        """Search stored events with the model: `events`, best match first, and machines that are `away`.
+
+        Args:
+            filters: of the events; `q` is the text to find.
+            progress: called with (done, all) during the search.
+        """
+        headers = {"Accept": "text/event-stream"}
+        async with self._answer("GET", f"/events/search?{urlencode(filters)}", headers=headers) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    message: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                    if "events" in message:
+                        return message
+                    if "error" in message:
+                        raise ApiError(message["error"]["message"])
+                    progress(message["done"], message["of"])
+        raise ApiError(f"{self._url} closed the connection during the search; try again")
+
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         return json.loads(await self._request(method, path, body))
 
     async def _request(self, method: str, path: str, body: Any = None, *, text: str | None = None) -> bytes:
-        assert self._session is not None
         given: dict[str, Any] = {} if body is None else {"json": body}
         if text is not None:
             given = {"content": text.encode(), "headers": {"Content-Type": "application/yaml"}}
+        async with asyncio.timeout(_ANSWER_S), self._answer(method, path, **given) as response:
+            return await _read(response)
+
+    @asynccontextmanager
+    async def _answer(self, method: str, path: str, **given: Any) -> AsyncIterator[httpx.Response]:
+        """A successful response whose body is not read yet."""
+        assert self._session is not None
         try:
-            async with asyncio.timeout(_ANSWER_S), self._session.stream(method, self._url + path, **given) as response:
-                data = b""
-                async for part in response.aiter_bytes():
-                    data += part
-                    if len(data) > _MAX_BYTES:
-                        break
+            async with self._session.stream(method, self._url + path, **given) as response:
+                if response.is_success:
+                    yield response
+                    return
+                data = await _read(response)
         except (TimeoutError, httpx.HTTPError) as error:
             raise ApiError(
                 f"no Saccade responds at {self._url}: start it with --http ({type(error).__name__})"
             ) from None
-        if response.is_success:
-            return data
-        if response.status_code == 404 and path.startswith("/events?"):
+        if response.status_code == 404 and path.startswith(("/events?", "/events/search?")):
             raise ApiError("this Saccade stores no events: start it with --store DIR and rules")
         raise ApiError(_reason(data) or f"{response.status_code} {response.reason_phrase}")
+
+
+async def _read(response: httpx.Response) -> bytes:
+    """Return the body, cut at the maximum size."""
+    data = b""
+    async for part in response.aiter_bytes():
+        data += part
+        if len(data) > _MAX_BYTES:
+            break
+    return data
 
 
 def data_url(jpeg: bytes) -> str:
