@@ -80,9 +80,9 @@ def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
             text = without_key(text, (), key)
     else:
         for number in reversed(removed):
-            text = without_item(text, "streams", number)
+            text = without_item(text, ("streams",), number)
     for stream in added:
-        text = with_item(text, "streams", _values(stream, given))
+        text = with_item(text, ("streams",), _values(stream, given))
     return text
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 import yaml
 from pydantic import TypeAdapter
 
 from saccade.pipeline.config.yaml_text import (
-    block_text,
-    dash_line,
-    end_of,
+    At,
     item_lines,
-    line_end,
-    line_start,
     node_at,
+    root_of,
     value_of,
+    with_item,
     with_key,
+    without_item,
+    without_key,
 )
 from saccade.pipeline.events.settings import Rules, RuleSettings
 
@@ -31,7 +32,7 @@ def text_of_rules(rules: Sequence[RuleSettings], indent: str = "") -> str:
     return "".join(item_lines(values_of_rule(rule), indent) for rule in rules)
 
 
-def with_rules(text: str, at: tuple[str | int, ...], rules: Sequence[RuleSettings]) -> str:
+def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
     """Return the text of a configuration with new rules.
 
     Args:
@@ -42,82 +43,53 @@ def with_rules(text: str, at: tuple[str | int, ...], rules: Sequence[RuleSetting
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text has no mapping at this path.
     """
-    place = node_at(yaml.compose(text, Loader=yaml.SafeLoader), at)
+    listed = (*at, "rules")
+    place = node_at(root_of(text), at)
     if not isinstance(place, yaml.MappingNode):
         raise TypeError("no mapping")
-    value = next((value for key, value in place.value if key.value == "rules"), None)
-    if isinstance(value, yaml.SequenceNode) and not value.flow_style and rules:
-        start, end = line_start(text, value.start_mark.index), line_end(text, end_of(value))
-        changed = text[:start] + _edited(text, value, rules) + text[end:]
+    node = next((value for key, value in place.value if key.value == "rules"), None)
+    if isinstance(node, yaml.SequenceNode) and not node.flow_style and rules:
+        changed = _edited(text, listed, _RULES.validate_python(value_of(node)), rules)
     else:
         changed = with_key(text, at, "rules", [values_of_rule(rule) for rule in rules])
-    if _read(changed, at) != list(rules):
+    if _RULES.validate_python(value_of(_required(changed, listed))) != list(rules):
         raise ValueError("the written rules differ when read back")
     return changed
 
 
-def _read(text: str, at: tuple[str | int, ...]) -> list[RuleSettings]:
-    values: Any = yaml.safe_load(text)
-    for step in at:
-        values = values[step]
-    return _RULES.validate_python(values["rules"])
-
-
-# ---- a list with an item in each line or several
-
-
-def _edited(text: str, node: yaml.SequenceNode, rules: Sequence[RuleSettings]) -> str:
-    """Return the lines of a list of rules with the new rules."""
-    old = {rule.name: rule for rule in _RULES.validate_python(value_of(node))}
-    indent = " " * (node.start_mark.index - line_start(text, node.start_mark.index))
-    parts: dict[
-        str, tuple[str, str, int, yaml.Node]
-    ] = {}  # by name: lines above the item, its own lines, and their start
-    last = line_start(text, node.start_mark.index)
-    for name, item in zip(old, node.value, strict=True):
-        start = dash_line(text, last)
-        end = line_end(text, end_of(item))
-        lines = text[start:end] if text[start:end].endswith("\n") else f"{text[start:end]}\n"
-        parts[name] = text[last:start], lines, start, item
-        last = end
-    written = []
-    for rule in rules:
-        if rule.name not in old:
-            written.append(item_lines(values_of_rule(rule), indent))
+def _edited(text: str, at: At, old: Sequence[RuleSettings], new: Sequence[RuleSettings]) -> str:
+    """Return the text with new rules in the list at a path."""
+    before, after = ([rule.name for rule in rules] for rules in (old, new))
+    for kind, first, last, begin, end in reversed(SequenceMatcher(None, before, after, autojunk=False).get_opcodes()):
+        if kind == "equal":
+            for number, one, other in zip(range(first, last), old[first:last], new[begin:end], strict=True):
+                text = _with_rule(text, at, number, one, other)
             continue
-        above, lines, start, item = parts[rule.name]
-        changed = lines if old[rule.name] == rule else _changed(lines, start, item, old[rule.name], rule)
-        written.append(above + (item_lines(values_of_rule(rule), indent) if changed is None else changed))
-    return "".join(written)
+        for rule in reversed(new[begin:end]):  # inserted first: the list never becomes empty
+            text = with_item(text, at, values_of_rule(rule), last)
+        for number in reversed(range(first, last)):
+            text = without_item(text, at, number)
+    return text
 
 
-def _changed(lines: str, start: int, item: yaml.Node, old: RuleSettings, new: RuleSettings) -> str | None:
-    """Return the lines of one rule with new values, or None if the rule must be rewritten."""
-    if not isinstance(item, yaml.MappingNode) or item.flow_style:
-        return None
-    nodes = {key.value: (key, value) for key, value in item.value}
-    pad = " " * (item.start_mark.index - start)
-    wanted = values_of_rule(new)
-    edits: list[tuple[int, int, str]] = []  # start, end and replacement
-    for name in RuleSettings.model_fields:
-        if getattr(old, name) == getattr(new, name):
-            continue
-        if name not in nodes:
-            edits.append((len(lines), len(lines), f"{pad}{name}: {block_text(wanted[name])}\n"))
-            continue
-        key, value = nodes[name]
-        if name not in wanted:
-            if key.start_mark.index == item.start_mark.index:
-                return None  # the key follows the dash
-            begin, end = line_start(lines, key.start_mark.index - start), line_end(lines, end_of(value) - start)
-            edits.append((begin, end, ""))
-        elif isinstance(value, yaml.ScalarNode) and value.style not in ("|", ">"):
-            edits.append((value.start_mark.index - start, value.end_mark.index - start, block_text(wanted[name])))
-        else:
-            return None
-    for begin, end, inserted in sorted(edits, key=lambda edit: edit[:2])[::-1]:
-        lines = lines[:begin] + inserted + lines[end:]
-    return lines
+def _with_rule(text: str, at: At, number: int, old: RuleSettings, new: RuleSettings) -> str:
+    """Return the text with new values of one rule."""
+    place, values = (*at, number), values_of_rule(new)
+    if old != new and not isinstance(_required(text, place), yaml.MappingNode):  # one line such as cats=cat
+        return without_item(with_item(text, at, values, number + 1), at, number)
+    changed = [key for key in RuleSettings.model_fields if getattr(old, key) != getattr(new, key)]
+    for key in (one for one in changed if one in values):
+        text = with_key(text, place, key, values[key])
+    for key in (one for one in changed if one not in values):
+        text = without_key(text, place, key)
+    return text
+
+
+def _required(text: str, at: At) -> yaml.Node:
+    node = node_at(root_of(text), at)
+    if node is None:
+        raise TypeError("another shape")
+    return node
 
 
 # ---- how a rule is written

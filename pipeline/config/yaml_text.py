@@ -6,7 +6,6 @@ would lose the comments after a deleted list item.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import yaml
@@ -81,42 +80,45 @@ def without_key(text: str, at: At, key: str) -> str:
     return text[:start] + text[line_end(text, end_of(old)) :]
 
 
-def with_item(text: str, key: str, value: dict[str, Any]) -> str:
-    """Return the text with a mapping appended to the list under a top-level key. Errors: see `with_key`."""
-    root = root_of(text)
-    if root is None:
-        return f"{_ended(text)}{key}:\n{item_lines(value, '  ')}"
-    place = _mapping_at(text, ())
-    found = _entry(place, key)
-    node = None if found is None else found[1]
-    if not isinstance(node, yaml.SequenceNode) or not node.value:
-        return with_key(without_key(text, (), key), (), key, [value])
-    if node.flow_style:
-        end = node.end_mark.index - 1
-        return f"{text[:end].rstrip().removesuffix(',')}, {inline_text(value)}{text[end:]}"
-    indent = " " * (node.start_mark.index - line_start(text, node.start_mark.index))
-    end = line_end(text, end_of(node))
-    return _ended(text[:end]) + item_lines(value, indent) + text[end:]
-
-
-def without_item(text: str, key: str, number: int) -> str:
-    """Return the text without an item of the list under a top-level key, and without the comments above it.
+def with_item(text: str, at: At, value: dict[str, Any], number: int | None = None) -> str:
+    """Return the text with a mapping added to the list at a path: before the item `number`, or at the end.
 
     Errors: see `with_key`.
     """
-    node = node_at(root_of(text), (key,))
+    *above, key = at
+    if not above and root_of(text) is None:
+        return f"{_ended(text)}{key}:\n{item_lines(value, '  ')}"
+    found = _entry(_mapping_at(text, tuple(above)), str(key))
+    node = None if found is None else found[1]
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        return with_key(without_key(text, tuple(above), str(key)), tuple(above), str(key), [value])
+    if node.flow_style:
+        end = node.end_mark.index - 1
+        return f"{text[:end].rstrip().removesuffix(',')}, {inline_text(value)}{text[end:]}"
+    place = _before(text, node, len(node.value) if number is None else number)
+    indent = " " * (node.start_mark.index - line_start(text, node.start_mark.index))
+    return _ended(text[:place]) + item_lines(value, indent) + text[place:]
+
+
+def without_item(text: str, at: At, number: int) -> str:
+    """Return the text without an item of the list at a path and the comments above it. Errors: see `with_key`."""
+    node = node_at(root_of(text), at)
     if not isinstance(node, yaml.SequenceNode):
         raise TypeError("no list")
     items = node.value
     if len(items) == 1:
-        return with_key(text, (), key, [])
+        return with_key(text, at[:-1], str(at[-1]), [])
     item = items[number]
     if node.flow_style:
         if number + 1 < len(items):
             return text[: item.start_mark.index] + text[items[number + 1].start_mark.index :]
         return text[: end_of(items[number - 1])] + text[end_of(item) :]
-    start = line_end(text, end_of(items[number - 1])) if number else line_start(text, node.start_mark.index)
-    return text[:start] + text[line_end(text, end_of(item)) :]
+    return text[: _before(text, node, number)] + text[line_end(text, end_of(item)) :]
+
+
+def _before(text: str, node: yaml.SequenceNode, number: int) -> int:
+    """Return the start of the lines of a list item, including the comments above it."""
+    return line_end(text, end_of(node.value[number - 1])) if number else line_start(text, node.start_mark.index)
 
 
 def _mapping_at(text: str, at: At) -> yaml.MappingNode:
@@ -161,14 +163,6 @@ def item_lines(value: dict[str, Any], indent: str) -> str:
 
 def _ended(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"
-
-
-def dash_line(text: str, after: int) -> int:
-    """Return the start of the line of the next list item; raises ValueError if there is no item."""
-    found = re.compile(r"^[ \t]*-(?=\s)", re.MULTILINE).search(text, after)
-    if found is None:
-        raise ValueError("no item")
-    return found.start()
 
 
 # ---- values
