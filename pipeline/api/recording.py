@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, urlencode
@@ -25,7 +25,7 @@ from saccade.pipeline.api.forward import Here, WorkerRoute
 from saccade.pipeline.api.routes import Routes, the
 from saccade.pipeline.errors import StreamError
 from saccade.pipeline.events.storage.store_reader import time_of_text
-from saccade.sinks.recording import Archive, ArchiveError
+from saccade.sinks.recording import Archive, ArchiveError, Span
 from saccade.sinks.recording.archive import Part, parts_of
 from saccade.web.errors import HttpError
 
@@ -41,14 +41,6 @@ class Exports:
     """Limits exports to one MP4 at a time, because each reads and writes up to some GB."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class Span(BaseModel):
-    """A time span recorded without a gap, in Unix seconds, and the reason for the gap before it."""
-
-    begin: float
-    end: float
-    after: str | None
 
 
 class PlayablePart(BaseModel):
@@ -92,12 +84,11 @@ async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
     if (archive := _archive_or_none(here, name)) is None:
         return Recording(recorded=False, spans=[])
     found = await asyncio.to_thread(archive.spans, since, until)
-    listed = [Span.model_validate(asdict(span)) for span in found]
     if not asked.parts:
-        return Recording(spans=listed)
+        return Recording(spans=found)
     files = await asyncio.to_thread(archive.files, since, until)
     parts = [_playable(archive, part) for one in files for part in parts_of(one)]
-    return Recording(spans=listed, parts=parts)
+    return Recording(spans=found, parts=parts)
 
 
 @routes.get("/streams/{name}/recording/index.m3u8", role="viewer", response_class=Response)

@@ -19,13 +19,11 @@ from rich.text import Text
 from saccade.pipeline.cli.error_report import take_warnings
 from saccade.pipeline.cli.formatting import progress_bar
 from saccade.pipeline.cli.signals import EndingSignals
-from saccade.pipeline.control.config_file import FileStamp
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.runtime.streams import StreamStatus
 
 _POLL_S = 0.1
 _TABLE_S = 0.5
-_FILE_S = 1.0
 _URGENT_ENGINE_S = 2.0  # for the engine after an urgent signal, which leaves the sinks as much again
 _URGENT_END_S = 4.0
 
@@ -47,7 +45,7 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> No
     """
     console = Console(stderr=True)
     shown: dict[str, str | None] = {}
-    runner, file, watch = controller.runner, controller.file, FileWatch()
+    runner, file = controller.runner, controller.file
     reloading: threading.Thread | None = None
     stopped_at: float | None = None
 
@@ -70,7 +68,7 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> No
             statuses = _statuses(controller)
             for warning in take_warnings():
                 show_line(warning)
-            if file is not None and not busy and not signals and (signals.take_reload() or watch.due(file)):
+            if file is not None and not busy and not signals and (signals.take_reload() or file.due()):
                 # In a thread: it may open cameras, or load another model.
                 reloading = threading.Thread(target=reload, name="saccade reload", daemon=True)
                 reloading.start()
@@ -100,24 +98,6 @@ def _statuses(controller: Controller) -> dict[str, StreamStatus]:
     """How every stream is doing, or how it has ended."""
     ended = {name: one.status for name, one in controller.finished.copy().items()}
     return ended | {status.name: status for status in controller.runner.statuses()}
-
-
-class FileWatch:
-    """Checks once a second whether a file has changed; reports a change after one second without further changes."""
-
-    def __init__(self) -> None:
-        self._looked_at = 0.0
-        self._seen = False
-
-    def due(self, file: FileStamp) -> bool:
-        """Return whether the file should be read now."""
-        now = time.monotonic()
-        if now < self._looked_at + _FILE_S:
-            return False
-        self._looked_at = now
-        changed = file.changed
-        due, self._seen = changed and self._seen, changed
-        return due
 
 
 def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,40 +13,10 @@ from saccade.pipeline.config.file import load, load_text
 from saccade.pipeline.control.plan import plan
 from saccade.pipeline.errors import ConfigError
 
-Stamp = tuple[int, int, int]
+_LOOK_S = 1.0
 
 
-class FileStamp:
-    """Detects whether a file has changed since it was last read.
-
-    Args:
-        path: path of the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp = self._now()
-
-    @property
-    def changed(self) -> bool:
-        """Whether the file exists and has changed."""
-        stamp = self._now()
-        return stamp is not None and stamp != self._stamp
-
-    def take(self) -> None:
-        """Record that the file is being read now."""
-        self._stamp = self._now()
-
-    def _now(self) -> Stamp | None:
-        """Return a stamp that changes with the file; None if it is missing, for example while an editor replaces it."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-class ConfigFile(FileStamp):
+class ConfigFile:
     """A configuration file, overridden by values of the command line.
 
     Attributes:
@@ -57,9 +28,34 @@ class ConfigFile(FileStamp):
     """
 
     def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
-        super().__init__(path)
         self.path = path
         self._overrides = dict(overrides or {})
+        self._looked_at = 0.0
+        self._was_changed = False  # when it was looked at last
+        self._stamp = self._now()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file exists and has changed since it was read or written."""
+        stamp = self._now()
+        return stamp is not None and stamp != self._stamp
+
+    def due(self) -> bool:
+        """Whether to read the file again: it has changed, and for at least a second. Looks once a second."""
+        now = time.monotonic()
+        if now < self._looked_at + _LOOK_S:
+            return False
+        before, self._looked_at = self._was_changed, now
+        self._was_changed = self.changed
+        return self._was_changed and before
+
+    def _now(self) -> tuple[int, int, int] | None:
+        """Return a stamp that changes with the file; None if it is missing, for example while an editor replaces it."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
     @property
     def names_streams(self) -> bool:
@@ -72,7 +68,7 @@ class ConfigFile(FileStamp):
         Raises:
             ConfigError: if the file cannot be read or is invalid.
         """
-        self.take()
+        self._stamp = self._now()
         return load(self.path, self._overrides)
 
     def parse(self, text: str) -> RunConfig:
@@ -97,4 +93,4 @@ class ConfigFile(FileStamp):
                 raise ConfigError(f"{', '.join(left)}: a command-line flag or an alias in the file prevents saving")
 
         save_streams(self.path, load(self.path, self._overrides), wanted, check)
-        self.take()
+        self._stamp = self._now()
