@@ -23,7 +23,7 @@ import numpy as np
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.admission import StreamSettings
-from saccade.engine.core.request import CropPace, KeptPrefix, Request, RequestMaker
+from saccade.engine.core.request import CropPace, KeptPrefix, Request, RequestMaker, remembered
 from saccade.engine.errors import (
     AdapterError,
     DeadlineError,
@@ -88,7 +88,7 @@ class Engine:
             refine=None if self._refiner is None else self._refiner.put,
         )
         self._streams: dict[Hashable, StreamSettings] = {}
-        self._expanded: dict[Task, Sequence[Task]] = {}  # as the frames of a stream ask the same again and again
+        self._expanded: dict[Task, tuple[Task, ...]] = {}  # as the frames of a stream ask the same again and again
         self._callbacks = CallbackThread()
         self._process = os.getpid()
         # An engine that is dropped ends its threads, once no request holds it any more.
@@ -417,15 +417,9 @@ class Engine:
         if task.skill not in self._info.skills:
             able = f"{self._info.name} can {' and '.join(self._info.skills)}"
             raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")
-        try:
-            expanded = self._expanded.get(task)
-        except TypeError:  # a task with a value that cannot be hashed
-            return task.expand(self._vocabulary)
-        if expanded is None:
-            if len(self._expanded) >= self.config.known_tasks:
-                self._expanded.clear()
-            expanded = self._expanded[task] = tuple(task.expand(self._vocabulary))
-        return expanded
+        return remembered(
+            self._expanded, task, lambda one: tuple(one.expand(self._vocabulary)), self.config.known_tasks
+        )
 
     def _submit(
         self,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from saccade.engine.image import Image, LazyImage, Pixels
     from saccade.engine.models.protocol import ModelLimits, Prompts
 
+T = TypeVar("T")
 ImageT = TypeVar("ImageT")
 """An image as the executor takes it."""
 Outcome = Literal["done", "failed", "cancelled", "superseded"]
@@ -336,6 +337,19 @@ class Step(Generic[ImageT]):
         return [window.image for window in self.windows if window.image is not None]
 
 
+def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], most: int) -> T:
+    """What `make` gives for a task, from `known`, which keeps so many, if it is there."""
+    try:
+        found = known.get(task)
+    except TypeError:  # a task with a value that cannot be hashed
+        return make(task)
+    if found is None:
+        if len(known) >= most:
+            known.clear()
+        found = known[task] = make(task)
+    return found
+
+
 class CropPace:
     """A lower bound of seconds to cut a source pixel, learned: a deadline that leaves less is refused at once.
 
@@ -459,16 +473,7 @@ class RequestMaker(Generic[ImageT]):
         Raises:
             PromptError: if the model has no tokens for it.
         """
-        try:
-            ids = self.known.get(task)
-        except TypeError:  # a task with a value that cannot be hashed
-            return self._prompt(task)
-        if ids is None:
-            ids = self._prompt(task)
-            if len(self.known) >= self.config.known_tasks:
-                self.known.clear()
-            self.known[task] = ids
-        return ids
+        return remembered(self.known, task, self._prompt, self.config.known_tasks)
 
     def _prompt(self, task: Task) -> tuple[int, ...]:
         ids = tuple(task.prompt(self.prompts))

@@ -30,6 +30,7 @@ from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.cuda.prefill import PrefillOps
 from saccade.engine.errors import Fallbacks
 from saccade.engine.kernels import region_sampling
+from saccade.engine.kernels.moe.few_experts import few_experts
 from saccade.engine.kernels.moe.router import Routes, router_products
 from saccade.engine.kernels.norm_quantize import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
@@ -211,7 +212,8 @@ class _TokenOps:
             parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
             runner._beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(runner._beside):
-                layer.experts.few(normed, routes, runner._expert_inner, parts, pdl=self.pdl)
+                weights, scales = (layer.experts.fc1, layer.experts.fc2), layer.experts.scales
+                few_experts(routes, normed, *weights, runner._expert_inner, parts, scales=scales, pdl=self.pdl)
         return normed
 
     def heads(self, layer: PackedLayer, normed: Any, kv_only: bool) -> torch.Tensor:

@@ -15,7 +15,7 @@ from saccade.engine.kernels import region_sampling, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
 from saccade.engine.kernels.fp8_format import E4M3, supports_fp8
 from saccade.engine.kernels.moe import few_experts as few
-from saccade.engine.kernels.moe import one_row, router
+from saccade.engine.kernels.moe import router
 from saccade.engine.kernels.moe.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.norm_quantize import quantize_rows
 from saccade.engine.kernels.paged_attention import PagedAttention
@@ -61,86 +61,38 @@ class PackedExperts:
     Attributes:
         router: linear layer from a row to expert logits.
         top: number of experts per row.
+        fc1, fc2: expert weights, in the layout of `kernels.moe`.
+        scales: FP8 scales of fc1 and fc2, or None.
     """
 
-    __slots__ = ("_fc1", "_fc2", "_scales", "_width", "router", "top")
+    __slots__ = ("_width", "fc1", "fc2", "router", "scales", "top")
 
     def __init__(self, experts: Experts, fp8: bool) -> None:
         self.router, self.top = experts.router, experts.config.experts_per_token
-        self._fc1, self._fc2 = experts.fc1.weight.detach(), experts.fc2.weight.detach()
+        self.fc1, self.fc2 = experts.fc1.weight.detach(), experts.fc2.weight.detach()
         self._width = experts.config.expert_inner_dim
-        self._scales: tuple[torch.Tensor, torch.Tensor] | None = None
-        if self._fc1.dtype == E4M3:
-            self._scales = experts.scales
+        self.scales: tuple[torch.Tensor, torch.Tensor] | None = None
+        if self.fc1.dtype == E4M3:
+            self.scales = experts.scales
         elif fp8:
             given = experts.scales or (None, None)
-            self._fc1, first = _quantize(self._fc1, given[0])
-            experts.fc1.weight.data = self._fc1  # what was there is free for those of the second product
-            self._fc2, second = _quantize(self._fc2, given[1])
-            experts.fc2.weight.data = self._fc2
-            self._scales = experts.scales = first, second
+            self.fc1, first = _quantize(self.fc1, given[0])
+            experts.fc1.weight.data = self.fc1  # what was there is free for those of the second product
+            self.fc2, second = _quantize(self.fc2, given[1])
+            experts.fc2.weight.data = self.fc2
+            self.scales = experts.scales = first, second
 
-    @property
-    def fp8(self) -> bool:
-        """Whether the weights are FP8."""
-        return self._scales is not None
-
-    def few(
-        self,
-        x: torch.Tensor,
-        routes: router.Routes,
-        inner: torch.Tensor,
-        parts: torch.Tensor,
-        *,
-        pdl: bool,
-    ) -> None:
-        """Compute at most `few_experts.MAX_ROWS` rows; see `few_experts.few_experts` for the arguments."""
-        few.few_experts(routes, x, self._fc1, self._fc2, inner, parts, scales=self._scales, pdl=pdl)
-
-    def one(
-        self,
-        chosen: one_row.Chosen,
-        inner: torch.Tensor,
-        seen: torch.Tensor,
-        out: PackedLinear,
-        delta: torch.Tensor,
-        into: torch.Tensor,
-        shape: one_row.Shape,
-        *,
-        pdl: bool,
-    ) -> None:
-        """Add one row's expert outputs and attention projection to `into`; see `one_row.add_experts`."""
-        one_row.add_experts(
-            chosen,
-            self._fc1,
-            self._fc2,
-            self._scales,
-            inner,
-            seen,
-            out.weight,
-            out.scale,
-            out.bias,
-            delta,
-            into,
-            shape,
-            pdl=pdl,
-        )
-
-    def sort(self, x: torch.Tensor) -> SortedRows:
-        """Return the assignment of rows (rows, dim) in half precision to experts, for any number of rows."""
-        return SortedRows(x, self.router, self.top)
-
-    def many(self, x: Rows, rows: SortedRows, parts: torch.Tensor) -> None:
-        """Write the results of sorted rows to `parts` (top, rows, dim)."""
-        values, of_rows = x
-        fc1, fc2 = self._scales or (None, None)
+    def many(self, x: Rows, plain: torch.Tensor, parts: torch.Tensor) -> None:
+        """Write the results of any number of rows to `parts` (top, rows, dim); the router reads `plain`."""
+        (values, of_rows), rows = x, SortedRows(plain, self.router, self.top)
+        fc1, fc2 = self.scales or (None, None)
         inner = torch.empty(len(values) * self.top, self._width, dtype=parts.dtype, device=parts.device)
-        grouped_product(values, rows, self._fc1, inner, x_scales=of_rows, scale=fc1)
+        grouped_product(values, rows, self.fc1, inner, x_scales=of_rows, scale=fc1)
         if of_rows is None:
-            grouped_product(inner, rows, self._fc2, parts, scale=fc2)
+            grouped_product(inner, rows, self.fc2, parts, scale=fc2)
         else:
             quantized, scales = quantize_rows(inner, None)
-            grouped_product(quantized, rows, self._fc2, parts, x_scales=scales, scale=fc2)
+            grouped_product(quantized, rows, self.fc2, parts, x_scales=scales, scale=fc2)
 
 
 class PackedLayer:

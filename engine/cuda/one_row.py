@@ -82,7 +82,7 @@ def supports(blocks: PackedBlocks) -> bool:
     if text.moe is None:
         return not text.tau and gemv.supports(blocks.heads + text.ff_dim, text.dim)
     experts, into = text.moe.num_experts, SHAPES[blocks.fp8].into_with_tau
-    if any(layer.experts is not None and layer.experts.fp8 != blocks.fp8 for layer in blocks.layers):
+    if any(layer.experts is not None and (layer.experts.scales is not None) != blocks.fp8 for layer in blocks.layers):
         return False  # a kernel has the experts' products and attention's
     return row_into.supports(text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, experts, into) and one_row.supports(
         text.dim, text.moe.expert_inner_dim, experts, blocks.top
@@ -158,8 +158,9 @@ class OneRowOps:
         """To the residual, attention's product and what the MLP or the experts give."""
         row, out, shapes = self._row, layer.out, self._row.shapes
         if layer.experts is not None:
-            chosen = row.chosen[layer.number]
-            layer.experts.one(chosen, row.inner, seen, out, row.delta, self.x, shapes.experts, pdl=self._pdl)
+            experts, chosen = layer.experts, row.chosen[layer.number]
+            weights = experts.fc1, experts.fc2, experts.scales, row.inner, seen, out.weight, out.scale, out.bias
+            one_row.add_experts(chosen, *weights, row.delta, self.x, shapes.experts, pdl=self._pdl)
             return
         dim = row.blocks.text.dim
         gemv.add_gemv(seen, self.x, out.weight, out.scale, out.bias, dim, shapes.out, delta=row.delta, pdl=self._pdl)

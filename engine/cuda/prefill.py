@@ -100,7 +100,7 @@ class PrefillOps:
         """Results of experts (1 + top, rows, dim), on a stream; the first is for attention's."""
         parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
         with torch.cuda.stream(stream):
-            experts.many(normed, experts.sort(plain), parts[1:])
+            experts.many(normed, plain, parts[1:])
         return parts
 
     def _forks(self, layer: PackedLayer) -> bool:

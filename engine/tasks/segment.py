@@ -124,11 +124,12 @@ class PathWriter:
         broken: whether a symbol came that cannot stand there; nothing is written from then on.
     """
 
-    __slots__ = ("_command", "_minus", "_number", "_pieces", "_waiting", "broken")
+    __slots__ = ("_command", "_due", "_minus", "_number", "_pieces", "_waiting", "broken")
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._command = ""
+        self._due = 0  # numbers that the command still needs, by the grammar
         self._waiting = False  # whether the command is not written yet
         self._minus = False
         self._number: str | None = None  # the first of a pair
@@ -144,6 +145,13 @@ class PathWriter:
         """Whether a command lacks numbers, or a number its pair."""
         return self._minus or self._waiting or self._number is not None
 
+    def allowed(self, tokens: PathTokens) -> Sequence[int]:
+        """Ids of the tokens that may follow: M and two numbers, then L, C, M with their numbers or Z, and the end."""
+        first, later, number, digits = tokens.sets
+        if self._minus:
+            return digits
+        return number if self._due else later if self._command else first
+
     def add(self, symbol: str | int | None) -> str:
         """Take a command letter, '-', an integer, or None for anything else; the piece that it completes."""
         if self.broken:
@@ -152,6 +160,7 @@ class PathWriter:
             if not _NUMBERS.get(self._command, 0):  # a command is due
                 self.broken = True
                 return ""
+            self._due = max(0, self._due - 1)
             number, self._minus = f"{(-symbol if self._minus else symbol) / SCALE:.3f}", False
             if self._number is None:
                 self._number = number
@@ -167,42 +176,12 @@ class PathWriter:
             self._minus = True
             return ""
         self._number, self._command, self._waiting = None, symbol, symbol != "Z"  # an odd number is dropped
+        self._due = _NUMBERS.get(symbol, 0)
         return "" if self._waiting else self._write("Z")
 
     def _write(self, piece: str) -> str:
         self._pieces.append(f" {piece}" if self._pieces else piece)
         return self._pieces[-1]
-
-
-class PathGrammar:
-    """What may follow in a path: M and two numbers, then L, C, M with their numbers or Z, and the end.
-
-    Args:
-        tokens: that spell paths.
-    """
-
-    __slots__ = ("_begun", "_left", "_minus", "_sets")
-
-    def __init__(self, tokens: PathTokens) -> None:
-        self._sets = tokens.sets
-        self._begun, self._left, self._minus = False, 0, False
-
-    @property
-    def allowed(self) -> Sequence[int]:
-        """Ids of the tokens that may come."""
-        first, later, number, digits = self._sets
-        if self._minus:
-            return digits
-        return number if self._left else later if self._begun else first
-
-    def add(self, symbol: str | int | None) -> None:
-        """Take a symbol."""
-        if symbol == "-":
-            self._minus = True
-        elif isinstance(symbol, int):
-            self._minus, self._left = False, max(0, self._left - 1)
-        elif symbol is not None:
-            self._begun, self._left = True, _NUMBERS.get(symbol, 0)
 
 
 class SegmentOutput(OutputState):
@@ -237,7 +216,7 @@ class SegmentOutput(OutputState):
     ) -> None:
         super().__init__(min(len(_FORCED) + max_tokens + 1, max_steps) if max_steps > len(_FORCED) else 0, sampling)
         self._tokens, self._on_text = tokens, on_text
-        self._grammar = PathGrammar(tokens) if grammar else None
+        self._grammar = grammar
         self._committed = self.n_tokens = 0
         self._values: list[float] = []
         self.box = (0.0, 0.0, 0.0, 0.0)
@@ -251,11 +230,11 @@ class SegmentOutput(OutputState):
 
     def vocabulary(self) -> Iterable[int]:
         """Every token that spells a path."""
-        return {token for ids in self._tokens.sets for token in ids} if self._grammar is not None else ()
+        return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
         """What continues the path."""
-        return ANY_TOKEN if self._grammar is None else TokenRule(allowed=self._grammar.allowed, lasting=True)
+        return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:
         """Take one step's values; True at the end of the path, or where it is none."""
@@ -271,10 +250,7 @@ class SegmentOutput(OutputState):
             return True
         self.n_tokens += 1
         if token > _LAST_MARK:
-            symbol = self._tokens.symbol(token)
-            if self._grammar is not None:
-                self._grammar.add(symbol)
-            piece = self.writer.add(symbol)
+            piece = self.writer.add(self._tokens.symbol(token))
             if piece and self._on_text is not None:
                 self._on_text(piece)
         return self.writer.broken or self._committed == self.steps

@@ -92,8 +92,8 @@ def test_kernels_read_what_the_whole_weights_are_in_fp8(model: Moondream, monkey
             assert torch.equal(mine.scale, scale)
         if isinstance(block.mlp, Experts):
             assert layer.experts is not None
-            assert torch.equal(layer.experts._fc1[2].float(), quantize(block.mlp.fc1.weight[2])[0].float())
-            assert torch.equal(layer.experts._fc2[3].float(), quantize(block.mlp.fc2.weight[3])[0].float())
+            assert torch.equal(layer.experts.fc1[2].float(), quantize(block.mlp.fc1.weight[2])[0].float())
+            assert torch.equal(layer.experts.fc2[3].float(), quantize(block.mlp.fc2.weight[3])[0].float())
 
 
 def test_half_precision_is_kept_where_many_rows_are_not_in_fp8(
