@@ -12,9 +12,9 @@ from saccade.engine.results import Box, Detections, Points, Result, Spot
 from saccade.pipeline.analytics.counts import CountLog, Minute, Totals, add_label
 from saccade.pipeline.analytics.heatmap import Heat
 from saccade.pipeline.analytics.motion import StillBefore
-from saccade.pipeline.analytics.settings import AnalyticsSettings
+from saccade.pipeline.analytics.settings import AnalyticsSettings, ZoneSettings
 from saccade.pipeline.analytics.track import TrackStage, time_of
-from saccade.pipeline.analytics.zones import Anchors, LineCounter, Sighting, ZoneCounter
+from saccade.pipeline.analytics.zones import Anchors, LineCounter, Sighting, ZoneCounter, excludes
 from saccade.sinks.overlay.scene import Line, Trail, Zone
 
 if TYPE_CHECKING:
@@ -64,13 +64,16 @@ class AnalyzeStage:
             self._settings = settings
             self._tracking = settings.track or track
             old_zones, old_lines = self._zones, self._lines
-            self._zones = {name: ZoneCounter(zone) for name, zone in settings.zones.items()}
+            self._masks = [zone for zone in settings.zones.values() if zone.exclude]
+            self._zones = {name: ZoneCounter(zone) for name, zone in settings.zones.items() if not zone.exclude}
             self._zones |= {name: old for name, old in old_zones.items() if settings.zones.get(name) == old.settings}
             self._lines = {name: LineCounter(line) for name, line in settings.lines.items()}
             self._lines |= {name: old for name, old in old_lines.items() if settings.lines.get(name) == old.settings}
 
     def process(self, frame: Frame, result: Result) -> Result:
         """Return the result with tracks, zones and lines added."""
+        if self._masks:
+            result = _without(result, self._masks)
         self.heat.add(frame, result)
         if not (self._tracking or self._zones or self._lines):
             return result
@@ -159,6 +162,21 @@ def analyze_stage(stages: Iterable[object]) -> AnalyzeStage | None:
 
 def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
     return (one.x1, one.y1, one.x2, one.y2) if isinstance(one, Box) else (one.x, one.y, one.x, one.y)
+
+
+def _without(result: Result, masks: list[ZoneSettings]) -> Result:
+    """The result without the objects that masks exclude."""
+
+    def kept(one: Box | Spot) -> bool:
+        seen = Sighting(0, one.label, one.score, _box_of(one))
+        return not any(excludes(mask, seen) for mask in masks)
+
+    boxes = tuple(filter(kept, result.detections.boxes))
+    spots = tuple(filter(kept, result.points.points))
+    if len(boxes) + len(spots) == len(result.detections.boxes) + len(result.points.points):
+        return result
+    detections, points = replace(result.detections, boxes=boxes), replace(result.points, points=spots)
+    return replace(result, detections=detections, points=points)
 
 
 def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:

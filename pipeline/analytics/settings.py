@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WrapValidator, field_validator
 
 from saccade.pipeline.analytics.geometry import Point, area
 from saccade.pipeline.settings import Names, NullIsUnset, Seconds, Text, keep_bytes, setting
@@ -39,6 +39,20 @@ def _inside_the_image(points: list[Point]) -> list[Point]:
 Points = Annotated[list[Point], BeforeValidator(_points), AfterValidator(_inside_the_image)]
 
 
+_EDGE = 0.005  # of the image, within which a box is taken to be cut off
+
+
+def _box(points: list[Point]) -> list[Point]:
+    if len(points) != 2 or points[0][0] >= points[1][0] or points[0][1] >= points[1][1]:
+        raise ValueError("should be a box: x1,y1,x2,y2")
+    return points
+
+
+def _side(box: list[Point]) -> float:
+    """The square root of a box's area."""
+    return math.sqrt((box[1][0] - box[0][0]) * (box[1][1] - box[0][1]))
+
+
 def _polygon(points: list[Point]) -> list[Point]:
     if len(points) < 3 or area(points) <= 0:
         raise ValueError("should have at least three corners that are not on one line")
@@ -59,6 +73,32 @@ def _line(points: list[Point]) -> list[Point]:
     return points
 
 
+class SizeSettings(NullIsUnset):
+    """How large objects are near the camera and far from it; in between, their size is interpolated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    near: Annotated[Points, AfterValidator(_box)] = Field(description="box of a near object: x1,y1,x2,y2")
+    far: Annotated[Points, AfterValidator(_box)] = Field(description="box of a far object, higher in the image")
+    tolerance: float = Field(2.0, gt=1, le=10, description="how many times smaller or larger than that a box may be")
+
+    @field_validator("far")
+    @classmethod
+    def _higher(cls, value: list[Point], info: Any) -> list[Point]:
+        if "near" in info.data and value[1][1] >= info.data["near"][1][1]:
+            raise ValueError("should end higher in the image than near")
+        return value
+
+    def fits(self, box: tuple[float, float, float, float]) -> bool:
+        """Whether a box has the size that its lower edge asks for; of one at the image's edge only a part is seen."""
+        (x1, y1, x2, y2), (near, far) = box, (self.near, self.far)
+        k = (y2 - far[1][1]) / (near[1][1] - far[1][1])
+        expected = max(_side(far) + k * (_side(near) - _side(far)), 0.2 * min(_side(near), _side(far)))
+        side = math.sqrt(max((x2 - x1) * (y2 - y1), 0.0))
+        cut = x1 <= _EDGE or y1 <= _EDGE or x2 >= 1 - _EDGE or y2 >= 1 - _EDGE
+        return side <= expected * self.tolerance and (cut or side >= expected / self.tolerance)
+
+
 class RegionSettings(NullIsUnset):
     """The settings that zones and lines share: which objects count, and which point of a box."""
 
@@ -70,6 +110,7 @@ class RegionSettings(NullIsUnset):
     )
     min_size: float = Field(0.0, ge=0, le=1, description="smallest area of a box, as a fraction of the image area")
     min_score: float = Field(0.0, ge=0, le=1, description="lowest score to count")
+    sizes: SizeSettings | None = Field(None, description="sizes of objects near and far; others do not count")
 
 
 class ZoneSettings(RegionSettings):
@@ -80,6 +121,7 @@ class ZoneSettings(RegionSettings):
         0.2, description="seconds inside before an object counts as entered, and outside before it counts as left"
     )
     loitering: Seconds | None = Field(None, description="seconds inside after which an object counts as loitering")
+    exclude: bool = Field(False, description="ignore the objects that are in it, everywhere; nothing is counted")
 
 
 class LineSettings(RegionSettings):
@@ -139,7 +181,9 @@ class Regions(NullIsUnset):
         more="In a file: {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: "
         "bottom (center, top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, "
         "loitering: 10}}. An object counts as inside after inertia seconds, and as loitering after "
-        "loitering seconds. Turns tracking on.",
+        "loitering seconds. sizes: {near: '.1,.2,.4,1', far: '.5,.3,.55,.45', tolerance: 2} ignores objects more than "
+        "twice as small or large as these two sample boxes suggest at their place. exclude: true ignores all "
+        "objects in the zone, of classes if given. Turns tracking on.",
         metavar="NAME=POINTS",
         flags=("--zone",),
     )

@@ -45,7 +45,8 @@ class Anchors:
 
     def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
         """Return each object that counts for a zone or line, with its anchor point."""
-        key = region.anchor, region.min_score, region.min_size, *region.classes
+        sizes = None if region.sizes is None else region.sizes.model_dump_json()
+        key = region.anchor, region.min_score, region.min_size, sizes, *region.classes
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = [
@@ -58,7 +59,14 @@ def _concerns(region: RegionSettings, seen: Sighting) -> bool:
     if region.classes and seen.label not in region.classes:
         return False
     x1, y1, x2, y2 = seen.box
+    if region.sizes is not None and x2 > x1 and not region.sizes.fits(seen.box):  # a point has no size
+        return False
     return seen.score >= region.min_score and (x2 - x1) * (y2 - y1) >= region.min_size
+
+
+def excludes(zone: ZoneSettings, seen: Sighting) -> bool:
+    """Whether a zone that excludes objects excludes this one."""
+    return _concerns(zone, seen) and contains(zone.polygon, _anchor_of(zone, seen))
 
 
 def _anchor_of(region: RegionSettings, seen: Sighting) -> Point:

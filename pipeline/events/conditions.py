@@ -3,6 +3,8 @@
     person in door for 10s                     car or "traffic light" in yard
     person crosses gate outward                count of person in lobby > 5 for 30s
     person absent from desk for 5m             any between 22:00 and 06:00
+    car stationary in yard for 5m              person moving in yard
+    parcel appeared in porch                   parcel removed from porch
 
 The grammar is `GRAMMAR`, parsed by lark. An error names the column and the expected words.
 """
@@ -12,26 +14,28 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import time
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 
 from saccade.pipeline.settings import PlacedError
 
-Kind = Literal["present", "inside", "crosses", "count", "absent"]
+Kind = Literal["present", "inside", "crosses", "count", "absent", "removed"]
+Motion = Literal["moving", "stationary", "appeared"]
 Direction = Literal["forward", "backward"]
 
 GRAMMAR = r"""
 start: condition [FOR DURATION] [BETWEEN CLOCK AND CLOCK]
 
-?condition: labels                                     -> present
-          | labels IN name                             -> inside
+?condition: labels [MOTION]                            -> present
+          | labels [MOTION] IN name                    -> inside
           | labels CROSSES name [DIRECTION]            -> crosses
           | COUNT [OF labels] [IN name] COMPARE NUMBER -> count
           | labels ABSENT [FROM name]                  -> absent
+          | labels REMOVED [FROM name]                 -> removed
           | ABSENT [FROM name]                         -> all_absent
 
 labels: ANY | name (OR name)*
@@ -45,6 +49,8 @@ CROSSES: "crosses"i
 COUNT: "count"i
 OF: "of"i
 ABSENT: "absent"i
+REMOVED: "removed"i
+MOTION: "moving"i | "stationary"i | "appeared"i
 FROM: "from"i
 ANY: "any"i
 OR: "or"i
@@ -70,6 +76,7 @@ _SHOWN = {
     "NUMBER": "a whole number",
     "COMPARE": "one of > >= < <= = !=",
     "DIRECTION": "forward or backward",
+    "MOTION": "'moving', 'stationary', 'appeared'",
     "$END": "the end",
 }
 _KEYWORDS = set(re.findall(r'"(\w+)"i', GRAMMAR))
@@ -89,8 +96,9 @@ class Condition:
     """The condition of a rule.
 
     Attributes:
-        kind: `present` and `inside` hold per track; `crosses` holds for a track on the frame of its crossing; `count`
-            and `absent` hold for the whole frame.
+        kind: `present` and `inside` hold per track; `crosses` holds for a track on the frame of its crossing; `removed`
+            holds for a track on the frame on which its place has been empty for long enough; `count` and `absent` hold
+            for the whole frame.
         labels: labels of the objects that count; empty for all.
         place: name of the zone, or of the line for `crosses`; None for the whole image.
         direction: direction of a crossing; None for both.
@@ -98,6 +106,7 @@ class Condition:
         for_s: seconds for which the condition must have held.
         between: start and end of the time of day in which the condition may hold; a start after the end spans midnight.
         place_at: offset of the place in the text.
+        motion: only objects that move, stand or have appeared count; None for all.
     """
 
     kind: Kind
@@ -109,6 +118,7 @@ class Condition:
     for_s: float = 0.0
     between: tuple[time, time] | None = None
     place_at: int = 0
+    motion: Motion | None = None
 
     def fits(self, count: int) -> bool:
         """Return whether a count satisfies `compare` and `number`."""
@@ -161,12 +171,13 @@ class _Reader(Transformer[Token, Condition]):
         """Return the label names; `any` gives an empty tuple."""
         return tuple(str(name) for name in names if name.type == "NAME")
 
-    def present(self, found: list[tuple[str, ...]]) -> Condition:
-        return Condition("present", found[0])
+    def present(self, found: list) -> Condition:  # type: ignore[type-arg]
+        labels, motion = found
+        return Condition("present", labels, motion=_motion(motion))
 
     def inside(self, found: list) -> Condition:  # type: ignore[type-arg]
-        labels, _, place = found
-        return Condition("inside", labels, str(place), place_at=place.start_pos)
+        labels, motion, _, place = found
+        return Condition("inside", labels, str(place), place_at=place.start_pos, motion=_motion(motion))
 
     def crosses(self, found: list) -> Condition:  # type: ignore[type-arg]
         labels, _, place, way = found
@@ -186,6 +197,9 @@ class _Reader(Transformer[Token, Condition]):
         at = 0 if place is None else place.start_pos
         return Condition("absent", labels, None if place is None else str(place), place_at=at)
 
+    def removed(self, found: list) -> Condition:  # type: ignore[type-arg]
+        return replace(self.absent(found), kind="removed")
+
     def all_absent(self, found: list) -> Condition:  # type: ignore[type-arg]
         return self.absent([(), *found])
 
@@ -194,17 +208,13 @@ class _Reader(Transformer[Token, Condition]):
         condition, _, duration, _, begin, _, end = found
         for_s = 0.0 if duration is None else _seconds(duration)
         between = None if begin is None else (time.fromisoformat(_padded(begin)), time.fromisoformat(_padded(end)))
-        return Condition(
-            condition.kind,
-            condition.labels,
-            condition.place,
-            condition.direction,
-            condition.compare,
-            condition.number,
-            for_s,
-            between,
-            condition.place_at,
-        )
+        made: Condition = replace(condition, for_s=for_s, between=between)
+        return made
+
+
+def _motion(word: str | None) -> Motion | None:
+    known: tuple[Motion, ...] = get_args(Motion)
+    return None if word is None else known[known.index(word.lower())]
 
 
 def _seconds(text: str) -> float:

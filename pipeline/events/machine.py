@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from saccade.pipeline.events.conditions import Condition
+from saccade.pipeline.events.places import REMOVED_S, STILL_S
 from saccade.pipeline.events.questions import Answer, Question, Questions
 from saccade.pipeline.events.record import Change, Event, Kind, new_id
 from saccade.pipeline.events.scene import Scene, Track
@@ -56,11 +57,22 @@ class Watch:
         condition: the condition to watch.
         names: the model's labels for the labels of the condition.
         gap_s: seconds without a frame after which earlier observations no longer count.
+        confirm: (k, n): a track counts once it was detected on k of its last n frames.
     """
 
-    def __init__(self, condition: Condition, names: Names | None = None, gap_s: float = GAP_S) -> None:
+    def __init__(
+        self,
+        condition: Condition,
+        names: Names | None = None,
+        gap_s: float = GAP_S,
+        confirm: tuple[int, int] = (1, 1),
+    ) -> None:
         self.condition = condition
         self._gap_s = gap_s
+        self._least, self._looks = confirm[0], (1 << confirm[1]) - 1
+        self._confirmed: set[int] = set()
+        self._told: set[int] = set()  # places of objects for which the condition has held: it holds once for each
+        self._holding: set[int] = set()  # those for which it holds now
         known = names or {}
         self._labels = {name for label in condition.labels for name in known.get(label, (label,))}
         self._last_s: float | None = None
@@ -82,7 +94,9 @@ class Watch:
         if not self._has_place(scene):
             self._since, self._held = {}, None
             return None
-        found = {track.number: track for track in self._concerned(scene)}
+        if kind == "removed":
+            return self._removed(scene, now)
+        found = {track.number: track for track in self._confirmed_of(scene, self._concerned(scene))}
         if kind in ("count", "absent"):
             holds = not found if kind == "absent" else self.condition.fits(len(found))
             if not holds:
@@ -94,9 +108,39 @@ class Watch:
             return {-1: self._held, **dict.fromkeys(found, self._held)} if ready else None
         self._since = {number: self._since.get(number, now) for number in found}
         if not self.condition.open_at(scene.clock):
+            self._holding = set()
             return None
         held = {one: since for one, since in self._since.items() if self._long_enough(scene, one, since.seconds)}
+        if self.condition.motion in ("stationary", "appeared"):
+            held = self._once(scene, held)
         return held or None
+
+    def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
+        """Those that hold for the first time, or have held without a break since: a parked car alarms once."""
+        places = {number: rest.place for number in held if (rest := scene.tracks[number].rest) is not None}
+        kept = {n: held[n] for n, place in places.items() if place in self._holding or place not in self._told}
+        self._holding = {places[number] for number in kept}
+        self._told = set(sorted(self._told | self._holding)[-_MOST_TRACKS:])
+        return kept
+
+    def _removed(self, scene: Scene, now: Moment) -> dict[int, Moment] | None:
+        """The objects whose places have just become empty, or have been for as long as the rule says."""
+        due = {}
+        for number, (track, empty_s) in scene.empty.items():
+            place = self.condition.place
+            fits = (not self._labels or track.label in self._labels) and (place is None or place in track.zones)
+            if fits and empty_s >= max(REMOVED_S, self.condition.for_s) and number not in self._told:
+                due[number] = track
+        self._told = {number for number in self._told if number in scene.empty} | set(due)
+        return {track.number: now for track in due.values()} if due and self.condition.open_at(scene.clock) else None
+
+    def _confirmed_of(self, scene: Scene, tracks: Iterable[Track]) -> Iterable[Track]:
+        """Those that were detected often enough, now or earlier."""
+        if self._least == 1:
+            return tracks
+        fresh = {one.number for one in tracks if (one.looks & self._looks).bit_count() >= self._least}
+        self._confirmed = {number for number in self._confirmed if number in scene.tracks} | fresh
+        return [track for track in tracks if track.number in self._confirmed]
 
     def _has_place(self, scene: Scene) -> bool:
         """Return whether the zone or line exists; it can be removed at any time, and then nothing is absent from it."""
@@ -109,6 +153,8 @@ class Watch:
         place, kind = self.condition.place, self.condition.kind
         if self._labels:
             tracks = [track for track in tracks if track.label in self._labels]
+        if self.condition.motion is not None:
+            tracks = [track for track in tracks if self._moves(scene, track)]
         if kind == "crosses":
             ways, wanted = scene.crossed.get(place or "", {}), self.condition.direction
             return [track for track in tracks if track.number in ways and wanted in (None, ways[track.number])]
@@ -119,11 +165,27 @@ class Watch:
             tracks = [track for track in tracks if track.number in inside]
         return tracks
 
+    def _moves(self, scene: Scene, track: Track) -> bool:
+        """Whether a track moves, stands or has appeared, as the condition says."""
+        rest, motion = track.rest, self.condition.motion
+        if rest is None:
+            return False
+        if motion == "moving":
+            return rest.moving(scene.seconds)
+        if motion == "appeared":
+            return not rest.known
+        least_s = (self.condition.for_s or STILL_S) if scene.seconds > self.carried_until else 0.0
+        return rest.stationary_for(scene.seconds) >= least_s - 1e-6
+
     def _for_s(self, scene: Scene) -> float:
         return 0.0 if scene.seconds <= self.carried_until else self.condition.for_s
 
     def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
         """Return whether the condition has held long enough for a track; for zones, the dwell time decides."""
+        if self.condition.motion == "stationary":
+            return True  # its time counts from when it came to its place
+        if self.condition.motion == "moving":
+            return scene.seconds - since_s >= self._for_s(scene) - 1e-6
         if self.condition.kind == "inside":
             return scene.zones[self.condition.place or ""][number] >= self._for_s(scene) - 1e-6
         if self.condition.kind == "present":
@@ -180,7 +242,7 @@ class RuleMachine:
         self._stream = stream
         self._chance = chance
         self._gap_s = gap_s
-        self._watch = Watch(rule.condition, names, gap_s)
+        self._watch = Watch(rule.condition, names, gap_s, rule.confirm_looks)
         self._questions = Questions(rule)
         self._held: dict[int, Moment] = {}  # the tracks that fulfil the condition, regardless of answers
         self._crossed: dict[
@@ -232,7 +294,11 @@ class RuleMachine:
         held = self._questions.agreed(self._held)
         self._answered = {number for number in held if not self._questions.lacks(number, number in scene.tracks)}
         if not held:
-            if self._resuming and scene.seconds <= self._first_s + SETTLE_S and self.rule.condition.kind != "crosses":
+            if (
+                self._resuming
+                and scene.seconds <= self._first_s + SETTLE_S
+                and self.rule.condition.kind not in ("crosses", "removed")
+            ):
                 return changes
             return [*changes, *self._stop(scene.seconds)]
         if self._event is None:
@@ -317,7 +383,8 @@ class RuleMachine:
         return self._renewed(event, scene, held)
 
     def _renewed(self, event: Event, scene: Scene, held: dict[int, Moment]) -> Event:
-        there = {number: track for number, (track, _) in self._crossed.items()} | dict(scene.tracks)
+        there = {track.number: track for track, _ in scene.empty.values()}
+        there |= {number: track for number, (track, _) in self._crossed.items()} | dict(scene.tracks)
         tracks = [there[number] for number in held if number in there]
         seen = [track for track in tracks if scene.seen(track)]
         numbers = tuple(dict.fromkeys((*event.tracks, *(track.number for track in tracks))))[-_MOST_TRACKS:]
@@ -333,7 +400,7 @@ class RuleMachine:
             best = max(shown, key=lambda track: track.score)
             top = max(event.top_score, best.score)
             found |= {"label": best.label, "score": best.score, "top_score": top}
-        if seen:
+        if shown and (seen or self.rule.condition.kind == "removed"):
             found |= {"box": best.box, "speed": best.speed}
         if seen or not tracks:  # a hidden track may return or be gone; the event ends when a track was last seen
             found |= {"frame_time": scene.captured_at, "frame_at": scene.steady_at}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from saccade.engine.results import Box, Result, Spot
 from saccade.pipeline.analytics.track import bottom_of, time_of
 from saccade.pipeline.analytics.tracker import TrackerSettings
+from saccade.pipeline.events.places import Places, Rest
 from saccade.pipeline.events.record import TrackPath
 from saccade.sinks.overlay.scene import Line, Zone
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 KEEP_S = TrackerSettings().lost_s
 """Seconds for which a missed track stays in the scene; the tracker can resume its track ID in this time."""
 
+_LOOKS = (1 << 64) - 1
 _PATH_STEP_S = 0.5
 _PATH_PLACES = 256
 _CROP = 96  # longer side of the crop on which sharpness is measured, in pixels
@@ -42,6 +44,8 @@ class Track:
         speed: speed in image sizes per second.
         first_s: stream time of the first sighting, in seconds.
         seen_s: stream time of the last sighting, in seconds.
+        looks: a bit for each of the last 64 frames, the newest lowest: whether the track was detected there.
+        rest: how it stands or moves; None if that is unknown.
     """
 
     number: int
@@ -52,6 +56,8 @@ class Track:
     speed: float
     first_s: float
     seen_s: float
+    looks: int = 1
+    rest: Rest | None = None
 
     @property
     def area(self) -> float:
@@ -72,6 +78,8 @@ class Scene:
         zones: by zone name, the dwell time in seconds of each track inside.
         crossed: by line name, the direction of each track that crossed on this frame, `forward` or `backward`.
         sharpness: measures the sharpness of a track's image when called.
+        empty: by ID, places whose object is not there now: the object as it was, and for how many seconds the place
+            has been seen empty.
     """
 
     seconds: float
@@ -85,6 +93,7 @@ class Scene:
     zones: Mapping[str, Mapping[int, float]]
     crossed: Mapping[str, Mapping[int, str]]
     sharpness: Callable[[Track], float] = field(default=lambda track: 0.0, compare=False)
+    empty: Mapping[int, tuple[Track, float]] = field(default_factory=dict)
 
     def seen(self, track: Track) -> bool:
         """Return whether a track was seen on this frame."""
@@ -101,6 +110,8 @@ class SceneReader:
     def __init__(self, file_began: float) -> None:
         self._file_began = file_began
         self._tracks: dict[int, Track] = {}
+        self._places = Places()
+        self._stood: dict[int, Track] = {}  # the object of each place, as it was seen last
         self._paths: dict[int, _Path] = {}
         self._ended: list[TrackPath] = []
         self._last_s = 0.0
@@ -111,6 +122,8 @@ class SceneReader:
         if seconds < self._last_s:  # the clock restarted, for example because a file loops
             for track in list(self._tracks.values()):
                 self._drop(track, frame.stream)
+            self._places.clear()
+            self._stood = {}
         self._last_s = seconds
         zones = {zone.name: zone.dwell_s for zone in result.extras.get(Zone.key, ()) if isinstance(zone, Zone)}
         lines = {line.name: line.crossed for line in result.extras.get(Line.key, ()) if isinstance(line, Line)}
@@ -118,9 +131,10 @@ class SceneReader:
         for one in found:
             if one.track_id is not None and not one.predicted:
                 old = self._tracks.get(one.track_id)
-                first_s = seconds if old is None else old.first_s
+                first_s, looks = (seconds, 0) if old is None else (old.first_s, old.looks)
                 self._tracks[one.track_id] = Track(
-                    one.track_id, one.label, one.score, _box_of(one), one.zones, one.speed or 0.0, first_s, seconds
+                    *(one.track_id, one.label, one.score, _box_of(one), one.zones, one.speed or 0.0, first_s, seconds),
+                    looks=(looks << 1 | 1) & _LOOKS,
                 )
                 path = self._paths.setdefault(one.track_id, _Path(frame.captured_at))
                 path.add(seconds, frame.captured_at, bottom_of(one), one.score)
@@ -132,8 +146,11 @@ class SceneReader:
                 self._drop(track, frame.stream)
             elif seconds != track.seen_s:
                 held = tuple(name for name in zones if number in zones[name])
-                if held != track.zones:
-                    self._tracks[number] = replace(track, zones=held)
+                self._tracks[number] = replace(track, zones=held, looks=track.looks << 1 & _LOOKS)
+        self._rest(seconds)
+        places = self._places.places
+        self._stood = {number: track for number, track in self._stood.items() if number in places}
+        self._stood |= {track.rest.place: track for track in self._tracks.values() if track.rest is not None}
         began = frame.captured_at + (self._file_began if frame.capture_clock == "file" else 0.0)
         return Scene(
             seconds,
@@ -147,6 +164,7 @@ class SceneReader:
             zones,
             lines,
             lambda track: sharpness_of(frame.image, track.box),
+            {number: (self._stood[number], one.empty_s) for number, one in places.items() if one.empty_s},
         )
 
     def take_ended(self) -> list[TrackPath]:
@@ -158,6 +176,13 @@ class SceneReader:
         """End all tracks, because no more frames follow."""
         for track in list(self._tracks.values()):
             self._drop(track, stream)
+
+    def _rest(self, seconds: float) -> None:
+        """Tell each track how it stands or moves."""
+        seen = {track.number: (track.label, track.box) for track in self._tracks.values() if track.seen_s == seconds}
+        self._places.update(seconds, seen, self._tracks)
+        for number, track in self._tracks.items():
+            self._tracks[number] = replace(track, rest=self._places.of(number))
 
     def _drop(self, track: Track, stream: str) -> None:
         del self._tracks[track.number]

@@ -52,6 +52,15 @@ class AttributeSettings(NullIsUnset):
         return value
 
 
+def _looks(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    found = re.fullmatch(r"(\d+)\s+of\s+(\d+)(\s+frames)?", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]) <= 64:
+        raise ValueError("should be K of N, such as 3 of 5, with N up to 64")
+    return int(found[1]), int(found[2])
+
+
 def _question(value: object) -> object:
     return {"question": value} if isinstance(value, str) else value
 
@@ -92,6 +101,7 @@ class RuleSettings(NullIsUnset):
         {}, max_length=8, description="questions asked once per track, by attribute name"
     )
     keep: Seconds | None = Field(None, description="retention of the rule's events; default: store_keep")
+    confirm: Text | None = Field(None, description="how often an object must be detected first, such as 3 of 5 frames")
 
     @field_validator("name")
     @classmethod
@@ -106,6 +116,19 @@ class RuleSettings(NullIsUnset):
         parse(value)
         return value
 
+    @field_validator("confirm")
+    @classmethod
+    def _looks_of(cls, value: str | None) -> str | None:
+        _looks(value)
+        return value
+
+    @field_validator("ask", "verify")
+    @classmethod
+    def _about_something(cls, value: str | None, info: Any) -> str | None:
+        if value and "when" in info.data and parse(info.data["when"]).kind == "removed":
+            raise ValueError("cannot be used with removed, because there is no object to ask about")
+        return value
+
     @field_validator("scope", "expect", "threshold", "again")
     @classmethod
     def _of_a_question(cls, value: Any, info: Any) -> Any:
@@ -116,8 +139,8 @@ class RuleSettings(NullIsUnset):
     @field_validator("attributes")
     @classmethod
     def _of_objects(cls, value: Any, info: Any) -> Any:
-        if value and "when" in info.data and parse(info.data["when"]).kind == "absent":
-            raise ValueError("cannot be used with absent, because there is no object to ask about")
+        if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in ("absent", "removed"):
+            raise ValueError(f"cannot be used with {kind}, because there is no object to ask about")
         return value
 
     @field_validator("expect", mode="before")
@@ -129,6 +152,11 @@ class RuleSettings(NullIsUnset):
     def asks(self) -> bool:
         """Whether the rule asks a model any question."""
         return bool(self.ask or self.verify or self.attributes)
+
+    @property
+    def confirm_looks(self) -> tuple[int, int]:
+        """`confirm` as (k, n): detected on k of n frames."""
+        return _looks(self.confirm)
 
     @property
     def condition(self) -> Condition:
@@ -171,9 +199,9 @@ class EventSettings(NullIsUnset):
         "Rule for events, as NAME=CONDITION, such as visitor=person in door for 10s; repeat the flag for more.",
         more="In a file: [{name: visitor, when: person in door for 10s, cooldown: 60s}]. Conditions: person "
         "in door for 10s; person crosses gate outward; count of person in lobby > 5 for 30s; person "
-        "absent from desk for 5m; any between 22:00 and 06:00. Rules detect their labels and turn "
-        "tracking on. `saccade rules check FILE` checks rules; `saccade backtest FILE VIDEO` tries them "
-        "on a recording. Events go to every output.",
+        "absent from desk for 5m; any between 22:00 and 06:00; car stationary in yard for 5m. Rules "
+        "detect their labels and turn tracking on. `saccade rules check FILE` checks rules; `saccade "
+        "backtest FILE VIDEO` tries them on a recording. Events go to every output.",
         metavar="NAME=CONDITION",
         flags=("--rule",),
     )
@@ -221,6 +249,9 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
             continue
         kind: Literal["line", "zone"] = "line" if condition.kind == "crosses" else "zone"
         known = regions.lines if kind == "line" else regions.zones
+        if kind == "zone" and condition.place in known and regions.zones[condition.place].exclude:
+            message = f"rule '{rule.name}': zone '{condition.place}' excludes objects, so none is ever in it"
+            raise PlacedError(message, condition.place_at, ("rules", number, "when"))
         if condition.place not in known:
             names = ", ".join(known) or "none"
             message = f"rule '{rule.name}': there is no {kind} '{condition.place}'; {kind}s: {names}"

@@ -51,6 +51,16 @@ def test_without_settings_a_result_stays_as_it_is() -> None:
     assert AnalyzeStage().process(live_frame(0), found) is found
 
 
+def test_a_zone_that_excludes_a_label_removes_its_objects_before_they_are_tracked() -> None:
+    mask = {"polygon": "0,0,.5,0,.5,1,0,1", "classes": ["person"], "exclude": True}
+    stage = AnalyzeStage(AnalyticsSettings.model_validate({"zones": {"bush": mask}}), track=True)
+    seen = [(box.label, box.x1 > 0.45, box.predicted) for result in walk(stage) for box in result.detections.boxes]
+    assert {one for one in seen if one[0] == "person"} == {("person", True, False)}
+    assert {one for one in seen if one[0] == "dog"} >= {("dog", True, False), ("dog", False, False)}
+    assert stage.totals().objects == {"person": 1, "dog": 1}
+    assert stage.totals().zones == {}
+
+
 def test_records_have_zones_lines_and_counts() -> None:
     results = walk(AnalyzeStage(AnalyticsSettings.model_validate(REGIONS)))
     records = [make_record(live_frame(n / 10), result, Latency()) for n, result in enumerate(results)]

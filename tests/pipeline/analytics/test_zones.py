@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from saccade.pipeline.analytics.geometry import area, contains, cross, distance
-from saccade.pipeline.analytics.settings import LineSettings, Regions, ZoneSettings
+from saccade.pipeline.analytics.settings import LineSettings, Regions, SizeSettings, ZoneSettings
 from saccade.pipeline.analytics.zones import Anchors, LineCounter, Sighting, ZoneCounter
 
 SQUARE = ".4,.4,.6,.4,.6,.6,.4,.6"
@@ -195,3 +195,45 @@ def test_zones_are_written_as_texts_mappings_and_points() -> None:
 def test_what_is_no_zone_or_line_is_refused(values: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         Regions.model_validate(values)
+
+
+STREET = SizeSettings.model_validate({"near": "0.1,0.4,0.3,0.9", "far": "0.6,0.3,0.64,0.4"})
+
+
+@pytest.mark.parametrize(
+    ("box", "fits"),
+    [
+        ((0.1, 0.4, 0.3, 0.9), True),
+        ((0.6, 0.3, 0.64, 0.4), True),
+        ((0.4, 0.35, 0.52, 0.65), True),  # half way, of the size half way
+        ((0.5, 0.8, 0.54, 0.9), False),  # near, as small as a far one
+        ((0.2, 0.01, 0.5, 0.4), False),  # far, larger than a near one
+        ((0.5, 0.9, 0.55, 1.0), True),  # the image's edge cuts it off
+        ((0.6, 0.1, 0.601, 0.105), False),  # above the far one: a size of 0 is never expected
+        ((0.6, 0.3, 0.62, 0.35), True),
+    ],
+)
+def test_a_size_is_interpolated_between_near_and_far(box: tuple[float, float, float, float], fits: bool) -> None:
+    assert STREET.fits(box) is fits
+
+
+@given(st.floats(0, 1))
+def test_sizes_between_the_samples_fit(k: float) -> None:
+    near, far = (0.1, 0.4, 0.3, 0.9), (0.6, 0.3, 0.64, 0.4)
+    box = tuple(a + k * (b - a) for a, b in zip(near, far, strict=True))
+    assert STREET.fits(box)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("far", "complaint"),
+    [("0.6,0.3,0.64,0.95", "higher in the image"), ("0.6,0.3,0.6,0.4", "x1,y1,x2,y2"), ("0.6,0.3", "x1,y1,x2,y2")],
+)
+def test_wrong_sizes_are_refused(far: str, complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        SizeSettings.model_validate({"near": "0.1,0.4,0.3,0.9", "far": far})
+
+
+def test_a_zone_with_sizes_counts_what_fits() -> None:
+    zone = ZoneCounter(ZoneSettings.model_validate({"polygon": "0,0,1,0,1,1,0,1", "inertia": 0, "sizes": STREET}))
+    seen = [Sighting(1, "person", 0.9, (0.1, 0.4, 0.3, 0.9)), Sighting(2, "person", 0.9, (0.5, 0.8, 0.54, 0.9))]
+    assert zone.update(Anchors(seen), {1, 2}, 0.0) == {1}

@@ -31,6 +31,12 @@ READ = {
     "person in door for 1h between 08:30 and 17:00": Condition(
         "inside", ("person",), "door", for_s=3600, between=(time(8, 30), time(17)), place_at=10
     ),
+    "person moving": Condition("present", ("person",), motion="moving"),
+    "car STATIONARY in yard for 5m": Condition("inside", ("car",), "yard", for_s=300, place_at=18, motion="stationary"),
+    "any appeared in porch": Condition("inside", (), "porch", place_at=16, motion="appeared"),
+    "parcel removed from porch": Condition("removed", ("parcel",), "porch", place_at=20),
+    "any removed for 1m": Condition("removed", for_s=60),
+    "moving in removed": Condition("inside", ("moving",), "removed", place_at=10),
     "  PERSON   in\ttür  ": Condition("inside", ("PERSON",), "tür", place_at=14),
 }
 
@@ -48,8 +54,8 @@ def test_conditions_are_read(text: str) -> None:
         (
             "person at door",
             7,
-            "expected 'absent', 'between', 'crosses', 'for', 'in', 'or' or the end, got 'at' (a name of "
-            "several words goes in quotes)",
+            "expected 'absent', 'between', 'crosses', 'for', 'in', 'moving', 'stationary', 'appeared', 'or', 'removed' "
+            "or the end, got 'at' (a name of several words goes in quotes)",
         ),
         (
             "person in front yard",
@@ -82,7 +88,8 @@ def test_a_mistake_is_named_with_its_place(text: str, offset: int, message: str)
 
 
 words = st.sampled_from(
-    'person any count of in door crosses gate absent from for 10s 5 > between 22:00 and or " ;'.split()  # noqa: SIM905
+    "person any count of in door crosses gate absent removed moving stationary appeared from for 10s 5 > "  # noqa: SIM905
+    'between 22:00 and or " ;'.split()
 )
 
 

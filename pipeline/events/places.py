@@ -1,0 +1,181 @@
+"""Tells moving objects from standing ones, and remembers the places at which objects stand.
+
+A place outlives its track: an object that is lost and detected again at the same place, under another track ID, is
+the same object. Pure: times come with the calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Corners = tuple[float, float, float, float]
+
+STILL_S = 10.0
+"""Seconds after which an object that has not moved by its own size is stationary; Frigate's default at 5 fps."""
+
+REMOVED_S = 5.0
+"""Seconds for which a place must be seen empty before its object counts as removed."""
+
+MAX_PLACES = 64
+_BEGIN_S = 5.0  # after the first frame, in which objects count as there before: some are detected late
+_SAME = 0.5  # overlap (IoU) at which an object stands at a known place
+_COVERED = 0.5  # share of a place behind another object, from which it cannot be seen to be empty
+_FORGET_S = 86400.0
+
+
+@dataclass(slots=True, frozen=True)
+class Rest:
+    """How a track stands or moves.
+
+    Attributes:
+        place: ID of where it stands; a new one whenever it has moved by its own size.
+        since_s: seconds of the stream at which it came to this place.
+        moved: whether it has moved by its own size since it was first seen.
+        known: whether it was there at the beginning, or stands at a place that was known before.
+        at: box at that time.
+    """
+
+    place: int
+    since_s: float
+    moved: bool
+    known: bool
+    at: Corners
+
+    def stationary_for(self, seconds: float) -> float:
+        """For how many seconds it has stood here."""
+        return seconds - self.since_s
+
+    def moving(self, seconds: float) -> bool:
+        """Whether it has moved by its own size within the last `STILL_S` seconds."""
+        return self.moved and seconds - self.since_s < STILL_S
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an object stands or stood.
+
+    Attributes:
+        track: track ID of the object there.
+        label: of the object.
+        box: as it was seen last.
+        since_s: seconds of the stream at which it came.
+        empty_s: for how many seconds the place has been seen without it.
+        left: whether the object was seen to move away.
+    """
+
+    track: int
+    label: str
+    box: Corners
+    since_s: float
+    empty_s: float = 0.0
+    left: bool = False
+
+
+class Places:
+    """The objects of one stream and the places at which they stand; at most `MAX_PLACES`, each for a day."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, as when a file restarts."""
+        self._rests: dict[int, Rest] = {}
+        self._places: dict[int, Place] = {}
+        self._ids = itertools.count(1)
+        self._first_s: float | None = None
+        self._last_s = 0.0
+
+    @property
+    def places(self) -> Mapping[int, Place]:
+        """The places at which objects stand or stood, by ID."""
+        return self._places
+
+    def update(self, seconds: float, seen: Mapping[int, tuple[str, Corners]], alive: Mapping[int, object]) -> None:
+        """Take the objects of one frame.
+
+        Args:
+            seconds: time of the frame.
+            seen: label and box of each track that was detected on it.
+            alive: every track that is there, hidden ones included.
+        """
+        if self._first_s is None:
+            self._first_s = self._last_s = seconds
+        passed, self._last_s = seconds - self._last_s, seconds
+        self._rests = {number: rest for number, rest in self._rests.items() if number in alive}
+        for number, (label, box) in seen.items():
+            rest = self._rests.get(number)
+            if rest is None:
+                rest = self._recognized(label, box, alive) or Rest(
+                    next(self._ids), seconds, False, seconds - self._first_s < _BEGIN_S, box
+                )
+                if rest.place in self._places:
+                    self._places[rest.place].track = number
+            elif has_moved(rest.at, box):
+                if (place := self._places.get(rest.place)) is not None:
+                    place.left, place.empty_s = True, REMOVED_S
+                rest = Rest(next(self._ids), seconds, True, rest.known, box)
+            self._rests[number] = rest
+            if rest.stationary_for(seconds) >= STILL_S:
+                self._settle(number, rest, label, box)
+        there = {rest.place for number, rest in self._rests.items() if number in seen}
+        boxes = [box for _, box in seen.values()]
+        for number, place in list(self._places.items()):
+            if number in there:
+                place.empty_s = 0.0
+            elif place.empty_s > _FORGET_S:
+                del self._places[number]
+            elif not any(_share(place.box, box) >= _COVERED for box in boxes):
+                place.empty_s += passed
+
+    def of(self, track: int) -> Rest | None:
+        """How a track stands or moves; None for one that has not been seen."""
+        return self._rests.get(track)
+
+    def _recognized(self, label: str, box: Corners, alive: Mapping[int, object]) -> Rest | None:
+        """How a new track stands, if it is detected where an object of its label was lost."""
+        for number, place in self._places.items():
+            lost = place.track not in alive and not place.left and place.label == label
+            if lost and overlap(place.box, box) >= _SAME:
+                return Rest(number, place.since_s, False, True, box)
+        return None
+
+    def _settle(self, track: int, rest: Rest, label: str, box: Corners) -> None:
+        place = self._places.get(rest.place)
+        if place is not None:
+            place.box = box
+            return
+        for number, other in list(self._places.items()):
+            if other.empty_s and other.label == label and overlap(other.box, box) >= _SAME:
+                del self._places[number]
+        if len(self._places) >= MAX_PLACES:  # the longest empty one goes first, then the oldest
+            del self._places[max(self._places, key=lambda number: self._places[number].empty_s)]
+        self._places[rest.place] = Place(track, label, box, rest.since_s)
+
+
+def has_moved(old: Corners, new: Corners) -> bool:
+    """Whether the centre of a box has moved by its own size: its width sideways, its height up or down."""
+    width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
+    dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
+    return math.hypot(dx / width, dy / height) >= 1
+
+
+def overlap(a: Corners, b: Corners) -> float:
+    """Intersection over union of two boxes."""
+    common = _common(a, b)
+    return common / max(_area(a) + _area(b) - common, 1e-12)
+
+
+def _share(of: Corners, by: Corners) -> float:
+    return _common(of, by) / max(_area(of), 1e-12)
+
+
+def _area(box: Corners) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def _common(a: Corners, b: Corners) -> float:
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0
