@@ -15,7 +15,7 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.cpu.threads import one_thread
 from saccade.engine.cuda.paged_cache import pages_for
 from saccade.engine.errors import EngineError
-from saccade.engine.kernels.fp8_format import supports_fp8
+from saccade.engine.kernels import supports_fp8
 from saccade.engine.models import model_files, registry
 from saccade.engine.models.protocol import DraftingEncoder, LoadedModel, Model, SizedEncoder
 from saccade.engine.models.quantization import round_to_fp8

@@ -11,7 +11,7 @@ and a temperature (Moondream 3), a layer is:
     add and norm → router → GEMM into heads → temperature products → attention → output GEMM
                        └→ experts (two GEMMs) on a separate stream
 
-Most kernels use programmatic dependent launch (`kernels.pdl`). On an H200, steps of 1 / 8 / 32 rows at 760 keys take
+Most kernels use programmatic dependent launch (`kernels.common`). On an H200, steps of 1 / 8 / 32 rows at 760 keys take
 0.80 / 1.18 / 2.00 ms, with FP8 weights 0.55 / 0.98 / 1.87. With cuBLAS and sequential kernels they took 1.08 / 1.34 /
 2.18. Moondream 3 takes 0.99 / 3.23 / 5.29, with FP8 0.61 / 2.24 / 3.73. Triton and bf16 or fp16 are required.
 """
@@ -30,11 +30,10 @@ from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.cuda.prefill import PrefillOps
 from saccade.engine.errors import Fallbacks
 from saccade.engine.kernels import region_sampling
-from saccade.engine.kernels.moe.few_experts import few_experts
-from saccade.engine.kernels.moe.router import Routes, router_products
+from saccade.engine.kernels.common import supports_pdl
+from saccade.engine.kernels.moe.few_experts import Routes, few_experts, router_products
 from saccade.engine.kernels.norm_quantize import add_layernorm
 from saccade.engine.kernels.paged_attention import Temperature
-from saccade.engine.kernels.pdl import supports_pdl
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_products
 from saccade.engine.models.lora import AdaptedRows, AdapterBank

@@ -11,11 +11,9 @@ from saccade.engine.cuda.image_attention import ImageAttention
 from saccade.engine.cuda.linear import Fp8, PackedLinear, Rows
 from saccade.engine.cuda.paged_cache import LayerCache, PagedCache
 from saccade.engine.errors import Fallbacks
-from saccade.engine.kernels import region_sampling, temperature
+from saccade.engine.kernels import E4M3, region_sampling, supports_fp8, temperature
 from saccade.engine.kernels import skinny_gemm as gemm
-from saccade.engine.kernels.fp8_format import E4M3, supports_fp8
 from saccade.engine.kernels.moe import few_experts as few
-from saccade.engine.kernels.moe import router
 from saccade.engine.kernels.moe.many_experts import SortedRows, grouped_product
 from saccade.engine.kernels.norm_quantize import quantize_rows
 from saccade.engine.kernels.paged_attention import PagedAttention
@@ -40,7 +38,6 @@ def supports(model: Moondream) -> bool:
             text.moe is None
             or (
                 few.supports(text.dim, text.moe.expert_inner_dim, text.moe.num_experts)
-                and router.supports(text.dim)
                 and gemm.supports(inner, text.dim)
                 and gemm.supports(text.dim, text.dim, gemm.split_k_for(text.dim, False))
             )

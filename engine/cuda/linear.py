@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.kernels import gemv, region_sampling
+from saccade.engine.kernels import E4M3, gemv, region_sampling
 from saccade.engine.kernels import skinny_gemm as gemm
-from saccade.engine.kernels.fp8_format import E4M3
 from saccade.engine.kernels.norm_quantize import add_layernorm
 from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_for
 from saccade.engine.models.moondream.layers import Mlp

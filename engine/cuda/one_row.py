@@ -5,7 +5,7 @@
 
 fc1 runs beside attention: its programs are launched while the router's still run, and begin when these have chosen; the
 last of them, behind attention, have its product. Each kernel has its weights on their way before the previous one has
-ended (`kernels.pdl`). A dense layer of a decoder with experts has its heads as the others do, and the rest as above.
+ended (`kernels.common`). A dense layer of a decoder with experts has its heads as the others do, and the rest as above.
 
 On an H200 a step of Moondream 2 takes 0.53 ms in FP8 and 0.80 in bf16; 0.59 and 0.83 with the MLP's half behind
 attention. A layer with experts takes 40.6 µs in bf16 and 24.4 in FP8, a dense one beside them 33.9 and 21.8, where the
@@ -24,21 +24,22 @@ import torch
 from saccade.engine.cuda.layers import PackedBlocks, PackedLayer
 from saccade.engine.cuda.paged_cache import LayerCache
 from saccade.engine.kernels import gemv
-from saccade.engine.kernels.moe import one_row, row_into
+from saccade.engine.kernels.moe import one_row
+from saccade.engine.kernels.moe.one_row import IntoShape
 
 
 class Shapes(NamedTuple):
     """How the products of a row are cut up: into a dense block or one of a decoder with experts, experts, and out."""
 
     into: gemv.Shape
-    into_with_tau: row_into.Shape
+    into_with_tau: IntoShape
     experts: one_row.Shape
     out: gemv.Shape
 
 
 SHAPES = {
-    False: Shapes(gemv.Shape(8, 4, True), row_into.Shape(8, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 4, True)),
-    True: Shapes(gemv.Shape(16, 4, True), row_into.Shape(32, 4, 8), one_row.Shape(4, 2, 8, 8), gemv.Shape(4, 4, True)),
+    False: Shapes(gemv.Shape(8, 4, True), IntoShape(8, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 4, True)),
+    True: Shapes(gemv.Shape(16, 4, True), IntoShape(32, 4, 8), one_row.Shape(4, 2, 8, 8), gemv.Shape(4, 4, True)),
 }
 """In half precision and FP8; all of fc2's programs fit a GPU at a time."""
 MLP_N = 2
@@ -84,9 +85,8 @@ def supports(blocks: PackedBlocks) -> bool:
     experts, into = text.moe.num_experts, SHAPES[blocks.fp8].into_with_tau
     if any(layer.experts is not None and (layer.experts.scales is not None) != blocks.fp8 for layer in blocks.layers):
         return False  # a kernel has the experts' products and attention's
-    return row_into.supports(text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, experts, into) and one_row.supports(
-        text.dim, text.moe.expert_inner_dim, experts, blocks.top
-    )
+    widths = text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, text.moe.expert_inner_dim
+    return one_row.supports(*widths, experts, blocks.top, into)
 
 
 class OneRowOps:
@@ -115,7 +115,7 @@ class OneRowOps:
         if layer.temperature is None:
             gemv.norm_gemv(normed, layer.norm, *weights, row.heads, row.mlp_inner, row.shapes.into, pdl=self._pdl)
             return row.heads
-        row_into.row_into(
+        one_row.row_into(
             normed,
             layer.norm,
             *weights,

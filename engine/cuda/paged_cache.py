@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels import E4M3
 from saccade.engine.models.protocol import Model
 from saccade.engine.models.quantization import dequantize_kv, quantize_kv
 

@@ -1,18 +1,28 @@
 """Triton kernels for decode steps of few rows, which are bound by memory bandwidth, and fused element-wise kernels.
 
 Each kernel has a reference implementation in `models` that its results must match. This package imports nothing from
-the engine except `Phase`. Its modules, except `fp8_format`, need Triton, so call `available` before importing them.
+the engine. Its modules need Triton, so call `available` before importing them.
 """
 
 from __future__ import annotations
 
 import torch
 
+# The FP8 format e4m3 (sign, 4 exponent and 3 mantissa bits) of weights, activations and KV cache.
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # the largest finite e4m3 value
+LEAST_KV_SCALE = 2.0**-14  # the smallest normal float16
+
 
 def available(device: torch.device) -> bool:
     """Return whether the Triton kernels run on `device`: a recent Triton, CUDA, and compute capability 8.0 or later."""
     try:
-        from saccade.engine.kernels import pdl  # noqa: F401
+        from saccade.engine.kernels import common  # noqa: F401
     except ImportError:
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def supports_fp8(device: torch.device) -> bool:
+    """Return whether the GPU has FP8 arithmetic (Ada or later). Other GPUs widen FP8 weights to half precision."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -15,8 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.pdl import pdl_join, pdl_launch, pdl_options, pdl_wait
+from saccade.engine.kernels.common import gelu, pdl_join, pdl_launch, pdl_options, pdl_wait
 
 
 class Shape(NamedTuple):
@@ -213,7 +212,7 @@ def norm_gemv(
         plain: (1, n), where n is a multiple of `shape.block_n`.
         gelu_out: (1, outputs - n), or None if n equals `outputs`.
         shape: tile sizes.
-        pdl: enable programmatic dependent launch, see `kernels.pdl`. The previous kernel may write x and read the
+        pdl: enable programmatic dependent launch, see `kernels.common`. The previous kernel may write x and read the
             outputs.
     """
     outputs, inputs = weight.shape

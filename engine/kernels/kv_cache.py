@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.fp8_format import LARGEST, LEAST_KV_SCALE
+from saccade.engine.kernels import LARGEST, LEAST_KV_SCALE
 
 _LARGEST, _LEAST_SCALE = tl.constexpr(LARGEST), tl.constexpr(LEAST_KV_SCALE)
 

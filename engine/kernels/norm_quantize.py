@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.fp8_format import E4M3, LARGEST
-from saccade.engine.kernels.pdl import pdl_options, pdl_wait
+from saccade.engine.kernels import E4M3, LARGEST
+from saccade.engine.kernels.common import gelu, pdl_options, pdl_wait
 
 _LARGEST = tl.constexpr(LARGEST)
 # Warps per row: with few rows, all split-K partial sums are loaded at once; with many rows; and with many rows of one
@@ -99,7 +98,7 @@ def add_layernorm(
         scales: (rows,) float32, written if the norm is quantized to e4m3.
         plain: second output of the norm in x's dtype, if the first is e4m3.
         bias: (dim,), added together with `delta`.
-        pdl: enable programmatic dependent launch for this and the next kernel, see `kernels.pdl`.
+        pdl: enable programmatic dependent launch for this and the next kernel, see `kernels.common`.
         early: False delays the launch of the next kernel; needed if more than one previous kernel is running.
     """
     rows, dim = x.shape

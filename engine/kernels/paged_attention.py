@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.activation import gelu
+from saccade.engine.kernels.common import gelu, pdl_launch, pdl_options, pdl_wait
 from saccade.engine.kernels.gemv import Beside, product_beside
 from saccade.engine.kernels.kv_cache import (
     LOWEST,
@@ -25,7 +25,6 @@ from saccade.engine.kernels.kv_cache import (
     scaled_to_fp8,
     write_kv_kernel,
 )
-from saccade.engine.kernels.pdl import pdl_launch, pdl_options, pdl_wait
 from saccade.engine.kernels.prompt_attention import counters, prompt_attention
 
 # Tuned on an H200 for a whole step. The keys of a head are split among programs if there are few programs.
@@ -269,7 +268,7 @@ class PagedAttention:
             beside: GEMV for extra programs; needs a single row, `write`, and a multiple of `n_heads` programs.
             write: write each row's key and value to its pages. If False, they must already be cached, and rows of a
                 sequence should be adjacent.
-            pdl: enable programmatic dependent launch, see `kernels.pdl`; requires `write`.
+            pdl: enable programmatic dependent launch, see `kernels.common`; requires `write`.
             early: launch the next kernel at once; requires `pdl` and `write`. Before its wait, the next kernel must not
                 read data that this step writes.
         """

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.activation import gelu
+from saccade.engine.kernels.common import gelu
 from saccade.engine.kernels.kv_cache import LOWEST, rotated
 
 _BLOCK_M = tl.constexpr(16)  # rows per program, the minimum of `tl.dot`

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.pdl import pdl_options, pdl_wait
+from saccade.engine.kernels.common import pdl_options, pdl_wait
 
 Scores = tuple[torch.Tensor, torch.Tensor]
 """Contiguous partial scores (split_k, rows, bins), which are added up, and their bias (bins,)."""
@@ -191,7 +191,7 @@ def sample(
         size_values: (bins,) float32, the side length of each size bin.
         sampled: (rows, 3) float32, written for `output_state.OutputState.commit`.
         features: (rows, 2 m), written: cosines and sines; coordinates use the first 2 n.
-        pdl: enable programmatic dependent launch, see `kernels.pdl`.
+        pdl: enable programmatic dependent launch, see `kernels.common`.
     """
     (coord_scores, coord_bias), (size_scores, size_bias) = coords, sizes
     _sample_kernel[(hidden.shape[0],)](
@@ -245,7 +245,7 @@ def encode(
         coord: linear encoder of coordinates.
         size: linear encoder of sizes.
         state: (batch_slots, dim), contiguous, written.
-        pdl: enable programmatic dependent launch, see `kernels.pdl`.
+        pdl: enable programmatic dependent launch, see `kernels.common`.
     """
     rows, block = features.shape[0], 16
     _encode_kernel[(state.shape[1] // 32, triton.cdiv(rows, block))](

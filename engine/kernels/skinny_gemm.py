@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.activation import gelu
-from saccade.engine.kernels.pdl import L2_LINE_BYTES, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
+from saccade.engine.kernels.common import L2_LINE_BYTES, gelu, pdl_join, pdl_launch, pdl_options, pdl_wait, prefetch_l2
 
 MAX_ROWS = 64
 _LEAST_ROWS = 16  # minimum of `tl.dot`
@@ -139,7 +138,7 @@ def skinny_gemm(
         scale: (outputs,) float32 for FP8 weights, else None.
         bias: (outputs,) or None; must be None with split-K.
         apply_gelu: apply tanh-approximated GELU to the outputs; not with split-K.
-        pdl: whether kernels of the step use programmatic dependent launch, see `kernels.pdl`.
+        pdl: whether kernels of the step use programmatic dependent launch, see `kernels.common`.
         late: with `pdl`, the previous kernel did not write x, so only the end of this kernel waits for it.
     """
     rows, (outputs, inputs) = len(x), weight.shape

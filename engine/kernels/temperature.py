@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.engine.kernels.activation import exact_gelu
-from saccade.engine.kernels.pdl import pdl_options, pdl_wait
+from saccade.engine.kernels.common import exact_gelu, pdl_options, pdl_wait
 
 _CHUNK = 256  # inputs per tile
 _GROUP = 4  # chunks per program with many rows; fewer partial sums to read
@@ -70,7 +69,7 @@ def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.
         heads: (rows, at least inner) queries, keys and values before RoPE; exact GELU is applied to them.
         tau: (outputs, inner) weights.
         partial: float32 (parts, rows, outputs), written; `temperature_parts` gives the number of parts.
-        pdl: enable programmatic dependent launch, see `kernels.pdl`.
+        pdl: enable programmatic dependent launch, see `kernels.common`.
     """
     rows, (outputs, inner) = len(heads), tau.shape
     _temperature_kernel[(len(partial), triton.cdiv(rows, _BLOCK_M))](

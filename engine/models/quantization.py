@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from saccade.engine.errors import EngineError, Fallbacks, reason_of
-from saccade.engine.kernels.fp8_format import E4M3, LARGEST, LEAST_KV_SCALE
+from saccade.engine.kernels import E4M3, LARGEST, LEAST_KV_SCALE
 from saccade.engine.models.moondream.layers import Experts
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block

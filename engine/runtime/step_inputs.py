@@ -81,7 +81,7 @@ class StepInputs:
     def fetch(self, slot: int) -> None:
         """The same as a part of the slot's graphs, which then need no `send` in front of them."""
         if self._kernels:
-            from saccade.engine.kernels.pinned import fetch
+            from saccade.engine.kernels.common import fetch
 
             fetch(self._pinned[slot], self._device)
         else:

@@ -292,7 +292,7 @@ class CudaUploads:
 
     def _prepare(self, kind: _Kind) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
         """What the graphs of images of a kind do, one for each slot, and read; see `GraphsByKind.capture`."""
-        from saccade.engine.kernels.pinned import fetch
+        from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import weights_of
 
         # Compiles it, with numbers that are nobody's.
@@ -301,7 +301,7 @@ class CudaUploads:
         return [partial(self._cut_most, slot, kind) for slot in range(len(self.crops))], read
 
     def _cut_most(self, slot: int, kind: _Kind) -> None:
-        from saccade.engine.kernels.pinned import fetch
+        from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import resize_all
 
         rows, columns, yuv = kind

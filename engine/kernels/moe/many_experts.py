@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from saccade.engine.kernels.activation import exact_gelu
+from saccade.engine.kernels.common import exact_gelu
 from saccade.engine.kernels.skinny_gemm import shared_memory
 
 _COUNTED = 64  # row blocks counted per iteration; one image and its prompt have fewer
@@ -74,7 +74,6 @@ def _route_kernel(
     x_stride,
     weight,
     bias,
-    logits,
     chosen,
     weights,
     counts,
@@ -95,7 +94,6 @@ def _route_kernel(
         a = tl.load(x + at * x_stride + k[None, :], mask=real[:, None], other=0.0)
         left = tl.dot(a, tl.load(weight + e[None, :] * DIM + k[:, None]), left)
     left += tl.load(bias + e).to(tl.float32)[None, :]
-    tl.store(logits + at * EXPERTS + e[None, :], left, mask=real[:, None])
     rank = tl.arange(0, TOP)[None, :]
     best = tl.zeros((BLOCK_M, TOP), tl.float32)
     expert = tl.zeros((BLOCK_M, TOP), tl.int32)
@@ -246,13 +244,12 @@ class SortedRows:
         top: number of experts per row.
 
     Attributes:
-        logits: float32 (rows, experts), the router's logits.
         order: (rows · top,) int32 choice indices (row · top + rank) in expert order.
         begins: (experts + 1,) int32 offset of each expert in `order`.
         weights: (rows · top,) float32 weights of the choices.
     """
 
-    __slots__ = ("begins", "logits", "order", "top", "weights")
+    __slots__ = ("begins", "order", "top", "weights")
 
     def __init__(self, x: torch.Tensor, router: torch.nn.Linear, top: int) -> None:
         (rows, dim), experts = x.shape, router.out_features
@@ -264,14 +261,12 @@ class SortedRows:
         chosen, counts = numbers(rows * top), numbers(blocks, experts)
         self.top, self.order, self.begins = top, numbers(rows * top), numbers(experts + 1)
         self.weights = numbers(rows * top, dtype=torch.float32)
-        self.logits = numbers(rows, experts, dtype=torch.float32)
         shared = {"EXPERTS": experts, "TOP": top, "BLOCK_M": _ROUTED}
         _route_kernel[(blocks,)](
             x,
             x.stride(0),
             router.weight.detach(),
             router.bias.detach(),
-            self.logits,
             chosen,
             self.weights,
             counts,

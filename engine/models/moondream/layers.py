@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels import E4M3
 from saccade.engine.models.moondream.config import ExpertsConfig
 
 _ROWS_AT_ONCE = 512  # through all experts: 64 of them have 130 MB of inner values then

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.engine.kernels.fp8_format import supports_fp8
+from saccade.engine.kernels import supports_fp8
 from saccade.engine.models.checkpoint import CheckpointError, StoredTensor, compare, decoded, stored_tensors
 from saccade.engine.models.moondream import names_3_1
 from saccade.engine.models.moondream.config import MoondreamConfig

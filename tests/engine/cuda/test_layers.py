@@ -11,7 +11,7 @@ import torch
 
 from saccade.engine.cuda.paged_cache import PagedCache
 from saccade.engine.errors import Fallbacks
-from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels import E4M3
 from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig, TextConfig, VisionConfig
 from saccade.engine.models.moondream.layers import Experts

@@ -63,8 +63,7 @@ def weights(layer: Experts, dtype: torch.dtype, fp8: bool) -> tuple[list[torch.T
 @pytest.mark.parametrize("dtype", dtypes())
 @pytest.mark.parametrize("rows", [1, 3, 5] if DEVICE == "cpu" else [1, 2, 3, 16, 33, 64])
 def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp8: bool) -> None:
-    from saccade.engine.kernels.moe.few_experts import few_experts
-    from saccade.engine.kernels.moe.router import Routes, router_products
+    from saccade.engine.kernels.moe.few_experts import Routes, few_experts, router_products
 
     layer = made(dtype)
     packed, given = weights(layer, dtype, fp8)
@@ -82,8 +81,7 @@ def test_few_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype, fp
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", dtypes())
 def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: bool) -> None:
-    from saccade.engine.kernels.moe.one_row import Chosen, Shape, add_experts
-    from saccade.engine.kernels.row_products import GROW
+    from saccade.engine.kernels.moe.one_row import GROW, Chosen, Shape, add_experts
     from saccade.engine.models.quantization import dequantize, quantize
 
     layer = made(dtype)
@@ -110,9 +108,7 @@ def test_one_row_goes_through_experts_beside_attention(dtype: torch.dtype, fp8: 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("routed", ["", "routed", "all experts as good as each other"])
 def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
-    from saccade.engine.kernels.moe.one_row import Chosen
-    from saccade.engine.kernels.moe.row_into import Shape, row_into
-    from saccade.engine.kernels.row_products import GROW
+    from saccade.engine.kernels.moe.one_row import GROW, Chosen, IntoShape, row_into
     from saccade.engine.models.quantization import dequantize, quantize
 
     dtype, heads, ff, factors = dtypes()[0], 3 * WIDTH, 0 if routed else 448, 16
@@ -130,9 +126,9 @@ def test_what_the_norm_of_one_row_goes_through(routed: str, fp8: bool) -> None:
     packed, scale = quantize(weight) if fp8 else (weight, None)
     got, gelu = (nothing(1, width, dtype=dtype) for width in (heads, ff))
     products, chosen = nothing(heads // 16, 1, factors), Chosen(nothing(1, 16), TOP, WIDTH, row)
-    router = layer.router if routed else None
+    router, shape = layer.router if routed else None, IntoShape(16, 4, 4)
     for _ in range(2):  # the second finds what the first has left
-        row_into(x, norm, packed, scale, bias, tau, router, got, gelu, products, chosen, Shape(16, 4, 4), pdl=False)
+        row_into(x, norm, packed, scale, bias, tau, router, got, gelu, products, chosen, shape, pdl=False)
     y = F.layer_norm(x.float(), (WIDTH,), norm.weight.float(), norm.bias.float()).to(dtype)
     wanted = (
         y.float() @ (weight.float() if scale is None else dequantize(packed, scale, torch.float32)).t() + bias.float()
@@ -160,7 +156,7 @@ def test_many_rows_go_through_their_own_experts(rows: int, dtype: torch.dtype) -
     layer = made(dtype)
     x = torch.randn(rows, WIDTH, device=DEVICE, dtype=dtype)
     sorted_rows = SortedRows(x, layer.router, TOP)
-    assert far(sorted_rows.logits, layer.router_logits(x)) < 1e-5
+    assert far(sorted_rows.weights.view(-1, TOP), layer.route(x)[0]) < 1e-5
     assert sorted(sorted_rows.order.tolist()) == [*range(rows * TOP)]
     inner = grouped_product(x, sorted_rows, layer.fc1.weight, nothing(rows * TOP, INNER, dtype=dtype))
     parts = grouped_product(inner, sorted_rows, layer.fc2.weight, nothing(TOP, rows, WIDTH, dtype=dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels import E4M3
 from saccade.engine.models.quantization import dequantize_kv, quantize_kv
 from tests.support.engine.kernels import DEVICE, E4M3_LIMIT, far, needs_triton
 

@@ -31,7 +31,7 @@ def test_sum_and_norm_of_rows(rows: int, split_k: int) -> None:
 
 @torch.inference_mode()
 def test_norm_in_fp8_keeps_the_largest_of_each_row() -> None:
-    from saccade.engine.kernels.fp8_format import E4M3, LARGEST
+    from saccade.engine.kernels import E4M3, LARGEST
     from saccade.engine.kernels.norm_quantize import add_layernorm
 
     dim = 144

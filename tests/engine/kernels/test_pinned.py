@@ -12,7 +12,7 @@ pytestmark = needs_triton
 
 @pytest.mark.parametrize("count", [1, 512, 1024, 5000])
 def test_numbers_are_fetched_as_they_are_now(count: int) -> None:
-    from saccade.engine.kernels.pinned import fetch
+    from saccade.engine.kernels.common import fetch
 
     host = torch.zeros(count, dtype=torch.int32, pin_memory=DEVICE == "cuda")
     there = torch.full((count + 1,), 7, dtype=torch.int32, device=DEVICE)
@@ -25,7 +25,7 @@ def test_numbers_are_fetched_as_they_are_now(count: int) -> None:
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs graphs")
 def test_a_graph_fetches_what_the_host_wrote_before_each_replay() -> None:
-    from saccade.engine.kernels.pinned import fetch
+    from saccade.engine.kernels.common import fetch
 
     host, there = torch.zeros(600, dtype=torch.int32, pin_memory=True), torch.zeros(600, dtype=torch.int32).cuda()
     fetch(host, there)

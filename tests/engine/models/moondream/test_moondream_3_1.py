@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from saccade.engine import Detect, Engine, EngineError, Query
-from saccade.engine.kernels.fp8_format import E4M3
+from saccade.engine.kernels import E4M3
 from saccade.engine.models import registry
 from saccade.engine.models.checkpoint import CheckpointError
 from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig

@@ -1,0 +1,119 @@
+"""What kernels share: activations, programmatic dependent launch, and reads of pinned host memory.
+
+With programmatic dependent launch (PDL) a kernel starts before the previous kernel has ended (Hopper and later). A
+kernel launched with `pdl_options` may at once read data that no kernel of its step writes: weights and older KV cache
+entries. It must call `pdl_wait` before all other reads and before all writes.
+
+A kernel that is independent of the previous one may run fully concurrently: it calls `pdl_launch` first and `pdl_join`
+last. If the previous kernel calls `pdl_wait`, earlier kernels have ended, and their results may be read around the L1
+cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+L2_LINE_BYTES = 128  # bytes of a line of the L2 cache
+
+
+@triton.jit
+def prefetch_l2(at) -> None:
+    """Prefetch the cache lines at some pointers into L2 without waiting."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def pdl_wait() -> None:
+    """Wait until the previous kernels have ended, then allow the launch of the next kernel (griddepcontrol)."""
+    gdc_wait()
+    gdc_launch_dependents()
+
+
+@triton.jit
+def pdl_launch() -> None:
+    """Allow the launch of the next kernel; call `pdl_join` at the end of this kernel."""
+    gdc_launch_dependents()
+
+
+@triton.jit
+def pdl_join() -> None:
+    """Wait until the previous kernels have ended, so that kernels end in order."""
+    gdc_wait()
+
+
+def pdl_options(wanted: bool) -> dict[str, bool]:
+    """Return the Triton launch options that enable PDL if `wanted` is true."""
+    return {"launch_pdl": True} if wanted else {}
+
+
+def supports_pdl(device: torch.device) -> bool:
+    """Return whether the GPU supports PDL and the driver can capture it in CUDA graphs (CUDA 12.3 or later)."""
+    return torch.cuda.get_device_capability(device) >= (9, 0) and _driver() >= 12030
+
+
+def _driver() -> int:
+    """Return the driver's CUDA version as 1000 · major + 10 · minor, or 0 if it is unknown."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return version.value
+
+
+# ---- activations
+
+
+@triton.jit
+def gelu(x) -> tl.tensor:
+    """Return the tanh-approximated GELU of float32 values."""
+    # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which is exact at both ends; u = sqrt(2/π) (x + 0.044715 x³), and log2(e).
+    # This takes 9 instructions, 4 fewer than a division. `exact_gelu` explains the square root.
+    z = 1.0 + tl.exp2(x * (-2.302208198144325 - 0.10294324 * x * x))
+    return x * tl.rsqrt(z * z)
+
+
+@triton.jit
+def exact_gelu(x) -> tl.tensor:
+    """Return the exact GELU (with the error function) of float32 values; the absolute error is at most 4e-7."""
+    # Abramowitz and Stegun 7.1.26 takes 19 instructions; `erf` takes about 50. `rsqrt(z * z)` is the reciprocal of z in
+    # one instruction.
+    z = 1.0 + 0.23164189 * tl.abs(x)
+    t = tl.rsqrt(z * z)
+    polynomial = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
+    tail = polynomial * tl.exp2(x * x * -0.72134752)
+    return x * tl.where(x < 0.0, tail, 1.0 - tail)
+
+
+# ---- pinned memory
+
+_FETCHED = 1024  # values per program
+
+
+@triton.jit
+def _fetch_kernel(source, out, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    # Volatile: the host rewrites this memory between launches.
+    tl.store(out + i, tl.load(source + i, mask=inside, volatile=True), mask=inside)
+
+
+def fetch(source: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy int32 values from pinned host memory to a device tensor of the same number of elements.
+
+    A CUDA graph fetches its own inputs with it. A copy before a decode step's graph costs 11.7 µs on an H200. A kernel
+    in the graph costs 2.1 µs (of a step of 529 µs) and no driver call. The host must write the inputs before it
+    launches the graph, and keep them unchanged until the graph has ended.
+
+    The kernel does not use programmatic dependent launch, because that was no faster (531.4 µs per step, 531.0
+    without).
+    """
+    count = out.numel()
+    _fetch_kernel[(triton.cdiv(count, _FETCHED),)](source, out, count, BLOCK=_FETCHED, num_warps=4)
