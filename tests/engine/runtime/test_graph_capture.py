@@ -68,6 +68,24 @@ def test_without_memory_for_a_graph_work_runs_once_and_that_is_remembered(
     assert "big" not in graphs
 
 
+def test_a_capture_that_fails_for_a_moment_is_tried_again(graphs: Graphs, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a decoder is opened in another thread, the driver ends captures that are under way."""
+    done: list[str] = []
+    outcomes = [RuntimeError("CUDA error: operation failed due to a previous error during capture"), None]
+
+    def captured_later(work: Callable[[], None], _: object) -> Replayed:
+        if (error := outcomes.pop(0)) is not None:
+            raise error
+        return Replayed(work, done)
+
+    with mock.patch(CAPTURED, side_effect=captured_later) as capture, caplog.at_level(logging.WARNING):
+        for _ in range(11):
+            graphs.run("a", lambda: done.append("a"))
+    assert done == ["a"] * 10 + ["a from its graph"]
+    assert capture.call_count == 2
+    assert graphs._fallbacks == caplog.messages == []
+
+
 def test_work_that_fails_is_not_captured(graphs: Graphs) -> None:
     def fails() -> None:
         raise ValueError("wrong")
