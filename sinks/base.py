@@ -73,7 +73,7 @@ class Sink(Protocol):
     """Where results go. Frames of a stream come in presentation order.
 
     Attributes:
-        shared: whether several streams may write to one such sink, each from its own thread; it is closed once, when
+        shared: whether several streams may write to one such sink, from several threads; it is closed once, when
             all have ended. Other sinks have one stream, and one thread that writes and closes them.
     """
 

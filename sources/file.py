@@ -172,7 +172,7 @@ class FileSource(Source):
                 index=number,
                 pts=pts,
                 time_base=base,
-                captured_at=float((pts - origin) * base),
+                captured_at=(pts - origin) * base.numerator / base.denominator,
                 capture_clock="file",
                 decoded_at=time.monotonic(),
                 decode_ms=(time.perf_counter() - begun) * 1e3,

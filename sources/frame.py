@@ -75,7 +75,9 @@ class Frame:
         return frame
 
     def changed(self, **changes: Any) -> Self:
-        """A copy with other values of some attributes; a deferred image that is not made yet is not made for it."""
+        """Itself, or a copy with other values of some attributes. A deferred image is not made for it."""
+        if "image" not in changes and all(getattr(self, name) == value for name, value in changes.items()):
+            return self
         values = {name: getattr(self, name) for name in _OTHERS} | changes
         try:
             image = object.__getattribute__(self, "image")

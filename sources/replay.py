@@ -48,7 +48,8 @@ class ReplaySource(Source):
         self._source.gpu = self.gpu
         number, shift, begun = 0, 0, time.monotonic()
         # How long the last frame of a round is shown: as long as the one before it, if there is one.
-        step = max(1, round(1 / ((self._info.average_rate or _RATE) * self._info.time_base)))
+        base = self._info.time_base
+        step = max(1, round(1 / ((self._info.average_rate or _RATE) * base)))
         while not self._closed.is_set():
             first: int | None = None
             last = shift
@@ -57,7 +58,7 @@ class ReplaySource(Source):
                 pts = frame.pts - first + shift
                 if pts > last:
                     step, last = pts - last, pts
-                if self._closed.wait(max(0.0, begun + float(pts * frame.time_base) - time.monotonic())):
+                if self._closed.wait(max(0.0, begun + pts * base.numerator / base.denominator - time.monotonic())):
                     return
                 now = time.monotonic()
                 yield frame.changed(

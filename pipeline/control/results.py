@@ -70,7 +70,7 @@ class RelaySink:
 class ResultReceiver:
     """Receives results in the process of the shared sinks and passes them to the sinks.
 
-    Each stream has an outbox and a thread per sink, as if it ran here. Thread-safe.
+    Each stream has an outbox per sink, as if it ran here. Thread-safe.
 
     Args:
         outputs: the shared sinks; the caller owns them.
@@ -81,7 +81,7 @@ class ResultReceiver:
         self._outputs = [replace(output, shared=True) for output in outputs]
         self._live = live
         self._lock = threading.Lock()
-        self._streams: dict[str, tuple[OutputDelivery, list[threading.Thread]]] = {}
+        self._streams: dict[str, tuple[OutputDelivery, threading.Semaphore]] = {}
         self._ending: list[str] = []
         self._changed = threading.Condition(self._lock)  # notified when a stream has ended
 
@@ -104,13 +104,14 @@ class ResultReceiver:
     def end(self, stream: str) -> None:
         """Flush the sinks of an ended stream and notify them."""
         with self._lock:
-            delivery, threads = self._streams.pop(stream, (None, []))
-            if delivery is None:
+            known = self._streams.pop(stream, None)
+            if known is None:
                 return
             self._ending.append(stream)
+        delivery, ended = known
         delivery.close()
-        for thread in threads:
-            thread.join(_END_S)
+        for _ in self._outputs:
+            ended.acquire(timeout=_END_S)
         with self._changed:
             self._ending.remove(stream)
             self._changed.notify_all()
@@ -126,13 +127,15 @@ class ResultReceiver:
         with self._lock:
             known = self._streams.get(stream)
             if known is None:
+                ended = threading.Semaphore(0)  # released by each sink that is through
                 delivery = OutputDelivery(
-                    self._outputs, stream, live=self._live(stream), stop=lambda: None, fail=lambda error: None
+                    self._outputs,
+                    stream,
+                    live=self._live(stream),
+                    stop=lambda: None,
+                    fail=lambda error: None,
+                    ended=ended.release,
                 )
-                threads = [
-                    threading.Thread(target=work, name=f"saccade {name}", daemon=True) for name, work in delivery.work()
-                ]
-                known = self._streams[stream] = delivery, threads
-                for thread in threads:
-                    thread.start()
+                delivery.start()
+                known = self._streams[stream] = delivery, ended
             return known[0]

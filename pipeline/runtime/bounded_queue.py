@@ -82,14 +82,18 @@ class BoundedQueue(Generic[T]):
             QueueClosed: if the queue is closed and empty.
         """
         with self._changed:
-            while not self._items:
-                if self._closed:
-                    raise QueueClosed
+            while (taken := self._take()) is None:
                 self._changed.wait()
-            oldest = self._items.popleft()
-            lost, self._lost = self._lost + oldest.lost_before, 0
-            self._changed.notify_all()
-            return Taken(oldest.item, lost)
+            return taken
+
+    def take(self) -> Taken[T] | None:
+        """Take the oldest item; None if there is none.
+
+        Raises:
+            QueueClosed: as `get`.
+        """
+        with self._changed:
+            return self._take()
 
     def close(self) -> None:
         """Accept no more items; queued items can still be taken."""
@@ -104,6 +108,16 @@ class BoundedQueue(Generic[T]):
             while self._items:
                 self._drop_oldest("closed")
             self._changed.notify_all()
+
+    def _take(self) -> Taken[T] | None:
+        if not self._items:
+            if self._closed:
+                raise QueueClosed
+            return None
+        oldest = self._items.popleft()
+        lost, self._lost = self._lost + oldest.lost_before, 0
+        self._changed.notify_all()
+        return Taken(oldest.item, lost)
 
     def _drop_oldest(self, cause: DropCause) -> None:
         self._lost += 1 + self._items.popleft().lost_before

@@ -1,18 +1,19 @@
-"""Delivers a run's results to its sinks: an outbox and a thread per sink."""
+"""Delivers a run's results to its sinks: a bounded outbox per sink."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from saccade.engine.results import Result
 from saccade.pipeline.config.queue_policy import WAIT, QueuePolicy
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.shared_threads import SharedTask
 from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
 from saccade.sources import Frame
 
@@ -31,7 +32,7 @@ class Delivery:
 
 
 class OutputDelivery:
-    """Delivers results to the sinks of one run. Thread-safe.
+    """Delivers results to the sinks of one run, in the threads of its outputs. Thread-safe.
 
     Args:
         outputs: the sinks.
@@ -39,6 +40,7 @@ class OutputDelivery:
         live: whether results come at their own pace. A slow sink then drops results, and a failed sink is retried.
         stop: called when continuing is useless.
         fail: called with the error that ends the run.
+        ended: called once per sink when the sink is done, in its thread.
     """
 
     def __init__(
@@ -49,80 +51,142 @@ class OutputDelivery:
         live: bool,
         stop: Callable[[], None],
         fail: Callable[[Exception], None],
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
-        self._outputs = [
-            (output, BoundedQueue[Delivery](output.outbox or (_LIVE_OUTBOX if live else WAIT))) for output in outputs
-        ]
-        self._name, self._live, self._stop, self._fail = name, live, stop, fail
+        self.name, self.live, self.stop, self.fail, self.ended = name, live, stop, fail, ended
+        self._outboxes = [_Outbox(output, self) for output in outputs]
 
-    def work(self) -> list[tuple[str, Callable[[], None]]]:
-        """Return the work of each sink's thread, with the name of the sink; it returns when the sink is done."""
-        return [(type(output.sink).__name__, partial(self._write, output, outbox)) for output, outbox in self._outputs]
+    def start(self) -> None:
+        """Start the threads.
+
+        Raises:
+            RuntimeError: if no thread can be started. No sink has started then.
+        """
+        started: list[_Outbox] = []
+        try:
+            for outbox in self._outboxes:
+                outbox.open()
+                started.append(outbox)
+        except RuntimeError:
+            for outbox in started:
+                outbox.call_off()
+            raise
 
     def put(self, delivery: Delivery, lost: int) -> None:
         """Pass a result to every sink; `lost` frames were dropped before it."""
-        for _, outbox in self._outputs:
-            with suppress(QueueClosed):  # a failed sink ends the run; the other sinks still get the results in flight
-                outbox.put(delivery, lost)
+        for outbox in self._outboxes:
+            outbox.put(delivery, lost)
 
     def close(self) -> None:
         """Close the outboxes; no more results follow."""
-        for _, outbox in self._outputs:
+        for outbox in self._outboxes:
             outbox.close()
+
+    def call_off(self) -> None:
+        """End the threads before any result; the sinks stay open."""
+        for outbox in self._outboxes:
+            outbox.call_off()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` seconds until the threads of unshared sinks end; return whether they have."""
+        deadline = time.monotonic() + timeout_s
+        own = [outbox.output.threads for outbox in self._outboxes if not outbox.output.shared]
+        return all(threads.join(max(0.0, deadline - time.monotonic())) for threads in own)
 
     def drops(self) -> Counter[str]:
         """The number of results dropped by slow sinks, by cause; results missed by viewers do not count."""
         drops: Counter[str] = Counter()
-        for output, outbox in self._outputs:
-            if not output.viewing:
-                drops.update({f"sink {cause}": count for cause, count in outbox.drops.items()})
+        for outbox in self._outboxes:
+            if not outbox.output.viewing:
+                drops.update({f"sink {cause}": count for cause, count in outbox.queue.drops.items()})
         return drops
 
     def waiting(self) -> dict[str, int]:
         """The number of results that wait for each sink."""
-        return {f"{number} {output.name}": len(outbox) for number, (output, outbox) in enumerate(self._outputs)}
+        return {f"{number} {outbox.output.name}": len(outbox.queue) for number, outbox in enumerate(self._outboxes)}
 
     def statuses(self) -> list[SinkStatus]:
         """The status of each sink that belongs only to this run."""
-        return [output.guard.status() for output, _ in self._outputs if not output.shared]
+        return [outbox.output.guard.status() for outbox in self._outboxes if not outbox.output.shared]
 
-    def _write(self, output: Output, outbox: BoundedQueue[Delivery]) -> None:
-        guard = output.guard
+    @property
+    def any_sink_works(self) -> bool:
+        """Whether at least one sink is neither paused nor ended."""
+        return any(outbox.output.guard.works for outbox in self._outboxes)
+
+
+class _Outbox:
+    """The results that wait for one sink."""
+
+    def __init__(self, output: Output, delivery: OutputDelivery) -> None:
+        self.output, self._delivery = output, delivery
+        self.queue = BoundedQueue[Delivery](output.outbox or (_LIVE_OUTBOX if delivery.live else WAIT))
+        self._task: SharedTask | None = None
+        self._over = False
+
+    def open(self) -> None:
+        self._task = self.output.threads.open(self._write)
+
+    def call_off(self) -> None:
+        if self._task is not None:
+            self._task.close()
+            self._task = None
+
+    def put(self, delivery: Delivery, lost: int) -> None:
+        with suppress(QueueClosed):  # a failed sink ends the run; the other sinks still get the rest
+            self.queue.put(delivery, lost)
+            if self._task is not None:
+                self._task.call()
+
+    def close(self) -> None:
+        self.queue.close()
+        if self._task is not None:
+            self._task.call()
+
+    def _write(self) -> None:
+        """Write the waiting results; close the sink after the last one."""
+        if self._over:
+            return
+        run, guard = self._delivery, self.output.guard
         try:
-            while True:
-                self._write_one(output, outbox.get())
-                if guard.paused and not self._live and not self._any_sink_works():
+            while (taken := self.queue.take()) is not None:
+                self._write_one(taken)
+                del taken  # it would keep its frame alive
+                if guard.paused and not run.live and not run.any_sink_works:
                     break  # reading the rest of a file is useless; a live source continues until the sink works again
+            else:
+                return
         except QueueClosed:
             pass  # the run has ended
         except ReaderGoneError as error:
-            log.info("%s: %s", self._name, error)
-            if not self._any_sink_works():
-                self._stop()
+            log.info("%s: %s", run.name, error)
+            if not run.any_sink_works:
+                run.stop()
         except SinkClosedError:
-            self._stop()  # the user has stopped the run
+            run.stop()  # the user has stopped the run
         except Exception as error:
-            self._fail(error)
-        finally:
-            outbox.discard()
-            try:
-                self._finish(output)
-                lost, reason = guard.end(self._name)
-                if lost and not self._live:
-                    raise SinkError(f"{reason}; results lost: {lost}")
-            except Exception as error:
-                self._fail(error)
+            run.fail(error)
+        self._finish()
 
-    def _write_one(self, output: Output, taken: Taken[Delivery]) -> None:
+    def _write_one(self, taken: Taken[Delivery]) -> None:
         """Write one result. As a separate function, no local variable keeps the frame alive during the next wait."""
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
-        output.guard.write(frame, taken.item.result, taken.item.latency)
+        self.output.guard.write(frame, taken.item.result, taken.item.latency)
 
-    def _any_sink_works(self) -> bool:
-        return any(output.guard.works for output, _ in self._outputs)
-
-    def _finish(self, output: Output) -> None:
-        if not output.shared:
-            output.sink.close()
-        elif isinstance(output.sink, SupportsStreamEnd):
-            output.sink.end(self._name)
+    def _finish(self) -> None:
+        self._over = True
+        run, output = self._delivery, self.output
+        self.queue.discard()
+        try:
+            if not output.shared:
+                output.sink.close()
+            elif isinstance(output.sink, SupportsStreamEnd):
+                output.sink.end(run.name)
+            lost, reason = output.guard.end(run.name)
+            if lost and not run.live:
+                raise SinkError(f"{reason}; results lost: {lost}")
+        except Exception as error:
+            run.fail(error)
+        finally:
+            self.call_off()
+            run.ended()

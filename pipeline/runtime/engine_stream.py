@@ -196,7 +196,7 @@ class InFlight:
 
 
 class Flights:
-    """A queue of frames in flight between two threads. It holds `most` frames plus the frame that waits to start.
+    """The frames in flight in the engine, oldest first: `most` frames plus the frame that waits to start.
 
     Attributes:
         superseded: number of replaced frames, by cause.
@@ -205,48 +205,60 @@ class Flights:
     def __init__(self, most: int) -> None:
         self._most = most
         self._flights: deque[InFlight] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._closed = False
         self.superseded: Counter[str] = Counter()
 
     def put(self, flight: InFlight) -> None:
-        """Add the newest frame; blocks while too many frames are in flight and none is replaced."""
-        with self._changed:
+        """Add the newest frame, and remove those that it replaces."""
+        with self._lock:
             self._flights.append(flight)
-            self._drop_superseded()
-            self._changed.notify_all()
-            while (
-                len(self._flights) > self._most + 2 and not self._closed
-            ):  # one frame waits, and one may be about to wait
-                self._changed.wait()
+            if len(self._flights) > 1:
                 self._drop_superseded()
 
-    def get(self) -> InFlight:
-        """Take the oldest frame; blocks while the queue is empty.
+    def take(self) -> InFlight | None:
+        """Take the oldest frame if it has a result; otherwise return None.
 
         Raises:
-            QueueClosed: if the queue is closed and empty.
+            QueueClosed: if nothing is left, and nothing will come.
         """
-        with self._changed:
-            while not self._flights:
+        with self._lock:
+            if not self._flights:
                 if self._closed:
                     raise QueueClosed
-                self._changed.wait()
-            oldest = self._flights.popleft()
-            self._changed.notify_all()
-            return oldest
+                return None
+            return self._flights.popleft() if self._flights[0].result.done() else None
+
+    @property
+    def full(self) -> bool:
+        """Whether too many results wait to be collected. A newer frame is held until then."""
+        with self._lock:
+            # Besides `most`, one frame waits, and one may be about to wait.
+            return len(self._flights) >= self._most + 2 and not self._flights[-1].waits
 
     @property
     def waits(self) -> bool:
         """Return whether the newest frame waits for the engine to start it."""
-        with self._changed:
+        with self._lock:
             return bool(self._flights) and self._flights[-1].waits
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest frame without a result was submitted, by `time.monotonic()`; None without such a frame."""
+        with self._lock:
+            return next((flight.submitted_at for flight in self._flights if not flight.result.done()), None)
+
+    def cancel(self) -> None:
+        """Cancel all frames in flight."""
+        with self._lock:
+            flights = list(self._flights)
+        for flight in flights:
+            flight.result.cancel()
 
     def close(self) -> None:
         """Close the queue; no more frames follow."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
 
     def _drop_superseded(self) -> None:
         kept: deque[InFlight] = deque()

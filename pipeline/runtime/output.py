@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.errors import StreamError
+from saccade.pipeline.runtime.shared_threads import SharedThreads
 from saccade.sinks import Sink, SinkGuard
 
 
@@ -24,6 +25,7 @@ class Output:
         viewing: whether the sink only shows results to current viewers; results it misses do not count as dropped.
         name: name for logs and metrics, without secrets; default: the class of the sink.
         guard: writes to the sink and pauses it while it fails.
+        threads: write to the sink: one thread, or a few for all streams that share the sink.
     """
 
     sink: Sink
@@ -32,10 +34,13 @@ class Output:
     viewing: bool = False
     name: str = ""
     guard: SinkGuard = field(init=False)
+    threads: SharedThreads = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or type(self.sink).__name__)
         object.__setattr__(self, "guard", SinkGuard(self.sink, self.name))
+        name = f"saccade {type(self.sink).__name__}"
+        object.__setattr__(self, "threads", SharedThreads(name) if self.shared else SharedThreads(name, 1))
 
 
 def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:

@@ -1,9 +1,10 @@
-"""The run loop: one source, through the engine, to any number of sinks, each part in its own thread.
+"""The run loop: one source, through the engine, to any number of sinks.
 
-    source ─▶ queue ─▶ gates ─▶ engine (a few frames in flight) ─▶ in order ─▶ stages ─▶ one outbox and thread per sink
+    source ─▶ gates ─▶ engine (a few frames in flight) ─▶ in order ─▶ stages ─▶ one outbox per sink
 
-With the policy `newest`, every frame goes to the engine at once, and a newer frame replaces the frame that waits there.
-With other policies, the engine has at most `in_flight` frames.
+With the policy `newest`, the source's thread submits every frame, and a newer frame replaces the frame that waits in
+the engine. With other policies, a second thread submits from a queue, and the engine has at most `in_flight` frames.
+Threads that all streams share run the stages and write to shared sinks (`shared_threads`).
 
 A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are completed
 and all sinks are closed. If the engine, a gate or a stage fails on a frame, the run of a file ends, because its results
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
+from saccade.engine.futures import ResultFuture
 from saccade.engine.results import Detections, Points, Result
 from saccade.engine.tasks.task import Task, Window
 from saccade.pipeline.analytics.analyze import AnalyzeStage
@@ -37,6 +39,7 @@ from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Ta
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
 from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share, saccades_of, share_of
 from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.shared_threads import SharedTask, SharedThreads
 from saccade.pipeline.runtime.stats import Report, Stats, latency_of
 from saccade.pipeline.runtime.tasks import tasks_for
 from saccade.sinks import SinkStatus
@@ -86,6 +89,7 @@ class Run:
         gates: gates that must all admit a frame; instances of this stream only.
         name: name of the stream; default: the name of the source.
         on_end: called once by the last thread of the run, after everything else has ended.
+        threads: threads that collect results, shared with other runs; None for threads of this run only.
         config: the configuration; None for a run that a program has assembled.
     """
 
@@ -104,6 +108,7 @@ class Run:
         gates: Sequence[Gate] = (),
         name: str | None = None,
         on_end: Callable[[Run], None] | None = None,
+        threads: SharedThreads | None = None,
         config: ListedStream | None = None,
     ) -> None:
         self.config = config
@@ -117,20 +122,27 @@ class Run:
         live = source.info.live
         policy = queue or (NEWEST if live else WAIT)
         self._newest = policy == NEWEST
-        self._frames: BoundedQueue[Frame] = BoundedQueue(policy)
+        self._frames: BoundedQueue[Frame] = BoundedQueue(policy)  # unused with the policy `newest`
         self._flights = Flights(in_flight)
         self._stream = EngineStream(
             engine, self.name, in_flight, share or Share(), live=live, newest=self._newest, gpu=source.gpu
         )
-        self._delivery = OutputDelivery(outputs, self.name, live=live, stop=self.stop, fail=self._fail)
+        self._delivery = OutputDelivery(
+            outputs, self.name, live=live, stop=self.stop, fail=self._fail, ended=self._part_ended
+        )
         # Acquired before a frame leaves the queue, unless newer frames can replace it in the engine.
         self._places = threading.Semaphore(in_flight)
         self._stats, self._lock = Stats(), threading.Lock()  # guards the attributes below
         self._error: Exception | None = None
-        self._awaited: InFlight | None = None  # the oldest frame without a result
-        work = [("source", self._read), ("submit", self._submit), ("collect", self._collect)]
-        work += self._delivery.work()
-        self._on_end, self._left, self._abandoned = on_end, len(work), False
+        self._submitting = threading.Lock()  # guards the next three, and the gates
+        self._held: Frame | None = None  # the newest frame, while too many results wait to be collected
+        self._lost = 0  # frames not submitted since the last submitted frame, plus frames dropped before them
+        self._all_read = False
+        self._collected = _Collected()
+        self._shared, self._own = threads or SharedThreads("saccade collect"), threads is None
+        self._collecting: SharedTask | None = None
+        work = [("source", self._read)] if self._newest else [("source", self._read), ("submit", self._submit)]
+        self._on_end, self._left, self._abandoned = on_end, len(work) + 1 + len(outputs), False
         self._ended = threading.Event()
         self._begun, self._called_off, self._stopped = threading.Event(), False, False
         # Daemon threads, so that a part stuck in a driver or on a dead disk cannot block the exit of the process.
@@ -197,11 +209,16 @@ class Run:
         """
         self._stream.configure()
         try:
+            self._collecting = self._shared.open(self._collect)
+            self._delivery.start()
             for thread in self._threads:
                 thread.start()
         except RuntimeError:
             self._called_off = True
             self._stream.close()
+            self._delivery.call_off()
+            if self._collecting is not None:
+                self._collecting.close()
             raise
         finally:
             self._begun.set()
@@ -211,14 +228,13 @@ class Run:
         self._stopped = True
         self._source.close()
         self._frames.discard()
+        if self._take_held() is not None:
+            self._stats.note_lost("closed")
 
     def abandon(self) -> None:
         """Stop, drop the frames in flight as `closed`, and close every sink. Returns at once."""
-        with self._lock:
-            self._abandoned = True
-            awaited = self._awaited
-        if awaited is not None:
-            awaited.result.cancel()
+        self._abandoned = True
+        self._flights.cancel()
         self.stop()
 
     @property
@@ -234,15 +250,20 @@ class Run:
     @property
     def waiting_s(self) -> float:
         """Seconds for which the oldest frame in flight has waited for its result; 0 without a frame in flight."""
-        with self._lock:
-            return 0.0 if self._awaited is None else time.monotonic() - self._awaited.submitted_at
+        since = self._flights.waiting_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def join(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` seconds for the end of the run; return True if every thread has ended."""
         deadline = time.monotonic() + timeout_s
+        if not self._ended.wait(timeout_s):
+            return False
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        ended = self._delivery.join(max(0.0, deadline - time.monotonic()))
+        if self._own:
+            ended &= self._shared.join(max(0.0, deadline - time.monotonic()))
+        return ended and not any(thread.is_alive() for thread in self._threads)
 
     @property
     def error(self) -> Exception | None:
@@ -254,7 +275,7 @@ class Run:
         """Return the counters so far. Thread-safe."""
         drops: Counter[str] = Counter(self._frames.drops) + self._flights.superseded
         drops.update(self._delivery.drops())
-        waiting = {"engine": len(self._frames), **self._delivery.waiting()}
+        waiting = {"engine": len(self._frames) + (self._held is not None), **self._delivery.waiting()}
         looks = self._saccades.counts if self._saccades else {}
         kept = {name: n for stage in self._stages if isinstance(stage, KeepingStage) for name, n in stage.kept.items()}
         return self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
@@ -271,57 +292,101 @@ class Run:
         try:
             work()
         finally:
-            with self._lock:
-                self._left -= 1
-                last = not self._left
-            if last:
-                self._stream.close()
-                self._ended.set()
-                if self._on_end:
-                    self._on_end(self)
+            self._part_ended()
+
+    def _part_ended(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._stream.close()
+            self._ended.set()
+            if self._on_end:
+                self._on_end(self)
 
     def _read(self) -> None:
+        take = self._offer if self._newest else self._queue
         try:
             decode_behind_the_model()
             for frame in self._source:
                 # For a file these are damaged packets, which are already counted.
                 self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
-                self._frames.put(frame, frame.dropped_before)
+                take(frame)
         except QueueClosed:
             pass  # stopped
+        except EngineClosedError as error:
+            self._fail(error)
         except Exception as error:
             self._note(error)  # without stopping: the frames read so far are valid
         finally:
             self._frames.close()
+            if self._newest:
+                self._end_submitting()
+
+    def _queue(self, frame: Frame) -> None:
+        self._frames.put(frame, frame.dropped_before)
+
+    def _offer(self, frame: Frame) -> None:
+        """Submit a frame, or hold it while too many results wait to be collected."""
+        with self._submitting:
+            if self._stopped:
+                raise QueueClosed
+            if (replaced := self._take_held()) is not None:
+                self._lost += 1 + replaced.dropped_before
+                self._stats.note_lost("full")
+            self._held = frame
+            if not self._flights.full:
+                self._submit_held()
+
+    def _submit_held(self) -> None:
+        if (frame := self._take_held()) is not None:
+            self._submit_one(frame)
+
+    def _take_held(self) -> Frame | None:
+        with self._lock:  # `stop` takes it from another thread
+            frame, self._held = self._held, None
+            return frame
+
+    def _end_submitting(self) -> None:
+        """Note that no more frames follow; a held frame is still submitted."""
+        with self._submitting:
+            self._all_read = True
+            if self._held is None:
+                self._flights.close()
+        self._call_collecting()
 
     def _submit(self) -> None:
-        refused = 0  # frames not admitted since the last submitted frame, plus frames dropped before them
         try:
             while True:
-                if not self._newest:
-                    self._places.acquire()
-                refused = self._submit_one(self._frames.get(), refused)
+                self._places.acquire()
+                self._submit_taken(self._frames.get())
         except QueueClosed:
             pass  # the source has ended
         except Exception as error:
             self._fail(error)
         finally:
             self._flights.close()
+            self._call_collecting()
 
-    def _submit_one(self, taken: Taken[Frame], refused: int) -> int:
-        """Submit a frame if the gates admit it; return the number of consecutive frames that were not admitted.
+    def _submit_taken(self, taken: Taken[Frame]) -> None:
+        """Submit a frame from the queue.
 
         A function of its own, so that no local variable keeps a frame alive during the next wait. Six 4K cameras had
         500 MB of frames that nobody needed.
         """
-        frame = taken.item.changed(stream=self.name, dropped_before=taken.lost_before + refused)
+        self._submit_one(taken.item.changed(dropped_before=taken.lost_before))
+
+    def _submit_one(self, frame: Frame) -> None:
+        """Submit a frame if the gates admit it."""
+        frame = frame.changed(stream=self.name, dropped_before=frame.dropped_before + self._lost)
         now = time.monotonic()
         try:
             # This frame replaces an admitted frame that still waits, so it is admitted without asking the gates.
-            if not (self._flights.waits or all(gate.admit(frame) for gate in self._gates)):
+            if self._gates and not (self._flights.waits or all(gate.admit(frame) for gate in self._gates)):
                 self._stats.note_lost("gate")
                 self._free_place()
-                return frame.dropped_before + 1
+                self._lost = frame.dropped_before + 1
+                return
             self._stats.note_submit(now)
             looks = self._saccades.choose(frame) if self._saccades else ()
             windows = [Window(look.x, look.y, look.width, look.height) for look in looks]
@@ -336,29 +401,67 @@ class Run:
         except Exception as error:  # of a gate, or of the image conversion
             result = Future()  # fails in order, like an error of the engine
             result.set_exception(error)
-        self._flights.put(InFlight(frame, now, result, "max_fps" if self._stream.beyond_rate(now) else "full"))
-        return 0
+        self._lost = 0
+        flight = InFlight(frame, now, result, "max_fps" if self._stream.beyond_rate(now) else "full")
+        self._flights.put(flight)
+        if isinstance(result, ResultFuture):
+            result.call_when_done(self._note_answer)  # in the engine's thread
+        else:
+            self._call_collecting()
+        if self._abandoned:
+            result.cancel()
+
+    def _note_answer(self, result: Future[Result]) -> None:
+        # `Flights.put` removes a superseded frame.
+        if result.cancelled() or not isinstance(result.exception(), SupersededError):
+            self._call_collecting()
+
+    def _call_collecting(self) -> None:
+        if self._collecting is not None:
+            self._collecting.call()
 
     def _free_place(self) -> None:
         if not self._newest:
             self._places.release()
 
     def _collect(self) -> None:
-        collected = _Collected()
+        """Process the results that are there, in order; called by one thread at a time."""
+        if self._collecting is None:
+            return
         try:
-            while True:
-                self._collect_one(self._flights.get(), collected)
+            while (flight := self._flights.take()) is not None:
+                self._collect_one(flight, self._collected)
+                del flight  # it would keep its frame alive
+                if self._newest and (self._held is not None or self._all_read):
+                    self._submit_late()
         except QueueClosed:
             pass  # everything submitted is delivered
-        finally:
-            self._close_stages()
-            self._delivery.close()
+        except Exception as error:
+            self._fail(error)
+        else:
+            return
+        collecting, self._collecting = self._collecting, None
+        self._close_stages()
+        self._delivery.close()
+        collecting.close()
+        self._part_ended()
+
+    def _submit_late(self) -> None:
+        """Submit the held frame, now that a result was collected."""
+        with self._submitting:
+            try:
+                if not self._flights.full:
+                    self._submit_held()
+            finally:
+                if self._all_read and self._held is None:
+                    self._flights.close()
 
     def _collect_one(self, flight: InFlight, collected: _Collected) -> None:
         """Wait for a frame's result and deliver it, or record why there is none."""
         collected.lost += flight.lost
+        self._free_place()
         try:
-            result = self._await(flight)
+            result = flight.result.result()
             if not collected.whole:
                 return
             delivery = self._process(flight, result)
@@ -383,20 +486,6 @@ class Run:
         else:
             self._deliver(delivery, collected.lost)
             collected.failed = collected.lost = 0
-
-    def _await(self, flight: InFlight) -> Result:
-        """Wait for a frame's result; raises CancelledError once the run is abandoned."""
-        with self._lock:
-            self._awaited = flight
-            abandoned = self._abandoned
-        if abandoned:
-            flight.result.cancel()
-        try:
-            return flight.result.result()
-        finally:
-            with self._lock:
-                self._awaited = None
-            self._free_place()
 
     def _process(self, flight: InFlight, result: Result) -> Delivery:
         """Process a result with all stages."""

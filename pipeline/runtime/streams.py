@@ -27,6 +27,7 @@ from saccade.pipeline.errors import StreamError, one_line
 from saccade.pipeline.runtime.engine_stream import Share
 from saccade.pipeline.runtime.output import Output, close_sinks
 from saccade.pipeline.runtime.run import Run
+from saccade.pipeline.runtime.shared_threads import SharedThreads
 from saccade.pipeline.runtime.stats import Report
 from saccade.sinks import Sink, SinkStatus
 from saccade.sources import LiveSource, Source, State, redact
@@ -141,6 +142,7 @@ class Streams:
     ) -> None:
         self.engine = engine
         self._shared = [replace(output, shared=True) for output in outputs]
+        self._threads = SharedThreads("saccade collect")
         self._max = max_streams
         self._lock = threading.Lock()  # never held while waiting
         self._runs: dict[str, Run] = {}
@@ -234,6 +236,7 @@ class Streams:
                 gates=gates,
                 name=name,
                 on_end=ended,
+                threads=self._threads,
                 config=config,
             )
             with self._lock:  # held until the threads run, so that `close` never joins an unstarted thread
@@ -379,6 +382,8 @@ class Streams:
         deadline = time.monotonic() + timeout_s
         runs = self.stop()
         late = [run.name for run in runs if not run.join(max(0.0, deadline - time.monotonic()))]
+        for threads in (self._threads, *(output.threads for output in self._shared)):
+            threads.join(max(0.0, deadline - time.monotonic()))
         errors = close_sinks(self._shared, max(1.0, deadline - time.monotonic()))
         if errors:
             raise errors[0]
