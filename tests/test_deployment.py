@@ -20,7 +20,7 @@ from saccade.pipeline.config.file import load
 from tests.support import REPO
 
 NODE = REPO / "configs" / "gpu-node"
-README = REPO / "pipeline" / "control" / "README.md"
+README = REPO / "docs" / "guides" / "workers.md"
 
 
 def flags_of(command: list[str]) -> dict[str, str]:

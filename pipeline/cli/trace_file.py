@@ -21,8 +21,10 @@ def check_file(path: Path | None) -> None:
     """
     if path is not None and path.suffix != ".json":
         raise ConfigError(f"--trace: should be a .json file, got {str(path)!r}")
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"--trace: cannot write {str(path)!r}: the folder does not exist")
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"--trace: the folder {str(path.parent)!r} does not exist")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"--trace: {str(path)!r} is a folder; name a file")
 
 
 @contextmanager

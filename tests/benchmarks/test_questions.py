@@ -19,5 +19,5 @@ def test_questions_are_asked_beside_the_same_cameras(tmp_path: Path) -> None:
     assert timed.without.offered_fps == timed.beside.offered_fps > 0
     assert f"{timed.asked} questions" in timed.as_text()
     assert json.loads(timed.as_json())["asked"] == timed.asked
-    with pytest.raises(EngineError, match="nano answers no questions"):
+    with pytest.raises(EngineError, match="nano does not answer questions"):
         time_questions("nano", "cpu", 4, (5, 10), 8)

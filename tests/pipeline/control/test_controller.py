@@ -96,8 +96,8 @@ def test_a_change_is_stored_and_then_made(local: Local, tmp_path: Path) -> None:
     [
         ({"detect": ["unicorn"]}, EngineError, "'unicorn' is not a class"),
         ({"name": "other", "source": "none.mp4"}, SourceError, "no such file"),
-        ({"query": ["why?"]}, ConfigError, "not query"),
-        ({"rules": [{"name": "r", "when": "person", "ask": "Is it?"}]}, ConfigError, "cannot answer any"),
+        ({"query": ["why?"]}, ConfigError, "does not support query"),
+        ({"rules": [{"name": "r", "when": "person", "ask": "Is it?"}]}, ConfigError, "cannot answer"),
     ],
 )
 def test_what_cannot_be_made_is_not_stored(
@@ -143,7 +143,7 @@ def test_a_rules_labels_are_found_while_it_is_there(local: Local) -> None:
     assert [(task.asked, task.conf) for task in run.tasks] == [("person", 0.3), ("cat", 0.3)]  # type: ignore[attr-defined]
     controller.update("door", {"rules": []})
     assert [task.asked for task in run.tasks] == ["person"]
-    with pytest.raises(ConfigError, match="nothing to look for"):
+    with pytest.raises(ConfigError, match="no prompts"):
         controller.update("door", {"detect": []})
 
 
