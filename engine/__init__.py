@@ -1,6 +1,6 @@
-"""A vision-language model that finds, points and answers: `from saccade.engine import Engine`.
+"""Inference engine for vision-language models: `from saccade.engine import Engine`.
 
-Names are imported when first used, so that results, tasks and errors can be had without torch.
+Names are imported on first use, so results, tasks and errors are available without loading torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from saccade.engine.tasks.task import Task, Window
 
 limit_arenas()
-limit_spinning()  # here, as torch is loaded by whatever is imported next
+limit_spinning()  # must run before torch is imported
 
 _HOMES = {
     "api": "EncodedImage Engine",

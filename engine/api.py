@@ -1,7 +1,7 @@
-"""The engine: images and tasks in, results out. One thread runs the steps; any thread may submit.
+"""Public API of the engine: submit images and tasks, get results. `submit` is thread-safe.
 
-`Engine.submit` makes a `Request` (`core.request`) of what is asked; the loop (`runtime.loop`) runs it, and settles its
-future. Knows nothing of sources, sinks or pipelines.
+`Engine.submit` creates a `Request` (`core.request`); the loop (`runtime.loop`) runs it in its own thread and sets its
+future.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from saccade.engine.tasks.task import OnText, Task, Vocabulary, Window
 T = TypeVar("T")
 _NEWEST = StreamSettings()
 _CPU_SECONDS_PER_PIXEL = 10e-9
-"""Before any is measured. A 48-megapixel image takes 20 ns a pixel to cut on an idle server core, 40 on a busy one."""
+"""Initial cropping time estimate; a 48-megapixel image takes 20 ns per pixel on an idle core, 40 on a busy one."""
 
 
 class Engine:
@@ -80,23 +80,23 @@ class Engine:
             loaded.prompts,
             lambda image, whole: as_array(image) if whole else as_pixels(image),
             lambda image, window: executor.prepare(image if window is None else _part_of(image, window)),
-            # On a GPU the resize is not waited for.
+            # On a GPU the resize is asynchronous.
             CropPace(config, _CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0),
             loop.monitor.ended,
-            # A branch takes a batch slot and one to three pages: most are left to other requests.
+            # A branch needs a batch slot and one to three pages; most are reserved for other requests.
             min(config.max_sequences, loop.n_pages // 16) // 4,
             refine=None if self._refiner is None else self._refiner.put,
         )
         self._streams: dict[Hashable, StreamSettings] = {}
-        self._expanded: dict[Task, tuple[Task, ...]] = {}  # as the frames of a stream ask the same again and again
+        self._expanded: dict[Task, tuple[Task, ...]] = {}  # cache, because the frames of a stream repeat their tasks
         self._callbacks = CallbackThread()
         self._process = os.getpid()
-        # An engine that is dropped ends its threads, once no request holds it any more.
+        # A garbage-collected engine ends its threads when no request references it.
         self._stop = weakref.finalize(self, _stop, loop, self._refiner, self._callbacks, self._process)
 
     @property
     def model(self) -> ModelInfo:
-        """What runs, and how; steps that have run may have added to its fallbacks."""
+        """Description of the model and backend; executed steps may add fallbacks."""
         made, executor, info = self._loaded.model.dtype, self._executor, self._info
         dtype = info.dtype
         if executor.products != made:
@@ -123,33 +123,31 @@ class Engine:
         """Load a model.
 
         Args:
-            name: 'nano', a model folder, or a hub id (`owner/name`, or `owner/name@revision`).
-            device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
-            dtype: 'float32', 'bfloat16', 'float16', or 'fp8': bfloat16 with the blocks' weights in FP8, which on a GPU
-                from Hopper on is faster and a little less exact. By default float32 on a CPU; on a GPU float16 for
-                small models, else bfloat16. On a CPU with products of bfloat16 nano's detector alone is in it, see
-                `EngineConfig.exact`.
-            revision: branch, tag or commit of a hub id; by default the newest.
-            kv_dtype: 'fp8' keeps keys and values in FP8, on a GPU from Ada on, for more sequences and faster steps of
-                many of them; by default as the model computes.
-            imgsz: pixels of the longer side at which nano sees an image, a multiple of 32 from 128 to 1280; 416 by
-                default. More finds what is smaller, in more time. For other models it is fixed.
-            depth: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same. By
-                default 2 on CUDA, and 1 on a CPU, where no device would be idle and each wasted step costs time.
-            adapter_slots: most adapters in use at the same moment; what needs one more waits.
-            adapter_rank: largest rank of an adapter. The slots take no memory before the first adapter is used.
-            drafts: begin answers with what the model's detector finds, or those on a stream's last frame, see
+            name: 'nano', a model folder, or a hub ID (`owner/name` or `owner/name@revision`).
+            device: 'auto' (CUDA if available), 'cpu', 'cuda' or 'cuda:N'.
+            dtype: 'float32', 'bfloat16', 'float16', or 'fp8' (bfloat16 with FP8 block weights: faster on Hopper or
+                later, slightly less accurate). The default is float32 on a CPU; on a GPU float16 for small models, else
+                bfloat16. On a CPU with bfloat16 instructions, nano's detector uses bfloat16, see `EngineConfig.exact`.
+            revision: branch, tag or commit of a hub ID; the default is the newest.
+            kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later), for more sequences and faster large batches; the
+                default is the model's dtype.
+            imgsz: longer side in pixels at which nano sees an image, a multiple of 32 from 128 to 1280, default 416.
+                Larger values detect smaller objects and take longer. Other models have a fixed size.
+            depth: 2 launches a step before the previous step is read, 1 does not; answers are equal. The default is 2
+                on CUDA and 1 on a CPU.
+            adapter_slots: maximum number of LoRA adapters in use at the same time; further requests wait.
+            adapter_rank: maximum rank of an adapter. Slots take memory only after the first adapter is used.
+            drafts: use speculative decoding with drafts from the detector or the stream's last frame, see
                 `EngineConfig`.
-            refiner: file, or hub id, of a refiner that redraws the outlines of `Segment` from the image, such as
-                'moondream/SegHeadRefiner'.
-            progress: called with (done, of how many) while a GPU is prepared, which takes some seconds.
+            refiner: file or hub ID of a refiner for the outlines of `Segment`, such as 'moondream/SegHeadRefiner'.
+            progress: called with (done, total) during GPU preparation, which takes seconds.
 
         Raises:
-            UnknownModelError: if the name leads to no model, or `refiner` to no file.
-            ModelFilesError: if its files cannot be read or do not fit each other.
-            EngineError: if there is no such device, dtype or `kv_dtype`, if the device has none such, or if the model's
-                `imgsz` is fixed.
-            ValueError: if another argument is out of its range, see `EngineConfig`.
+            UnknownModelError: if the model or refiner does not exist.
+            ModelFilesError: if its files cannot be read or are inconsistent.
+            EngineError: if the device, dtype or `kv_dtype` does not exist or is unsupported, or the model's `imgsz` is
+                fixed.
+            ValueError: if another argument is out of range, see `EngineConfig`.
         """
         config = EngineConfig(
             1 if depth is None else depth,
@@ -169,38 +167,38 @@ class Engine:
         return cls(loaded, info, vocabulary, config, progress=progress)
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """The names to ask this model for, given what a person typed ('people', 'truck or bus'); none twice.
+        """Return the model's labels for labels that a person typed ('people', 'truck or bus'), without duplicates.
 
         Raises:
-            UnknownClassError: if the vocabulary is closed and a phrase means none of its names.
+            UnknownClassError: if the vocabulary is closed and a phrase matches no class.
         """
         if self._vocabulary is None:
             return list(dict.fromkeys(label.strip() for label in labels))
         return self._vocabulary.resolve(labels)
 
     def load_adapter(self, name: str, path: Path | str) -> None:
-        """Read a LoRA adapter, for `submit` and `stream` to name; the format is described in `models.lora`.
+        """Load a LoRA adapter under a name for `submit` and `stream`; see `models.lora` for the format.
 
         Raises:
-            AdapterError: if the file cannot be read or does not fit the model, or there is one of this name.
+            AdapterError: if the file cannot be read or does not match the model, or the name is already in use.
         """
         if name in self._adapters:
-            raise AdapterError(f"there is an adapter '{name}' already: unload it first")
+            raise AdapterError(f"adapter '{name}' is already loaded; unload it first")
         self._adapters[name] = load_adapter(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; what was submitted with it is still answered with it.
+        """Unload an adapter; requests submitted with it still use it.
 
         Raises:
-            AdapterError: if there is none of this name.
+            AdapterError: if no adapter has this name.
         """
         del self._adapters[self._adapter(name).name]
 
     def _adapter(self, name: str) -> Adapter:
-        """The adapter of a name; raises AdapterError if there is none."""
+        """Return the adapter of this name; raises AdapterError if there is none."""
         adapter = self._adapters.get(name)
         if adapter is None:
-            raise AdapterError(f"there is no adapter '{name}'; loaded: {', '.join(self._adapters) or 'none'}")
+            raise AdapterError(f"unknown adapter '{name}'; loaded: {', '.join(self._adapters) or 'none'}")
         return adapter
 
     def submit(
@@ -217,41 +215,39 @@ class Engine:
     ) -> ResultFuture:
         """Queue tasks on an image; all of them share its prefill.
 
-        With a `stream` the image is a frame, of which the newest counts: while it waits, the next one of the stream
-        supersedes it, and its future fails with SupersededError. Nothing is done for a frame before its turn comes.
-        Streams share the engine by their weights, see `configure_stream`.
+        With a `stream`, the image is a frame: while it is queued, a newer frame of the stream supersedes it, and its
+        future fails with SupersededError. No work is done for a frame before its turn. Streams share the engine by
+        weight, see `configure_stream`.
 
         Args:
-            image: (height, width, 3) uint8 RGB, or what gives it when its turn comes, which must not change until the
-                future is done; or an encoded one; or None for questions that are about no image.
-            tasks: what to ask; labels are resolved as by `resolve`.
-            tiles: with n > 1, `Detect` tasks are asked of n × n overlapping windows as well: more small objects, at
-                1 + n² times the work.
-            deadline_s: after so many seconds from now the work is dropped, and the future fails with DeadlineError; at
-                once if the image is so large that it cannot even be cut into crops until then.
-            adapter: name of a loaded adapter to answer with; the image is prefilled with it, too.
-            stream: what the frames of one camera have in common, anything hashable; None for an image by itself.
-            previous: the result of an image that is nearly this one, by the same model. Of the same tasks its answers
-                are checked instead of being written again: they come out the same, see `core.speculative`.
-                It is used in place of what the stream remembers.
-            windows: `Detect` tasks are asked of these parts of the image as well, each at the cost of an image; what is
-                found there and in the whole image becomes one list. A GPU prefills them with the image in one step.
+            image: (height, width, 3) uint8 RGB, or a function that returns it later; it must not change until the
+                future is done. Or an encoded image, or None for questions without an image.
+            tasks: the tasks; labels are resolved with `resolve`.
+            tiles: with n > 1, `Detect` tasks also run on n × n overlapping windows: more small objects at 1 + n² times
+                the cost.
+            deadline_s: seconds from now after which the request is dropped and the future fails with DeadlineError; at
+                once if cropping alone would take longer.
+            adapter: name of a loaded adapter for image and answers.
+            stream: hashable key that the frames of one camera share; None for a single image.
+            previous: result of a similar earlier image by the same model, used as drafts for equal tasks instead of the
+                stream's own. Answers are unchanged, see `core.speculative`.
+            windows: additional image parts for `Detect` tasks, each at the cost of an image; detections are merged into
+                one list.
 
         Returns:
-            A future of the result. Cancelling it at any time before it is done drops the work.
+            A future of the result. Cancelling it before it is done drops the work.
 
         Raises:
-            UnsupportedTaskError, UnknownClassError: if the model cannot do a task.
-            AdapterError: if there is no such adapter.
+            UnsupportedTaskError, UnknownClassError: if the model does not support a task.
+            AdapterError: if the adapter does not exist.
             EngineClosedError: after `close`.
-            ValueError: if the image is not what it should be, a task needs one, `tiles` is not 1 or more, or there
-                are tiles or windows of an encoded image, `deadline_s` is no number, or `previous` no result.
-            EngineError: in a forked child: threads and devices do not survive a fork.
+            ValueError: if an argument is invalid, such as tiles of an encoded image.
+            EngineError: in a forked child process.
         """
         return self._submit(image, tasks, tiles, deadline_s, adapter, stream, previous, windows=windows)
 
     def input_size(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows of pixels in which the model sees a `width` × `height` image: smaller details are lost."""
+        """Return the columns and rows at which the model sees a `width` × `height` image; smaller details are lost."""
         vision = self._loaded.model.vision
         rows, columns = vision.tiling_of(height, width)
         if rows * columns > 1:
@@ -260,18 +256,18 @@ class Engine:
         return columns, rows
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
-        """Set how a stream shares the engine with others: its weight, its rate. At any time, also while it runs.
+        """Set a stream's share of the engine, such as weight and rate, at any time.
 
         Raises:
-            ValueError: if `settings` are no `StreamSettings`.
+            ValueError: if `settings` is not a `StreamSettings`.
         """
-        if not isinstance(settings, StreamSettings):  # in the loop's thread they would end the engine for all
-            raise ValueError(f"settings are StreamSettings; got {settings!r}")
+        if not isinstance(settings, StreamSettings):  # an error in the loop's thread would end the engine
+            raise ValueError(f"settings must be StreamSettings; got {settings!r}")
         self._streams[stream] = settings
         self._loop.configure(stream, settings)
 
     def forget_stream(self, stream: Hashable) -> None:
-        """Forget a stream's settings, and what was learned from its frames; what has been submitted is still run."""
+        """Remove a stream's settings and estimates; submitted requests still run."""
         self._streams.pop(stream, None)
         self._loop.configure(stream, None)
 
@@ -283,30 +279,30 @@ class Engine:
         deadline_s: float | None = None,
         adapter: str | None = None,
     ) -> TextStream:
-        """Queue a question, a caption or an outline, and get it piece by piece while it is written; see `Segment`.
+        """Queue a question, caption or outline and return its text piece by piece; see `submit` for arguments.
 
-        The pieces joined are the text that `submit` gives. The rest is as for `submit`.
+        The joined pieces equal the text of `submit`.
 
         Returns:
-            An iterator of pieces, none of them empty. Closing or dropping it early drops the work; what goes
-            wrong after `stream` has returned is raised by the iterator.
+            An iterator of non-empty pieces. Closing or dropping it early cancels the request. Later errors are raised
+            by the iterator.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
         return TextStream(self._submit(image, [task], 1, deadline_s, adapter, on_text=pieces.put), pieces)
 
     def encode(self, image: Image, *, adapter: str | None = None) -> EncodedImage:
-        """Prefill an image once, to ask about it again and again without doing so each time. Waits for it.
+        """Prefill an image once for several later requests, and wait for it.
 
         Args:
             image: (height, width, 3) uint8 RGB.
-            adapter: name of a loaded adapter, with which it is prefilled and all that is asked of it is answered.
+            adapter: name of a loaded adapter for the image and all its requests.
 
         Returns:
-            What `submit` and the others take for an image. It holds pages of the cache until it is closed or dropped.
+            An encoded image for `submit` and other methods. It occupies KV cache pages until it is closed or dropped.
 
         Raises:
-            RequestTooLargeError: if encoded images hold half of the cache already.
-            AdapterError, EngineClosedError, ValueError, EngineError: as for `submit`.
+            RequestTooLargeError: if encoded images already use half of the cache.
+            AdapterError, EngineClosedError, ValueError, EngineError: see `submit`.
         """
         array, kept = as_array(image), KeptPrefix()
         chosen = None if adapter is None else self._adapter(adapter)
@@ -323,7 +319,7 @@ class Engine:
     def detect(
         self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1
     ) -> Detections:
-        """Boxes of everything that `label` means ('person', 'people', 'truck or bus'). Waits for the answer."""
+        """Return the boxes of all objects with a label ('person', 'people', 'truck or bus'). Blocks."""
         names = self.resolve([label])
         return self.submit(image, [Detect(name, max_objects, conf) for name in names], tiles).result().detections
 
@@ -335,64 +331,65 @@ class Engine:
         conf: float = 0.5,
         refs: Sequence[Ref] = (),
     ) -> Points:
-        """Centre points of everything that `label` means, among `refs` if there are any. Waits for the answer."""
+        """Return the centre points of all objects with a label, restricted to `refs` if given. Blocks."""
         tasks = [Point(name, max_objects, conf, tuple(refs)) for name in self.resolve([label])]
         return self.submit(image, tasks).result().points
 
     def segment(self, image: Image | EncodedImage, object: str, refs: Sequence[Ref] = (), **options: Any) -> Outline:
-        """The outline of one object; `options` are those of `Segment`: grammar, max_tokens, … Waits for it."""
+        """Return the outline of one object; `options` are those of `Segment`: grammar, max_tokens, … Blocks."""
         return self.submit(image, [Segment(object, tuple(refs), **options)]).result().segments[0]
 
     def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:
-        """The answer to a question; `options` are those of `Query`: choices, reasoning, refs, … Waits for it."""
+        """Return the answer to a question; `options` are those of `Query`: choices, reasoning, refs, … Blocks."""
         return self.submit(image, [Query(question, max_tokens, **options)]).result().texts[0]
 
     def caption(self, image: Image | EncodedImage, length: CaptionLength = "normal", max_tokens: int = 768) -> Text:
-        """A description. Waits for it."""
+        """Return a description of the image. Blocks."""
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
     def counters(self) -> dict[str, float]:
-        """Counters of the engine, at any time: steps, sequences and requests, what waits, pages, slots, bubble.
+        """Return the engine's counters: steps, sequences, requests, queue, pages, slots and bubble. Thread-safe.
 
-        Those that only ever grow end in `_total`. `bubble` is the share of time in which work left the GPU idle.
+        Names of monotonic counters end in `_total`. `bubble` is the fraction of time in which the GPU was idle despite
+        work.
         """
         kept = {"tasks_known": len(self._expanded), "cuda_graphs": self._executor.n_graphs}
         return {**self._loop.counters(), **kept}
 
     @property
     def idle_s(self) -> float:
-        """Seconds in which it had no work, since it was loaded; `counters` would start the timing of steps."""
+        """Seconds without work since loading; reading it does not start step timing, unlike `counters`."""
         return self._loop.monitor.idle_s
 
     def prompt_tokens(self, task: Task) -> int:
-        """How many tokens a task's prompt has with the image before it; raises UnsupportedTaskError as `submit`."""
+        """Return the number of tokens of a task's prompt including the image; raises UnsupportedTaskError."""
         self.expand(task)
         return self.limits.prefix_length + len(task.prompt(self._loaded.prompts))
 
     @property
     def limits(self) -> ModelLimits:
-        """The model's sizes."""
+        """Sizes of the model."""
         return self._loaded.model.limits
 
     def run_idle(self, work: Callable[[Executor[Any]], T]) -> T:
-        """Run work with the executor while no step is in flight, for benchmarks; returns what it returns.
+        """Run a function with the executor while no step is in flight, for benchmarks, and return its result.
 
         Raises:
-            EngineError: unless the engine is idle and keeps no encoded images, whose pages the work may write over.
+            EngineError: if the engine is busy or has encoded images.
         """
         self._require_process()
         return self._loop.run_idle(lambda: work(self._executor))
 
     def tracing(self) -> AbstractContextManager[Trace]:
-        """Trace what happens in the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
+        """Record a trace of the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
 
         Raises:
-            RuntimeError: if this engine is being traced already.
+            RuntimeError: if a trace is already being recorded.
         """
         return self._loop.monitor.tracing()
 
     def close(self) -> None:
-        """Finish what has begun, fail what has not with EngineClosedError, and stop. Closing twice does nothing."""
+        """Finish requests in flight, fail queued ones with EngineClosedError, and stop. Repeated calls are ignored."""
         if os.getpid() == self._process:  # else the threads are the parent's
             self._loop.close(EngineClosedError("the engine is closed"))
             if self._refiner is not None:
@@ -406,14 +403,14 @@ class Engine:
         self.close()
 
     def expand(self, task: Task) -> Sequence[Task]:
-        """The task in the model's own names: one, or several for a label such as 'truck or bus'.
+        """Return the task for the model's classes: one, or several for a label such as 'truck or bus'.
 
         Raises:
-            UnsupportedTaskError: if the model has not learned it.
-            UnknownClassError: if the vocabulary is closed and has no such name.
+            UnsupportedTaskError: if the model does not support the task.
+            UnknownClassError: if the vocabulary is closed and has no matching class.
         """
         if not isinstance(task, Task):
-            raise ValueError(f"a task is one of Detect, Point, Gaze, Segment, Query, Caption; got {task!r}")
+            raise ValueError(f"a task must be Detect, Point, Gaze, Segment, Query or Caption; got {task!r}")
         if task.skill not in self._info.skills:
             able = f"{self._info.name} can {' and '.join(self._info.skills)}"
             raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")
@@ -434,28 +431,28 @@ class Engine:
         keeps: KeptPrefix | None = None,
         windows: Sequence[Window] = (),
     ) -> ResultFuture:
-        """Make a request, and queue it; see `submit`, `stream` and `encode`."""
+        """Create and queue a request; see `submit`, `stream` and `encode`."""
         self._require_process()
         self._loop.require_open()  # before the image is cut, which may take a second
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if math.isnan(deadline):
-            raise ValueError("deadline_s is a number of seconds")
+            raise ValueError("deadline_s must be a number of seconds")
         if previous is not None and not isinstance(previous, Result):
-            raise ValueError(f"previous is the result of an earlier image; got {type(previous).__name__}")
+            raise ValueError(f"previous must be the Result of an earlier image; got {type(previous).__name__}")
         chosen = None if adapter is None else self._adapter(adapter)
         expanded = tuple([one for task in tasks for one in self.expand(task)])
         if not isinstance(tiles, int) or tiles < 1:
-            raise ValueError(f"tiles is a whole number of 1 or more; got {tiles!r}")
+            raise ValueError(f"tiles must be an integer of at least 1; got {tiles!r}")
         reads: KeptPrefix | None = None
         pixels: Pixels | LazyImage | None = None
         size = 0, 0
         if isinstance(image, EncodedImage):
             if tiles != 1 or windows:
-                raise ValueError("an encoded image has no tiles and no windows: submit the image itself")
+                raise ValueError("an encoded image cannot have tiles or windows; submit the original image")
             chosen, reads, size = image.adapter_for(self._loop, chosen), image.kept, (image.width, image.height)
         elif image is None:
             if lacking := next((task.asked for task in expanded if task.needs_image), None):
-                raise ValueError(f"'{lacking}' can only be asked of an image")
+                raise ValueError(f"'{lacking}' needs an image")
         else:
             # Of an image of which nothing is asked the result still has the size.
             if callable(image) and all(task.empty for task in expanded):
@@ -498,11 +495,11 @@ class Engine:
         return future
 
     def _start_refiner(self, name: str) -> RefineThread:
-        """The thread of a refiner.
+        """Start the thread of a refiner.
 
         Raises:
-            EngineError: if the model takes none.
-            UnknownModelError, ModelFilesError: if there is none of this name, or it does not fit the model.
+            EngineError: if the model does not support refiners.
+            UnknownModelError, ModelFilesError: if the refiner does not exist or does not match the model.
         """
         loaded, encoder = self._loaded, self._executor.encoder
         try:
@@ -522,17 +519,17 @@ class Engine:
             self._loop.cancel(request, CancelledError())
 
     def _require_process(self) -> None:
-        """Do nothing in the process that has made this engine.
+        """Check that this is the process that created the engine.
 
         Raises:
-            EngineError: in a forked child: threads and devices do not survive a fork.
+            EngineError: in a forked child, because threads and devices do not survive a fork.
         """
         if os.getpid() != self._process:
-            raise EngineError("this engine was made before a fork: load one in the child process")
+            raise EngineError("this engine was created before a fork; load an engine in the child process")
 
 
 def _part_of(image: Pixels, window: Window) -> Pixels:
-    """What is in a window of an image: a copy; of a decoder's planes no copy, from even pixels on."""
+    """Return the pixels of a window: a copy, or for YUV a view that starts at even pixels."""
     if isinstance(image, YuvImage):
         return image.part(window.x, window.y, window.width, window.height)
     return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
@@ -547,17 +544,17 @@ def _stop(loop: StepLoop[Any], refiner: RefineThread | None, callbacks: Callback
 
 
 class EncodedImage:
-    """An image whose prefix stays in an engine's cache, to be asked about again and again, see `Engine.encode`.
+    """An image whose prefix stays in an engine's KV cache for several requests, see `Engine.encode`.
 
-    It holds pages of the cache until it is closed: by `close`, by leaving a `with`, or when it is dropped. What is
-    asked already is still answered then.
+    It occupies cache pages until `close`, the end of a `with` block, or garbage collection. Submitted requests are
+    still answered.
 
     Args:
         width, height: of the image in pixels.
-        kept: its prefix.
-        adapter: what that was computed with besides the model.
-        loop: where it is kept.
-        picture: its pixels, where outlines are refined.
+        kept: its cached prefix.
+        adapter: LoRA adapter of the prefix, or None.
+        loop: the loop that owns the prefix.
+        picture: pixels of the image for outline refinement, or None.
 
     Attributes:
         width, height, picture: as above.
@@ -579,20 +576,20 @@ class EncodedImage:
         self.kept, self._adapter, self._loop, self.picture = kept, adapter, loop, picture
 
     def adapter_for(self, loop: StepLoop[Any], asked: Adapter | None) -> Adapter | None:
-        """The adapter that it was prefilled with, and is asked with.
+        """Return the adapter of the prefix, which answers must also use.
 
         Raises:
-            ValueError: if it is kept by another loop.
-            AdapterError: if another adapter is asked for.
+            ValueError: if the image belongs to another loop.
+            AdapterError: if another adapter is requested.
         """
         if loop is not self._loop:
             raise ValueError("this image was encoded by another engine")
         if asked not in (None, self._adapter):
-            raise AdapterError("an encoded image is asked with the adapter that it was encoded with")
+            raise AdapterError("an encoded image can only be used with the adapter that it was encoded with")
         return self._adapter
 
     def close(self) -> None:
-        """Give its pages back. Closing twice does nothing."""
+        """Free its pages. Repeated calls are ignored."""
         closed, self._closed = self._closed, True
         if not closed and os.getpid() == self._process:  # in a forked child another thread may hold the loop's lock
             self._loop.release_prefix(self.kept)

@@ -1,4 +1,4 @@
-"""The sizes of an engine, and every number that tunes it, in one place. Knows no torch."""
+"""Configuration of an engine: sizes and all tuning parameters."""
 
 from __future__ import annotations
 
@@ -7,61 +7,57 @@ from dataclasses import dataclass
 from saccade.engine.errors import EngineError
 
 MAX_IMAGES_PER_PREFILL = 64
-"""Each size is a CUDA graph more, and memory of its own."""
+"""Upper limit of `images_per_prefill`; each size needs a CUDA graph and memory."""
 MAX_PROMPT_TOKENS = 512
-"""Tokens of a prefill's prompts that buffers are made for: no values are fed behind more."""
+"""Maximum prompt tokens of a prefill that fit the buffers; longer prompts cannot contain values."""
 
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
-    """Sizes of an engine. The defaults suit Moondream 2 on one GPU, and nano anywhere.
+    """Configuration of an engine. The defaults suit Moondream 2 on one GPU, and nano anywhere.
 
     Attributes:
-        depth: step slots: 2 launches a step before the one ahead of it is read, 1 does not; the answers are the same.
-        max_sequences: most prompts being answered at a time.
-        page_size: tokens of a page of the KV cache.
-        n_pages: pages of the KV cache; None for what fits the device.
-        kv_dtype: 'fp8' keeps keys and values in FP8, on a GPU from Ada on: half the bytes, and so twice the pages; None
-            keeps them as the model computes.
-        images_per_prefill: most images in one prefill, 1 to 64; a CPU takes one at a time.
-        adapter_slots: most adapters in use at the same moment.
-        adapter_rank: largest rank of an adapter.
-        drafts: begin the answers about a stream's frame with those about the one before it, and those about any image
-            with what a detector has found in it, see `core.speculative`. In float32 the answers are those without;
-            in half precision and FP8 a prefill rounds otherwise than a decode step, and near-ties may resolve
-            differently, as they may in a batch of another size.
-        exact: on a CPU, a model whose tower is a detector computes all in the model's dtype, and sees what Pillow's
-            resize gives; else detector and prefixes in bfloat16 where the CPU has products of it, and torch resizes:
-            faster, at no cost in AP.
-        decodes_quiet, decodes_busy: decode steps between two prefills, see `core.scheduler`: while fewer images wait
-            than one prefill takes; while so many wait.
-        prefill_ready: share of the admitted images that must be prepared before a prefill begins while others decode.
-        most_credit: parts that a stream of weight 1 may save up, see `core.admission`; with 1 it loses its turn where
-            it has no fresh frame at the wrong moment, more allows bursts.
-        owed_credit: a stream with so much comes before others: one for the next turn, and one that it has not used.
-        fresh_s: a frame that is older leaves its turn to others: a prefill of 8 images on an H200.
-        service_doubt: factor of the time that an answer is expected to take, after each frame that ended for it.
-        passing_streams: streams without settings that are remembered though nothing of them waits or runs.
-        lead_prefills: prefills of a size of which the shortest tells when the next images are admitted.
-        lead_late: factor of a prefill's duration that was read late, so that the next images are admitted earlier.
-        follow_decodes: with fewer decode steps between two prefills, the next one is launched ahead.
-        poll_s: how often a device that calls nobody is asked for its step, while the loop waits for something else too.
-        preparers: threads that copy images for the upload to a GPU: one copies 4K frames at 6 ms each.
-        crop_large, crop_bound, crop_doubt: pixels from which on cutting an image is measured; the share of what was
-            measured that is a lower bound for others; factor of the bound after each refusal.
-        drafted_tokens: of a prefill, prompts and drafts together, up to which it is drafted: so many cost next to
-            nothing beside its images.
-        image_draft: values that a prefill takes of an image's draft, two boxes, where the last answer was no longer.
-        draft_misses: steps in a row that only correct one value, before the rest is written plainly.
-        draft_worth: share of an answer's steps that drafts must save: each costs some 0.2 ms more of a GPU.
-        draft_pause: most answers for which a prompt whose drafts fail goes without.
-        remembered_prompts: of a stream.
-        known_tasks: tasks whose names and token ids are remembered.
-        refiner: file, or hub id, of a refiner that redraws outlines; None for outlines as the model writes them.
+        depth: step slots: 2 launches a step before the previous step is read, 1 does not; answers are equal.
+        max_sequences: maximum number of prompts in flight.
+        page_size: tokens per KV cache page.
+        n_pages: KV cache pages; None fits the device.
+        kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later), which doubles the pages; None uses the model's dtype.
+        images_per_prefill: maximum images per prefill, 1 to 64; always 1 on a CPU.
+        adapter_slots: maximum number of LoRA adapters in use at the same time.
+        adapter_rank: maximum rank of an adapter.
+        drafts: speculative decoding with drafts from the stream's previous frame or from detections, see
+            `core.speculative`. Answers are unchanged in float32. In half precision and FP8, near-ties may resolve
+            differently, as with another batch size.
+        exact: on a CPU with a detector model, compute everything in the model's dtype and resize like Pillow. Otherwise
+            detector and prefixes use bfloat16 if supported, and torch resizes, which is faster at equal AP.
+        decodes_quiet, decodes_busy: decode steps between two prefills, with fewer queued images than a prefill takes
+            and with a full prefill queued; see `core.scheduler`.
+        prefill_ready: fraction of admitted images that must be prepared before a prefill starts while sequences decode.
+        most_credit: maximum saved credit of a stream of weight 1, see `core.admission`; larger values allow bursts.
+        owed_credit: streams with at least this credit come first.
+        fresh_s: older frames yield their turn; the default is the time of a prefill of 8 images on an H200.
+        service_doubt: factor for the estimated service time after each frame that it ended.
+        passing_streams: number of idle streams without settings that are remembered.
+        lead_prefills: number of recent prefills per size whose minimum duration counts.
+        lead_late: factor for the duration of a prefill that was read late.
+        follow_decodes: with fewer decode steps between two prefills, the next prefill is launched ahead.
+        poll_s: polling interval in seconds for devices without completion callbacks.
+        preparers: threads that copy images for upload to a GPU; one copies 4K frames at 6 ms each.
+        crop_large, crop_bound, crop_doubt: minimum pixels for measuring cropping time; fraction used as lower bound;
+            factor for the bound after each rejection.
+        drafted_tokens: maximum prompt and draft tokens of a prefill with drafts; this number costs almost nothing next
+            to the images.
+        image_draft: values of an image's draft in a prefill (two boxes) if the last answer was not longer.
+        draft_misses: consecutive steps that correct only one value, before decoding continues without drafts.
+        draft_worth: fraction of an answer's steps that drafts must save; each draft costs about 0.2 ms of GPU time.
+        draft_pause: maximum number of answers without drafts after failed drafts.
+        remembered_prompts: maximum number of prompts per stream with stored drafts.
+        known_tasks: maximum number of tasks with cached labels and token IDs.
+        refiner: file or hub ID of an outline refiner, or None.
 
     Raises:
-        ValueError: if one of them is out of its range.
-        EngineError: if there is no such `kv_dtype`: users give it, as they give a dtype.
+        ValueError: if a value is out of range.
+        EngineError: if `kv_dtype` is unknown.
     """
 
     depth: int = 2
@@ -101,24 +97,26 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.depth not in (1, 2):
-            raise ValueError(f"depth is 1 or 2; got {self.depth!r}")
+            raise ValueError(f"depth must be 1 or 2; got {self.depth!r}")
         may_be_0 = {"adapter_slots", "drafted_tokens", "decodes_quiet", "decodes_busy", "image_draft"}
         for name, default in _WHOLE.items():
             value, lowest = getattr(self, name), 0 if name in may_be_0 else 1
             if not isinstance(value, int) or value < lowest:
-                raise ValueError(f"{name} is a whole number of {lowest} or more (by default {default}); got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least {lowest} (default {default}); got {value!r}")
         for name in _NUMBERS:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ValueError(f"{name} is a number above 0; got {value!r}")
+                raise ValueError(f"{name} must be a number above 0; got {value!r}")
         if self.images_per_prefill > MAX_IMAGES_PER_PREFILL:
-            raise ValueError(f"images_per_prefill is at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}")
+            raise ValueError(
+                f"images_per_prefill must be at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}"
+            )
         if not isinstance(self.refiner, str | None):
-            raise ValueError(f"refiner is a path or a hub id, or None; got {self.refiner!r}")
+            raise ValueError(f"refiner must be a path, a hub ID or None; got {self.refiner!r}")
         if self.kv_dtype not in (None, "fp8"):
             raise EngineError(f"unknown kv_dtype '{self.kv_dtype}': give fp8, or leave it out")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):
-            raise ValueError(f"n_pages is a whole number of 2 or more, or None; got {self.n_pages!r}")
+            raise ValueError(f"n_pages must be an integer of at least 2, or None; got {self.n_pages!r}")
 
 
 _DEFAULTS = {name: field.default for name, field in EngineConfig.__dataclass_fields__.items()}

@@ -1,4 +1,4 @@
-"""The engine's errors, each with one line that says what to do; and what runs slower than it could. Knows no torch."""
+"""Errors of the engine, each with a one-line message that says what to do; and notes on slow fallbacks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ log = logging.getLogger(__name__)
 
 
 class EngineError(Exception):
-    """Base of the engine's errors; `str(error)` is one line for the user."""
+    """Base class of the engine's errors; `str(error)` is one line for the user."""
 
 
 class UnknownModelError(EngineError):
-    """A model name, folder or hub id that leads to no model."""
+    """A model name, folder or hub ID does not exist."""
 
 
 class ModelFilesError(EngineError):
-    """A model's files cannot be read or do not fit each other."""
+    """A model's files cannot be read or are inconsistent."""
 
 
 class UnknownClassError(EngineError):
-    """A closed-vocabulary model was asked for a name it does not know.
+    """A label is not in a model's closed vocabulary.
 
     Attributes:
-        label: the name asked for.
+        label: the unknown label.
     """
 
     def __init__(self, label: str, model: str, classes: Iterable[str], hint: str | None = None) -> None:
@@ -35,31 +35,31 @@ class UnknownClassError(EngineError):
 
 
 class PromptError(EngineError):
-    """A question or name that the model cannot be asked: too long for an answer to fit behind it, or of no tokens."""
+    """A prompt is too long or contains text without tokens."""
 
 
 class RequestTooLargeError(EngineError):
-    """More prompts on one image, or longer ones, than the whole cache holds."""
+    """The prompts on one image need more than the whole KV cache."""
 
 
 class UnsupportedTaskError(EngineError):
-    """The model has no such skill."""
+    """The model does not support a task."""
 
 
 class AdapterError(EngineError):
-    """An adapter that is not there, or whose file does not fit the model."""
+    """An adapter does not exist, or its file does not match the model."""
 
 
 class DeadlineError(EngineError):
-    """The deadline given with a task passed before its answer was complete, or could not be met.
+    """A deadline passed before the answer was complete, or cannot be met.
 
     Attributes:
-        begun: whether the image had been prefilled.
+        begun: whether the image was prefilled.
 
     Args:
-        begun: as above.
-        cropping_s: seconds that it takes at least to cut the image into crops, where that alone is too long.
-        answering_s: seconds that requests like it take, where that is too long.
+        begun: whether the image was prefilled.
+        cropping_s: minimum seconds to crop the image, if that is too long.
+        answering_s: estimated seconds of such requests, if that is too long.
     """
 
     def __init__(self, begun: bool, cropping_s: float | None = None, answering_s: float | None = None) -> None:
@@ -75,10 +75,10 @@ class DeadlineError(EngineError):
 
 
 class SupersededError(EngineError):
-    """A newer frame of the same stream superseded this one before it was begun."""
+    """A newer frame of the same stream superseded this frame in the queue."""
 
     def __init__(self) -> None:
-        super().__init__("a newer frame of the stream came before this one was begun: it was not looked at")
+        super().__init__("a newer frame of the stream superseded this frame before processing")
 
 
 class EngineClosedError(EngineError):
@@ -86,15 +86,15 @@ class EngineClosedError(EngineError):
 
 
 class Fallbacks(list[str]):
-    """What runs slower than it could on this machine, and why: a line each, for people; see `ModelInfo.fallbacks`."""
+    """Messages about features that run slower than possible on this machine; see `ModelInfo.fallbacks`."""
 
     def note(self, what: str) -> None:
-        """Add one, and log it, unless it is there already."""
+        """Add and log a message once."""
         if what not in self:
             self.append(what)
             log.warning("%s", what)
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error's message: what torch and drivers put behind it is advice."""
+    """Return the first line of an error's message; torch and drivers append advice."""
     return (str(error).strip().splitlines() or [""])[0]

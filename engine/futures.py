@@ -1,6 +1,6 @@
-"""What a caller holds of a request: the future of its result, and a stream of its text. Knows nothing of devices.
+"""Futures of results, and streams of text.
 
-Callbacks run in a thread of their own: a callback may submit and wait, or raise anything, without stopping the engine.
+Callbacks run in a separate thread: a callback may submit, wait or raise without stopping the engine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 
 
 class CallbackThread:
-    """Runs callbacks in order, in a daemon thread that is started with the first one."""
+    """Runs callbacks in order in a daemon thread that starts on first use."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._lock = threading.RLock()  # the garbage collector may cancel a future in the thread that holds it
+        self._lock = threading.RLock()  # reentrant: garbage collection may cancel a future in this thread
         self._started = False
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Queue a callback; what it raises is logged."""
+        """Queue a callback; its exceptions are logged."""
         with self._lock:
             started, self._started = self._started, True
         if not started:
@@ -35,7 +35,7 @@ class CallbackThread:
         self._calls.put(callback)
 
     def close(self) -> None:
-        """End the thread after the callbacks that are queued; does not wait."""
+        """End the thread after the queued callbacks, without waiting."""
         self._calls.put(None)
 
 
@@ -44,19 +44,19 @@ def _run(calls: SimpleQueue[Callable[[], object] | None]) -> None:
         try:
             callback()
         except BaseException:  # also sys.exit: it would end the thread that the other callbacks need
-            log.exception("a callback of a result raised")
+            log.exception("a result callback raised an exception")
         del callback  # or the last one's future would live until the next
 
 
 class ResultFuture(Future[Result]):
-    """The result of a request.
+    """Future of a request's result.
 
     Attributes:
-        begun: whether something has been done for it, beyond letting it wait.
+        begun: whether work beyond queueing was done.
 
     Args:
-        callbacks: where done callbacks run.
-        require_other_thread: raises in the thread that makes results: it would wait for itself for ever.
+        callbacks: thread for done callbacks.
+        require_other_thread: raises in the engine's thread, where waiting would deadlock.
     """
 
     def __init__(self, callbacks: CallbackThread, require_other_thread: Callable[[], None] = lambda: None) -> None:
@@ -68,25 +68,25 @@ class ResultFuture(Future[Result]):
         self._settled = False
 
     def result(self, timeout: float | None = None) -> Result:
-        """The result. Waits for it.
+        """Wait for the result and return it.
 
         Raises:
-            EngineError: if it has failed; or if it is not there yet in the thread that has to make it.
+            EngineError: if the request failed, or the caller is the engine's thread and the result is not ready.
             CancelledError: if it was cancelled.
-            TimeoutError: if it is not there within `timeout` seconds.
+            TimeoutError: if it is not ready within `timeout` seconds.
         """
         if not self.done():
             self.require_other_thread()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error, None with a result. Waits for it; raises as `result` otherwise."""
+        """Wait for the request and return its error, or None; raises like `result`."""
         if not self.done():
             self.require_other_thread()
         return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], Any]) -> None:
-        """Call `fn` with this future once it is done: in the callback thread, or at once if it is done already."""
+        """Call `fn` with this future when it is done, in the callback thread, or at once if it is already done."""
         if self.done():
             super().add_done_callback(fn)
         else:
@@ -94,11 +94,11 @@ class ResultFuture(Future[Result]):
             super().add_done_callback(lambda future: callbacks.call(lambda: fn(future)))
 
     def call_when_done(self, fn: Callable[[Future[Result]], Any]) -> None:
-        """Call `fn` with this future once it is done, in the thread that ends it: it must neither wait nor raise."""
+        """Call `fn` with this future in the thread that finishes it; `fn` must not wait or raise."""
         super().add_done_callback(fn)
 
     def set_running_or_notify_cancel(self) -> bool:
-        """As in the base class; a second call, from the engine and from `cancel`, changes nothing."""
+        """See the base class; repeated calls are ignored."""
         with self._settling:
             if self._settled:
                 return not self.cancelled()
@@ -106,7 +106,7 @@ class ResultFuture(Future[Result]):
             return super().set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Drop the work, at any time before it is done; `wait` and `as_completed` see it at once."""
+        """Cancel the request at any time before it is done; waiters are notified at once."""
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()
@@ -118,13 +118,13 @@ class ResultFuture(Future[Result]):
 
 
 class TextStream(Iterator[str]):
-    """The pieces of an answer, as they are written. For one reader.
+    """Iterator over the pieces of an answer during generation, for one reader.
 
-    Closing it before its end, also by leaving a `with` or dropping it, cancels the rest of the answer.
+    Closing, leaving a `with` block or dropping it cancels the rest of the answer.
 
     Args:
-        future: of the whole answer.
-        pieces: where they come in; nothing else reads it.
+        future: future of the whole answer.
+        pieces: queue of pieces, read only by this object.
     """
 
     def __init__(self, future: ResultFuture, pieces: SimpleQueue[str | None]) -> None:
@@ -133,11 +133,10 @@ class TextStream(Iterator[str]):
         future.call_when_done(lambda _: pieces.put(None))
 
     def __next__(self) -> str:
-        """The next piece.
+        """Return the next piece.
 
         Raises:
-            EngineError: if the answer has failed; what came before it was read first. Or if it would have to be waited
-                for in the thread that makes it.
+            EngineError: if the answer failed, after all earlier pieces; or in the engine's thread.
         """
         if not self._over and self._pieces.empty():
             self._future.require_other_thread()
@@ -151,21 +150,21 @@ class TextStream(Iterator[str]):
 
     @property
     def answer(self) -> Text:
-        """The whole answer. Waits for it.
+        """Complete answer; blocks.
 
         Raises:
-            EngineError: if it has failed.
-            CancelledError: if it was dropped.
+            EngineError: if it failed.
+            CancelledError: if it was cancelled.
         """
         return self.result.texts[0]
 
     @property
     def result(self) -> Result:
-        """All that was found; as `answer`."""
+        """Complete result; blocks and raises like `answer`."""
         return self._future.result()
 
     def close(self) -> None:
-        """Drop what is not written yet. Any thread may call it; a second time, or at the end, it does nothing."""
+        """Cancel the rest of the answer. Thread-safe; repeated calls are ignored."""
         self._over = True
         self._future.cancel()
 

@@ -1,4 +1,4 @@
-"""What an image may be given as. Knows no models."""
+"""Image types that the engine accepts."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_UINT8 = np.dtype(np.uint8)  # a dtype is compared to one in a fifth of the time that it is to a type
+_UINT8 = np.dtype(np.uint8)  # comparing a dtype with a dtype is five times as fast as with a type
 
 Factors = tuple[int, int, int, int, int, int]
-"""Of luma; of v in red; of u and of v in green; of u in blue; and the value of black."""
+"""Conversion factors: luma; v in red; u and v in green; u in blue; and the black level."""
 
 
 def bytes_of(rows: int, columns: int, yuv: bool) -> int:
-    """Of an image in RGB, or in 8-bit YUV 4:2:0."""
+    """Return the bytes of an RGB image or of an 8-bit YUV 4:2:0 image."""
     return rows * columns * 3 // (2 if yuv else 1)
 
 
 @dataclass(slots=True, frozen=True)
 class YuvImage:
-    """An image as video decoders give it: 8-bit YUV 4:2:0 of even sides, in main memory or on a CUDA device.
+    """A decoded video frame: 8-bit YUV 4:2:0 with even sides, in main memory or on a CUDA device.
 
-    On a device, what writes it may still be queued on that device's legacy default stream, and only there.
+    On a device, pending writes to it may be queued only on the legacy default stream.
 
     Attributes:
         y: (height, width) uint8.
-        u, v: (height / 2, width / 2) uint8, of equal strides.
-        matrix: what red has of v and blue of u, and green has less by u and by v, times 65536 for a range of 16 to
-            240: (104597, 132201, 25675, 53279) is BT.601, (117489, 138438, 13975, 34925) BT.709.
-        full_range: whether values use all of 0 to 255, not 16 to 235 (chroma: 240).
+        u, v: (height / 2, width / 2) uint8 with equal strides.
+        matrix: factors of v in red, u in blue, u and v in green (subtracted), times 65536 for a range of 16 to 240:
+            (104597, 132201, 25675, 53279) is BT.601, (117489, 138438, 13975, 34925) BT.709.
+        full_range: whether values use 0 to 255 instead of 16 to 235 (chroma: 240).
     """
 
     y: torch.Tensor
@@ -48,11 +48,11 @@ class YuvImage:
 
     @property
     def factors(self) -> Factors:
-        """What `rgb` multiplies by."""
+        """Factors of the conversion in `rgb`."""
         return _factors(self.matrix, self.full_range)
 
     def to(self, device: torch.device) -> YuvImage:
-        """The same on a device, copied behind what is queued on the current stream; from pinned memory."""
+        """Return a copy on a device, via pinned memory, ordered after the current stream."""
         height, width, _ = self.shape
         half = height // 2, width // 2
         pinned = torch.empty(height * 3 // 2, width, dtype=torch.uint8, pin_memory=True)
@@ -66,16 +66,16 @@ class YuvImage:
         return YuvImage(*parts(pinned.to(device, non_blocking=True)), self.matrix, self.full_range)
 
     def part(self, x: int, y: int, width: int, height: int) -> YuvImage:
-        """A rectangle of it, which shares its memory; it begins at even pixels and has even sides."""
+        """Return a view of a rectangle, rounded to even pixels."""
         x, y, width, height = x & ~1, y & ~1, max(2, width & ~1), max(2, height & ~1)
         across, down = slice(x // 2, (x + width) // 2), slice(y // 2, (y + height) // 2)
         luma = self.y[y : y + height, x : x + width]
         return YuvImage(luma, self.u[down, across], self.v[down, across], self.matrix, self.full_range)
 
     def rgb(self) -> torch.Tensor:
-        """(height, width, 3) uint8 RGB on its device, byte for byte as swscale gives it on x86.
+        """Return (height, width, 3) uint8 RGB on the same device, byte-identical with swscale on x86.
 
-        Each product with a factor, eightfold, is cut to whole numbers; chroma is not interpolated.
+        Products are truncated at 1/8; chroma is not interpolated.
         """
         of_luma, of_red, of_green_u, of_green_v, of_blue, black = self.factors
         y = ((self.y.int() - black) * 8 * of_luma) >> 16
@@ -98,24 +98,24 @@ def _factors(matrix: tuple[int, int, int, int], full_range: bool) -> Factors:
 
 
 Image = NDArray[np.uint8] | torch.Tensor | YuvImage
-"""An image: (height, width, 3) uint8 RGB, array or tensor; or one as a video decoder gives it."""
+"""An image: (height, width, 3) uint8 RGB array or tensor, or a decoded video frame."""
 Pixels = NDArray[np.uint8] | YuvImage
-"""An image as an executor takes it: (height, width, 3) uint8 RGB, or as a video decoder gives it."""
+"""An image for the executor: (height, width, 3) uint8 RGB array, or a decoded video frame."""
 LazyImage = Callable[[], Image]
-"""Gives an image when it is needed, once; called in any thread."""
+"""Function that returns an image; called once, in any thread."""
 
 
 def as_pixels(image: Image) -> Pixels:
-    """The image as an executor takes it.
+    """Return the image in the executor's format.
 
     Raises:
-        ValueError: as `as_array`.
+        ValueError: see `as_array`.
     """
     return image if isinstance(image, YuvImage) else as_array(image)
 
 
 def as_array(image: Image) -> NDArray[np.uint8]:
-    """The image as an array, which shares its memory where it can.
+    """Return the image as an array that shares its memory if possible.
 
     Raises:
         ValueError: if it is not (height, width, 3) uint8.
@@ -126,10 +126,10 @@ def as_array(image: Image) -> NDArray[np.uint8]:
         array = image.rgb().numpy(force=True)
     elif isinstance(image, torch.Tensor):
         if image.dtype != torch.uint8:
-            raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {tuple(image.shape)} {image.dtype}")
+            raise ValueError(f"an image must be (height, width, 3) uint8 RGB; got {tuple(image.shape)} {image.dtype}")
         array = image.numpy(force=True)
     else:
         array = np.asarray(image)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != _UINT8 or 0 in array.shape:
-        raise ValueError(f"an image is (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
+        raise ValueError(f"an image must be (height, width, 3) uint8 RGB; got {array.shape} {array.dtype}")
     return array

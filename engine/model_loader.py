@@ -1,4 +1,4 @@
-"""From a name, a device and a dtype to a model, and from it to an executor and the loop that runs its steps."""
+"""Loading of a model by name, device and dtype, and creation of its executor and step loop."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from saccade.engine.tasks.task import Vocabulary
 
 FP8 = "fp8"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.bfloat16}
-"""What a model computes in, by name; with 'fp8' the weights of its blocks are rounded to FP8, see `quantization`."""
+"""Compute dtype by name; 'fp8' also rounds block weights to FP8, see `quantization`."""
 
 
 @dataclass(slots=True, frozen=True)
 class ModelInfo:
-    """What an engine runs.
+    """Description of a loaded model.
 
     Attributes:
-        name, folder: of the model.
-        parameters: how many.
-        classes: names that it knows; None for any words.
-        skills: tasks that it can do.
-        device: where it runs.
-        dtype: what it computes in: the name it was loaded by, or its own; 'float32 with bfloat16 products' of nano on a
-            CPU that has these, unless a dtype was asked for.
-        fallbacks: what runs slower than it could on this device, and why, each a line; none as a rule.
-        reasons: whether questions may ask for reasoning.
+        name, folder: name and folder of the model.
+        parameters: number of weights.
+        classes: classes of a closed vocabulary, or None.
+        skills: supported tasks.
+        device: device of the model.
+        dtype: dtype name given to `load`, or the model's own; 'float32 with bfloat16 products' for nano on CPUs with
+            bfloat16 instructions.
+        fallbacks: messages about features that run slower than possible on this device.
+        reasons: whether questions may use reasoning.
     """
 
     name: str
@@ -60,13 +60,13 @@ class ModelInfo:
 
     @property
     def gpu(self) -> int | None:
-        """Number of the GPU that it is on; None for a CPU."""
+        """Index of the GPU, or None for a CPU."""
         device = torch.device(self.device)
         return device.index or 0 if device.type == "cuda" else None
 
     @classmethod
     def of(cls, loaded: LoadedModel, name: str, folder: Path, dtype: str | None) -> ModelInfo:
-        """The description of a loaded model; `dtype` is the name it was loaded by, None for its own."""
+        """Return the description of a loaded model; `dtype` is the requested name, or None."""
         model = loaded.model
         return cls(
             name=name,
@@ -83,7 +83,7 @@ class ModelInfo:
 def open_model(
     name: str, device: str, dtype: str | None, imgsz: int | None = None
 ) -> tuple[LoadedModel, ModelInfo, Vocabulary | None]:
-    """Load a model, its description, and its vocabulary if it is closed; see `Engine.load` for arguments and errors."""
+    """Load a model and return it with its description and closed vocabulary, if any; see `Engine.load`."""
     folder = model_files.find(name)
     place = choose_device(device)
     small = model_files.weights_bytes(folder) < 200 << 20
@@ -95,18 +95,18 @@ def open_model(
         raise EngineError(f"{name} does not fit in the memory of {place}") from error
     if imgsz is not None:
         if not isinstance(loaded.model.vision, SizedEncoder):
-            raise EngineError(f"{name} sees images at one size: leave out imgsz, which is for nano")
+            raise EngineError(f"{name} has a fixed image size; imgsz is supported only by nano")
         loaded.model.vision.set_crop_size(imgsz)
     vocabulary = None if loaded.classes is None else Vocabulary(name, loaded.classes, loaded.synonyms)
     return loaded, ModelInfo.of(loaded, name, folder, dtype), vocabulary
 
 
 def load_folder(folder: Path, place: torch.device, dtype: str | None, default: torch.dtype) -> LoadedModel:
-    """Load a folder's model to compute in a dtype by its name, or in the default for None.
+    """Load a model folder with a named compute dtype, or the default for None.
 
     Raises:
-        EngineError: if there is no such dtype.
-        ModelFilesError: if its files cannot be read or do not fit each other.
+        EngineError: if the dtype is unknown.
+        ModelFilesError: if its files cannot be read or are inconsistent.
     """
     loaded = registry.load(folder, place, choose_dtype(dtype, default))
     if dtype == FP8:
@@ -115,10 +115,10 @@ def load_folder(folder: Path, place: torch.device, dtype: str | None, default: t
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for 'auto', 'cpu', 'cuda' or 'cuda:N'.
+    """Return the device for 'auto', 'cpu', 'cuda' or 'cuda:N'.
 
     Raises:
-        EngineError: if there is no such device.
+        EngineError: if the device does not exist.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -134,10 +134,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
-    """What a model computes in, for one of `DTYPES`, or for None the default.
+    """Return the compute dtype for a name in `DTYPES`, or the default for None.
 
     Raises:
-        EngineError: if there is no such dtype.
+        EngineError: if the dtype is unknown.
     """
     if name is None:
         return default
@@ -149,16 +149,16 @@ def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
 def start(
     model: Model, config: EngineConfig, *, texts: bool, progress: Progress | None = None
 ) -> tuple[Executor[Any], StepLoop[Any]]:
-    """Allocate what a model needs to run, and start the thread that runs it.
+    """Allocate the resources of a model and start its thread.
 
     Args:
-        model: on its device.
-        config: sizes.
-        texts: whether it is asked for text.
-        progress: called while a GPU is prepared.
+        model: the model on its device.
+        config: engine configuration.
+        texts: whether text tasks are supported.
+        progress: called during GPU preparation.
 
     Raises:
-        EngineError: if the device cannot keep keys and values as the configuration wants it.
+        EngineError: if the device does not support the configured `kv_dtype`.
     """
     if config.kv_dtype is not None and not (model.device.type == "cuda" and supports_fp8(model.device)):
         raise EngineError(f"kv_dtype {config.kv_dtype} needs a GPU from Ada on: leave it out on {model.device}")
@@ -182,15 +182,15 @@ def start(
 def step_loop(
     executor: Executor[Any], model: Model, config: EngineConfig, n_pages: int, preparers: int, *, from_images: bool
 ) -> StepLoop[Any]:
-    """Start the loop of an executor with so many pages, and its scheduler.
+    """Create the scheduler and start the loop of an executor.
 
     Args:
-        executor: as above.
-        model: what it runs.
-        config: sizes; `images_per_prefill` as the executor takes them.
-        n_pages: of the cache.
-        preparers: threads that prepare images.
-        from_images: whether the executor drafts answers.
+        executor: the executor.
+        model: its model.
+        config: engine configuration; `images_per_prefill` must match the executor.
+        n_pages: KV cache pages.
+        preparers: number of threads that prepare images.
+        from_images: whether the executor drafts answers from images.
     """
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is where the executor writes what is never read

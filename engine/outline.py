@@ -1,6 +1,6 @@
-"""Outlines: SVG path data to polygons, polygons to masks and back, and COCO's run lengths. Knows numpy alone.
+"""Outlines: conversion between SVG path data, polygons, masks and COCO run lengths.
 
-Coordinates of a path are fractions of its own box; of a polygon, of the image.
+Path coordinates are fractions of the path's box; polygon coordinates are fractions of the image.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Polygon = NDArray[np.float64]
-"""(corners, 2) x and y, closed: the last corner is joined to the first."""
+"""(corners, 2) x and y; the last corner connects to the first."""
 Mask = NDArray[np.bool_]
-"""(height, width)."""
+"""(height, width) boolean mask."""
 
 TOLERANCE = 0.002
-"""Largest distance between a curve and its polygon, as a fraction of the path's box."""
+"""Maximum distance between a curve and its polygon, as a fraction of the path's box."""
 _TOKENS = re.compile(r"([A-Za-z])|([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|[\s,]+|(.)", re.DOTALL)
 _NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
 _MOST_PIECES = 64  # of a curve
@@ -26,15 +26,14 @@ _SIMPLE_PX, _SIMPLE_IOU = 0.75, 0.98  # how far a written path may be from its m
 
 
 def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], bool]:
-    """Polygons of SVG path data with M, L, C and Z, in absolute or relative coordinates, with or without spaces.
+    """Parse SVG path data with M, L, C and Z, absolute or relative, into polygons.
 
     Args:
         text: such as `M 0.500 0.300 L 0.100 0.900 Z` or `M.5,.3L.1.9z`.
-        tolerance: as `TOLERANCE`.
+        tolerance: see `TOLERANCE`.
 
     Returns:
-        The polygons of at least three corners, and whether all of the text could be read. What stands before a
-        mistake is kept.
+        The polygons with at least three corners, and whether the whole text was valid. Text before an error is used.
     """
     found: list[list[tuple[float, float]]] = []
     at = start = (0.0, 0.0)
@@ -85,7 +84,7 @@ def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], 
 def _flattened(
     a: tuple[float, float], b: tuple[float, float], c: tuple[float, float], d: tuple[float, float], tolerance: float
 ) -> list[tuple[float, float]]:
-    """Points of a cubic Bézier curve behind its first one."""
+    """Return the points of a cubic Bézier curve after its first point."""
     bend = max(math.hypot(p[0] - 2 * q[0] + r[0], p[1] - 2 * q[1] + r[1]) for p, q, r in ((a, b, c), (b, c, d)))
     pieces = math.ceil(math.sqrt(0.75 * bend / tolerance)) if math.isfinite(bend) else _MOST_PIECES
     count = min(_MOST_PIECES, max(1, pieces))
@@ -103,13 +102,13 @@ def _flattened(
 
 
 def placed(polygons: Sequence[Polygon], box: tuple[float, float, float, float]) -> list[Polygon]:
-    """Polygons of a path in the image: fractions of the box (x1, y1, x2, y2) become fractions of the image."""
+    """Convert polygons from fractions of the box (x1, y1, x2, y2) to fractions of the image."""
     x1, y1, x2, y2 = box
     return [corners * (x2 - x1, y2 - y1) + (x1, y1) for corners in polygons]
 
 
 def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
-    """The mask of polygons by the even-odd rule: pixels whose centres lie inside."""
+    """Return the mask of polygons by the even-odd rule; a pixel is inside if its centre is."""
     flips = np.zeros((height, width + 1), np.uint8)
     for corners in polygons:
         x, y = corners[:, 0] * width - 0.5, corners[:, 1] * height - 0.5
@@ -128,7 +127,7 @@ def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
 
 
 def trace(mask: Mask) -> list[Polygon]:
-    """Polygons around a mask along its pixels' edges, holes too: `fill` of them is the mask."""
+    """Return polygons along the pixel edges of a mask, including holes; `fill` reproduces the mask."""
     height, width = mask.shape
     padded = np.zeros((height + 2, width + 2), bool)
     padded[1:-1, 1:-1] = mask
@@ -166,14 +165,14 @@ def trace(mask: Mask) -> list[Polygon]:
 
 
 def _straightened(corners: Polygon) -> Polygon:
-    """Without the corners at which nothing turns."""
+    """Remove corners on straight lines."""
     before, after = corners - np.roll(corners, 1, 0), np.roll(corners, -1, 0) - corners
     turns: Polygon = corners[before[:, 0] * after[:, 1] != before[:, 1] * after[:, 0]]
     return turns
 
 
 def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple[float, float, float, float]]:
-    """SVG path data of polygons in an image, and the box (x1, y1, x2, y2) that its coordinates are fractions of."""
+    """Return SVG path data for polygons in an image, and the box (x1, y1, x2, y2) of its coordinates."""
     if not polygons:
         return "", (0.0, 0.0, 0.0, 0.0)
     points = np.concatenate(polygons)
@@ -188,11 +187,11 @@ def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple
 
 
 def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, float, float]]:
-    """SVG path data around a mask with few corners, and its box (x1, y1, x2, y2) as fractions of the mask.
+    """Return simplified SVG path data around a mask, and its box (x1, y1, x2, y2) as fractions of the mask.
 
     Args:
         mask: (height, width).
-        smallest: pixels of the smallest hole and of the smallest island that are drawn; the largest island always is.
+        smallest: minimum pixels of holes and islands; the largest island is always kept.
     """
     height, width = mask.shape
     rings = trace(mask)
@@ -209,13 +208,13 @@ def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, fl
 
 
 def _area(corners: Polygon) -> float:
-    """Of a ring, negative for a hole or for an island."""
+    """Return the signed area of a ring; holes and islands have opposite signs."""
     x, y = corners.T
     return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
 
 
 def _closed(mask: Mask) -> Mask:
-    """Dilated by a square of 3 × 3 pixels, then eroded."""
+    """Apply morphological closing with a 3 × 3 square."""
     wide = np.pad(mask, 2)
     for both in (np.logical_or, np.logical_and):
         wide = both.reduce([wide[:-2], wide[1:-1], wide[2:]])
@@ -224,7 +223,7 @@ def _closed(mask: Mask) -> Mask:
 
 
 def _simplified(corners: Polygon) -> Polygon:
-    """With fewer corners of a ring in pixels (Douglas and Peucker 1973), from two that are far apart."""
+    """Simplify a ring in pixels (Douglas and Peucker 1973), starting from two distant corners."""
     far = int(np.argmax(((corners - corners[0]) ** 2).sum(1)))
     ring, keep = np.concatenate([corners, corners[:1]]), np.zeros(len(corners) + 1, bool)
     keep[[0, far]] = True
@@ -247,7 +246,7 @@ def _simplified(corners: Polygon) -> Polygon:
 
 
 def coco_rle(mask: Mask) -> dict[str, object]:
-    """COCO's compressed run lengths of a mask: `size` [height, width], and `counts` as pycocotools writes it."""
+    """Return COCO's compressed run lengths: `size` [height, width], and `counts` as in pycocotools."""
     flat = mask.ravel(order="F")
     changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     edges = np.concatenate([[0] if not flat.size or not flat[0] else [0, 0], changes, [flat.size]])

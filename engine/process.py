@@ -40,7 +40,7 @@ _frozen_model = False
 
 
 def engine_opened() -> None:
-    """Count an engine of this process; with the first one, freed memory begins to be given back."""
+    """Count an open engine; the first one starts returning freed memory to the kernel."""
     global _open_engines, _all_closed, _trimming
     with _lock:
         _open_engines += 1
@@ -52,7 +52,7 @@ def engine_opened() -> None:
 
 
 def engine_closed() -> None:
-    """Count one less; after the last one, models are collected again, see `shorten_collections`."""
+    """Count a closed engine; after the last one, models are garbage-collected again, see `shorten_collections`."""
     global _open_engines, _frozen_model, _trimming
     ended = None
     with _lock:
@@ -87,13 +87,11 @@ def shorten_collections(*, model: bool = False) -> None:
 
 
 def limit_arenas() -> None:
-    """Let all threads share two of glibc's heaps (arenas); to be called before there are threads.
+    """Limit glibc to two heap arenas for all threads; call before threads start.
 
-    By default glibc gives threads up to 8 arenas a CPU. What a thread of a decoder, an encoder or torch frees stays in
-    its arena, where others cannot use it: a process with two cameras grew by 60 MB in its first 20 minutes. With two
-    arenas it does not, and a frame of nano takes no more CPU time. glibc fixes the limit with the 9th arena.
-
-    Processes that this one starts have the limit too, by the environment. Does nothing where the user has set one.
+    By default glibc creates up to 8 arenas per CPU, and memory freed in one is unavailable to others. A process with
+    two cameras grew by 60 MB in its first 20 minutes. With two arenas it does not grow, at equal CPU time. Child
+    processes inherit the limit by environment variable. A limit set by the user is kept.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get(_TUNABLES, "") or _glibc("mallopt") is None:
         return
@@ -102,22 +100,21 @@ def limit_arenas() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next image instead of giving it back to the kernel each time.
+    """Let glibc keep freed memory for the next image instead of returning it to the kernel.
 
-    A vision encoder's activations are blocks of up to 3 MB, allocated and freed in the same order on every image.
-    Mapped anew each time, in a thread that is not the main one, their page faults cost nano 19 of 64 ms. Larger blocks
-    are frames of more than 1080p, which threads of their own allocate: kept, six 4K cameras took 1.8 GB for good;
-    mapped, they cost nano no page fault. Does nothing elsewhere.
+    A vision encoder's activations are blocks of up to 3 MB, allocated and freed in the same order for each image; page
+    faults cost nano 19 of 64 ms. Larger blocks are frames above 1080p. Keeping them took 1.8 GB for six 4K cameras, so
+    they stay mapped. Does nothing without glibc.
     """
     _mallopt(_MMAP_THRESHOLD, 4 * _MIB)
     _mallopt(_TRIM_THRESHOLD, 256 * _MIB)
 
 
 def _give_back(trim: Callable[[int], int], ended: threading.Event) -> None:
-    """Return free pages within the heap to the kernel once a minute, until the last engine is closed.
+    """Return free heap pages to the kernel once a minute until the last engine is closed.
 
-    Decoders, encoders and connections that come and go leave gaps between blocks that stay. With eight cameras, faults
-    and clients a process grew by 1.5 MB a minute, and nothing but gaps. A frame after that has page faults again.
+    Connections and decoders that come and go leave gaps in the heap. With eight cameras, a process grew by 1.5 MB per
+    minute.
     """
     while not ended.wait(_TRIM_S):
         trim(0)
@@ -131,7 +128,7 @@ def _mallopt(parameter: int, value: int) -> None:
 
 
 def _glibc(name: str) -> Callable[..., int] | None:
-    """A function of glibc; None elsewhere."""
+    """Return a function of glibc, or None on other systems."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
@@ -155,9 +152,9 @@ def limit_spinning() -> bool:
 
 
 def silence_tracer() -> None:
-    """Hide torch's warnings of numbers that a recorded function takes as fixed: here these depend on shapes alone.
+    """Hide torch's TracerWarning about constants, which here depend only on shapes.
 
-    For the whole process, as `warnings.catch_warnings` knows no threads.
+    The filter applies to the whole process, because `warnings.catch_warnings` is not thread-safe.
     """
     from torch.jit._trace import TracerWarning
 

@@ -1,4 +1,4 @@
-"""What comes back for an image: boxes, points and texts, in pixels and normalized. Knows no models and no frames."""
+"""Results of an image: boxes, points, texts and outlines, in pixels and normalized."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Box:
-    """One object.
+    """A detected object.
 
     Attributes:
-        label: the name asked for, in the model's own spelling.
-        score: p(coord) / (p(coord) + p(eos)) at the step that began the object, or at that of one before it in the
-            same answer if that was less: the highest `conf` at which it is reported. 0 to 1.
+        label: label of the task in the model's spelling.
+        score: p(coord) / (p(coord) + p(eos)) at the start of the object, limited by earlier objects of the answer: the
+            highest `conf` at which it is reported, 0 to 1.
         x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
-        track_id: number of the object over the frames of a stream, set by a tracker; None from the engine.
-        speed: of its centre, in widths and heights of the image a second, set by a tracker.
-        zones: the names of the zones that it is in, set by `pipeline.analytics`.
-        predicted: whether it was not found on this image, but is expected there by a tracker.
+        track_id: track ID over the frames of a stream, set by a tracker, else None.
+        speed: speed of the centre in image sizes per second, set by a tracker.
+        zones: names of the zones that contain it, set by `pipeline.analytics`.
+        predicted: whether a tracker predicted it instead of the model detecting it.
     """
 
     label: str
@@ -43,13 +43,13 @@ class Box:
     predicted: bool = False
 
     def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Corners (x1, y1, x2, y2) in pixels of a `width` × `height` image."""
+        """Return the corners (x1, y1, x2, y2) in pixels of a `width` × `height` image."""
         return self.x1 * width, self.y1 * height, self.x2 * width, self.y2 * height
 
 
 @dataclass(slots=True, frozen=True)
 class Spot:
-    """One point on an object; `x` and `y` are fractions of the image's width and height. The rest as in `Box`."""
+    """A point on an object; `x` and `y` are fractions of the image's width and height. See `Box` for other fields."""
 
     label: str
     score: float
@@ -61,13 +61,13 @@ class Spot:
     predicted: bool = False
 
     def pixels(self, width: int, height: int) -> tuple[float, float]:
-        """The point (x, y) in pixels of a `width` × `height` image."""
+        """Return the point (x, y) in pixels of a `width` × `height` image."""
         return self.x * width, self.y * height
 
 
 @dataclass(slots=True, frozen=True)
 class Detections:
-    """Boxes found by one or more `Detect` tasks on an image of `width` × `height` pixels."""
+    """Boxes of one or more `Detect` tasks on an image of `width` × `height` pixels."""
 
     boxes: tuple[Box, ...]
     width: int
@@ -77,14 +77,13 @@ class Detections:
         return len(self.boxes)
 
     def to_supervision(self) -> supervision.Detections:
-        """The boxes as `supervision.Detections`: xyxy in pixels, `confidence`, `class_id` and `data["class_name"]`.
+        """Return the boxes as `supervision.Detections`: xyxy in pixels, `confidence`, `class_id`, `data["class_name"]`.
 
-        `class_id` numbers the labels of these detections in alphabetical order. `tracker_id` is the track's number,
-        -1 for a box without one, and None if none of them has one. Boxes that are only predicted are left out; the
-        others keep their order.
+        `class_id` numbers the labels alphabetically. `tracker_id` is the track ID, -1 for boxes without one, and None
+        if no box has one. Predicted boxes are omitted.
 
         Raises:
-            ImportError: if supervision is not installed; its message is the command that does.
+            ImportError: if supervision is not installed; the message has the install command.
         """
         boxes = [box for box in self.boxes if not box.predicted]
         names = sorted({box.label for box in boxes})
@@ -113,7 +112,7 @@ def _tracker_ids(boxes: Sequence[Box]) -> NDArray[np.int64] | None:
 
 @dataclass(slots=True, frozen=True)
 class Points:
-    """Points found by one or more `Point` tasks on an image of `width` × `height` pixels."""
+    """Points of one or more `Point` tasks on an image of `width` × `height` pixels."""
 
     points: tuple[Spot, ...]
     width: int
@@ -125,7 +124,7 @@ class Points:
 
 @dataclass(slots=True, frozen=True)
 class Grounding:
-    """Where a part of a reasoning, from character `start` to before `end`, looks: points (x, y), as fractions."""
+    """Image points (x, y), as fractions, for characters `start` to before `end` of a reasoning text."""
 
     start: int
     end: int
@@ -134,7 +133,7 @@ class Grounding:
 
 @dataclass(slots=True, frozen=True)
 class Reasoning:
-    """What a model has reasoned before its answer, and where it has looked meanwhile."""
+    """A model's reasoning text before its answer, and the image points that it refers to."""
 
     text: str
     grounding: tuple[Grounding, ...] = ()
@@ -142,15 +141,15 @@ class Reasoning:
 
 @dataclass(slots=True, frozen=True)
 class Text:
-    """The answer to a `Query` or `Caption`.
+    """Answer to a `Query` or `Caption`.
 
     Attributes:
-        prompt: what was asked.
+        prompt: the question or caption length.
         text: the answer.
-        tokens: how many were generated, the end token not among them; 0 where it is not known.
-        cut: whether it ends because no more tokens were allowed.
-        reasoning: what came before it, if that was asked for.
-        probabilities: of each choice, in their order, 1 in all; None where none were given.
+        tokens: number of generated tokens without the end token; 0 if unknown.
+        cut: whether the token limit ended the text.
+        reasoning: the reasoning, if requested.
+        probabilities: probability of each choice in order, with a sum of 1; None without choices.
     """
 
     prompt: str
@@ -163,10 +162,10 @@ class Text:
 
 @dataclass(slots=True, frozen=True)
 class Timings:
-    """Where the engine spent an image's time, in milliseconds: waiting, image and prompts, answer tokens.
+    """Time of an image in the engine in milliseconds: queue, prefill and decode.
 
     Attributes:
-        crops_ms: the part of `prefill_ms` in which the image was cut into crops.
+        crops_ms: cropping time, part of `prefill_ms`.
     """
 
     queue_ms: float = 0.0
@@ -176,31 +175,31 @@ class Timings:
 
 
 class ExtraPart(Protocol):
-    """What a task outside this package finds, such as a mask.
+    """Result of a task outside this package, such as a mask.
 
     Attributes:
-        key: under which `Result.extras` and records list it.
+        key: key in `Result.extras` and records.
     """
 
     key: ClassVar[str]
 
     def to_record(self, width: int, height: int) -> Mapping[str, object]:
-        """Plain values for JSON, on a `width` × `height` image."""
+        """Return plain values for JSON, for a `width` × `height` image."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class Outline:
-    """The outline of one object, found by a `Segment` task.
+    """Outline of one object, from a `Segment` task.
 
     Attributes:
-        label: what was asked for.
-        path: SVG path data with M, L, C and Z, whose coordinates are fractions of the box.
+        label: label of the task.
+        path: SVG path data with M, L, C and Z; coordinates are fractions of the box.
         box: (x1, y1, x2, y2) as fractions of the image.
-        complete: whether all of the answer was a path; else `path` is what was good of it.
+        complete: whether the whole answer was a valid path; otherwise `path` is its valid start.
         refined: whether a refiner has redrawn the path.
-        tokens: of the path.
-        polygon: whether a record lists the polygons.
+        tokens: number of path tokens.
+        polygon: whether records list the polygons.
     """
 
     key: ClassVar[str] = "segments"
@@ -213,15 +212,15 @@ class Outline:
     polygon: bool = field(default=False, compare=False)
 
     def polygons(self, tolerance: float = TOLERANCE) -> list[Polygon]:
-        """Closed polygons (corners, 2) as fractions of the image; a curve is off by `tolerance` of the box at most."""
+        """Return closed polygons (corners, 2) as fractions of the image, within `tolerance` of the box size."""
         return placed(parse_path(self.path, tolerance)[0], self.box)
 
     def mask(self, width: int, height: int) -> Mask:
-        """The mask (height, width) on an image of that size."""
+        """Return the mask (height, width) for an image of that size."""
         return fill(self.polygons(), width, height)
 
     def to_record(self, width: int, height: int) -> Mapping[str, object]:
-        """Path, box, COCO's run lengths of the mask, and the polygons if they are wanted."""
+        """Return path, box, COCO run lengths of the mask, and optionally the polygons."""
         names = ("x_min", "y_min", "x_max", "y_max")
         record: dict[str, object] = {
             "label": self.label,
@@ -238,16 +237,16 @@ class Outline:
 
 _NO_DRAFTS: Mapping[Hashable, object] = {}
 ResultPart = Box | Spot | Text | ExtraPart
-"""What one task contributes to a result."""
+"""Contribution of one task to a result."""
 
 
 @dataclass(slots=True, frozen=True)
 class Result:
-    """Everything found on one image, over all its tasks, in the order of the tasks.
+    """All results of one image, in the order of the tasks.
 
     Attributes:
-        extras: parts of other tasks than those of this package, by their keys.
-        drafts: what the same tasks on the next image are begun with, for `Engine.submit(previous=…)` alone to read.
+        extras: results of tasks outside this package by key.
+        drafts: drafts for the next image, read only by `Engine.submit(previous=…)`.
     """
 
     detections: Detections
@@ -263,7 +262,7 @@ class Result:
         return tuple(part for part in self.extras.get(Outline.key, ()) if isinstance(part, Outline))
 
     def segments_to_supervision(self) -> supervision.Detections:
-        """The outlines as supervision's detections with masks, in pixels.
+        """Return the outlines as `supervision.Detections` with masks, in pixels.
 
         Raises:
             ImportError: if supervision is not installed.
@@ -288,7 +287,7 @@ class Result:
         timings: Timings,
         drafts: Mapping[Hashable, object] = _NO_DRAFTS,
     ) -> Result:
-        """The result that the parts make on a `width` × `height` image."""
+        """Combine the parts into the result of a `width` × `height` image."""
         boxes: list[Box] = []
         spots: list[Spot] = []
         texts: list[Text] = []

@@ -1,1 +1,1 @@
-"""Which step comes next and who holds what: pure bookkeeping, no torch and no threads."""
+"""Scheduling and resources: pure bookkeeping without torch and threads."""

@@ -1,20 +1,20 @@
-"""Which request is run next, and when: streams, what waits in them, their shares. Pure bookkeeping, no torch.
+"""Admission: chooses the next queued request by stream, share, deadline and age.
 
-A *stream* is what requests of one camera have in common: a key. Of a stream that keeps the newest, one request waits at
-a time: a newer one supersedes it, and nothing has been done for the older. Other streams, and requests without a
-key, which are one stream of their own, wait in order of arrival.
+A *stream* is the key that the requests of one camera share. A stream with `newest` queues one request; a newer one
+supersedes it before any work is done. Other streams queue all requests in order. Requests without a key form one
+stream.
 
-Shares are kept by weighted deficit round robin (Shreedhar and Varghese 1996): a request costs one credit for each
-of its windows. While no stream that could go on has one, all streams earn in proportion to their weights, those that
-have nothing to run at the moment, too, but never more than `most_credit` times their weight: a camera of 5 frames a
-second is not behind one of 30 for having no frame at the very moment at which credits are given out. Of the streams
-with a credit, requests that are no frames come first, by their deadlines (EDF), then by age. Of frames, which a newer
-one would supersede, those of streams with `owed_credit` come first: such a stream asks for less than its share, and a
-turn that it misses is lost to it, where the others have another frame soon. Then the newest is next; one older than
-`fresh_s` leaves its turn to others until its stream would lose credit by it.
+Shares use weighted deficit round robin (Shreedhar and Varghese 1996): a request costs one credit per window. If no
+runnable stream has a credit, all streams earn credits in proportion to their weights, including idle ones, up to
+`most_credit` times their weight. Idle streams earn too, so that a camera of 5 frames/s is not at a disadvantage against
+one of 30.
+
+Among streams with a credit, requests other than frames come first, by deadline (EDF), then age. Frames of streams with
+`owed_credit` come next, because these streams use less than their share. Then the newest frame is next. A frame older
+than `fresh_s` yields its turn unless its stream would lose credit.
 
 Simulated (`tests.support.engine.simulation`: `saccade bench cameras`, 64 cameras of mixed rates, deadlines of 250 ms,
-an H200's step times, 1 ms of the host a step), without and with `owed_credit`:
+step times of an H200, 1 ms of host time per step), without and with `owed_credit`:
 
 | | offered | of closed-loop capacity | Jain's index | ages at launch, p50 and p99 |
 |---|---|---|---|---|
@@ -22,9 +22,9 @@ an H200's step times, 1 ms of the host a step), without and with `owed_credit`:
 | FP8 | 2 × | 100 %, 100 % | .985, .9997 | 21 and 98 ms, 21 and 72 |
 | FP8 | 7 × | 100 %, 100 % | .997, .9999 | 13 and 70 ms, 13 and 55 |
 
-What a stream's requests take, from admission to result, is learned from those before; one whose deadline is nearer than
-that ends before anything is done for it. `AdmissionLead` says how long before a prefill ends the next are admitted.
-All numbers are in `EngineConfig`.
+The service time of a stream's requests, from admission to result, is estimated from earlier requests. A request with a
+nearer deadline ends at once. `AdmissionLead` computes how long before the end of a prefill the next images are
+admitted. All parameters are in `EngineConfig`.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from saccade.engine.core.request import ImageT, PrefillWindow, Request, State
 from saccade.engine.errors import DeadlineError, SupersededError
 from saccade.engine.tasks.output_state import DraftMemory
 
-_TURN = 1 - 1e-9  # credit for a window, but for what rounding takes
+_TURN = 1 - 1e-9  # credit per window minus rounding errors
 
 
 @dataclass(slots=True, frozen=True)
 class StreamSettings:
-    """How a stream shares the engine with others; may change at any time.
+    """Share of a stream in the engine; may change at any time.
 
     Attributes:
-        weight: its share: with 4 it may run four times as many requests as a stream with 1, while both have them.
-        max_fps: most requests begun a second; None for no limit.
-        in_flight: most requests that are run at a time, of a stream that keeps the newest.
-        newest: while a request waits, a newer one supersedes it; else all of them are run, in order.
+        weight: relative share; weight 4 allows four times as many requests as weight 1 while both have requests.
+        max_fps: maximum number of requests started per second, or None for no limit.
+        in_flight: maximum number of concurrent requests of a stream with `newest`.
+        newest: a newer request supersedes the queued one; otherwise all requests run in order.
 
     Raises:
-        ValueError: if one of them is out of its range.
+        ValueError: if a value is out of its range.
     """
 
     weight: float = 1.0
@@ -65,11 +65,11 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         if not _is_number(self.weight) or not 0.001 <= self.weight <= 1000:
-            raise ValueError(f"weight is a number from 0.001 to 1000; got {self.weight!r}")
+            raise ValueError(f"weight must be a number from 0.001 to 1000; got {self.weight!r}")
         if self.max_fps is not None and (not _is_number(self.max_fps) or not 0 < self.max_fps < math.inf):
-            raise ValueError(f"max_fps is a number above 0, or None; got {self.max_fps!r}")
+            raise ValueError(f"max_fps must be a number above 0, or None; got {self.max_fps!r}")
         if not isinstance(self.in_flight, int) or self.in_flight < 1:
-            raise ValueError(f"in_flight is a whole number of 1 or more; got {self.in_flight!r}")
+            raise ValueError(f"in_flight must be an integer of at least 1; got {self.in_flight!r}")
 
 
 def _is_number(value: object) -> bool:
@@ -78,18 +78,18 @@ def _is_number(value: object) -> bool:
 
 @dataclass(slots=True, eq=False)
 class ServiceTime:
-    """Seconds from admission to result: a smoothed mean and deviation (Jacobson 1988), which together few exceed."""
+    """Estimated time from admission to result: smoothed mean and deviation in seconds (Jacobson 1988)."""
 
     mean: float = 0.0
     deviation: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """What the next one takes; 0 before the first."""
+        """Upper estimate for the next request in seconds; 0 before the first request."""
         return self.mean + 2 * self.deviation
 
     def measured(self, seconds: float) -> None:
-        """Learn from a request that is over."""
+        """Update the estimate with a finished request."""
         if not self.mean:
             self.mean, self.deviation = seconds, seconds / 8
             return
@@ -98,23 +98,23 @@ class ServiceTime:
         self.deviation += (abs(error) - self.deviation) / 8
 
     def doubt(self, factor: float) -> None:
-        """Note that a request ended for it, which is trusted less from then on: one slow answer must not end all."""
+        """Lower the estimate after it ended a request, so that one slow answer does not end all later requests."""
         self.mean *= factor
         self.deviation *= factor
 
 
 @dataclass(slots=True, eq=False)
 class Stream(Generic[ImageT]):
-    """What requests of one key have in common, and what their stream has earned.
+    """State of all requests with one stream key.
 
     Attributes:
-        settings: its share.
-        waiting: its requests, the next one first, until their last window is admitted.
-        running: requests begun and not over.
-        credit: windows that it may begin, see above.
-        next_at: when `max_fps` lets it begin the next request.
-        service: what its requests take.
-        memory: what its answers leave for drafts of those to come, by what was asked.
+        settings: share of the stream.
+        waiting: queued requests in order, until their last window is admitted.
+        running: number of requests in flight.
+        credit: number of windows that the stream may start.
+        next_at: time at which `max_fps` allows the next request.
+        service: estimated time of its requests.
+        memory: earlier answers by prompt, as draft tokens for later requests.
     """
 
     settings: StreamSettings
@@ -127,48 +127,48 @@ class Stream(Generic[ImageT]):
 
 
 class Admission(Generic[ImageT]):
-    """Requests that wait, by streams. Not thread-safe: one thread schedules.
+    """Queued requests by stream. Not thread-safe: only the scheduler's thread calls it.
 
     Args:
-        config: the engine's.
-        end: ends a request that a newer one supersedes, or whose deadline cannot be met; it calls `over`.
+        config: engine configuration.
+        end: ends a request that is superseded or whose deadline cannot be met; it must call `over`.
 
     Attributes:
-        late: requests that ended before they began, as their deadline could not be met.
+        late: number of requests that ended in the queue because their deadline could not be met.
     """
 
     def __init__(self, config: EngineConfig, end: Callable[[Request[ImageT], BaseException], None]) -> None:
         self._config, self._end = config, end
         unkeyed: Stream[ImageT] = Stream(StreamSettings(newest=False, in_flight=sys.maxsize))
         self._streams: dict[Hashable, Stream[ImageT]] = {None: unkeyed}
-        self._passing: dict[Hashable, None] = {}  # streams that nobody has given settings, in order of arrival
-        self._backlog: dict[Stream[ImageT], None] = {}  # streams in which something waits
+        self._passing: dict[Hashable, None] = {}  # streams without settings, in order of arrival
+        self._backlog: dict[Stream[ImageT], None] = {}  # streams with queued requests
         self._arrived = self._length = self.late = 0
         # What may be admitted at a moment; kept while one after another is admitted, as each looks at all streams.
         self._ready: tuple[float, list[Request[ImageT]]] | None = None
 
     def __len__(self) -> int:
-        """Windows that wait, as far as they are known."""
+        """Return the number of queued windows that are known."""
         return self._length
 
     @property
     def kept(self) -> int:
-        """Requests that wait, of streams without a rate whose newer ones do not supersede them."""
+        """Number of queued requests in streams without a rate limit that keep all requests."""
         streams = (stream for stream in self._backlog if not stream.settings.newest and stream.settings.max_fps is None)
         return sum(len(stream.waiting) for stream in streams)
 
     @property
     def requests(self) -> list[Request[ImageT]]:
-        """Everything that waits."""
+        """All queued requests."""
         return [request for stream in self._backlog for request in stream.waiting]
 
     def remembered(self) -> tuple[int, int]:
-        """How many streams are known, and prompts whose last answers are kept for drafts. Called in any thread."""
+        """Return the number of known streams, and of prompts with stored draft tokens. Thread-safe."""
         streams = list(self._streams.values())
         return len(streams), sum(len(stream.memory) for stream in streams)
 
     def stream(self, key: Hashable) -> Stream[ImageT]:
-        """The stream of a key; made with the first request or the first settings."""
+        """Return the stream of a key, creating it if necessary."""
         found = self._streams.get(key)
         if found is None:
             if len(self._passing) > self._config.passing_streams:
@@ -179,13 +179,13 @@ class Admission(Generic[ImageT]):
         return found
 
     def configure(self, key: Hashable, settings: StreamSettings) -> None:
-        """Set how a stream shares, from now on."""
+        """Set a stream's share from now on."""
         self.stream(key).settings = settings
         self._passing.pop(key, None)
         self._ready = None
 
     def forget(self, key: Hashable) -> None:
-        """Forget a stream's settings, and what was learned of it; what waits in it is run all the same."""
+        """Remove a stream's settings and estimates; its queued requests still run."""
         stream = self._streams.get(key)
         if key is not None and stream is not None:
             stream.settings, stream.service, stream.memory = StreamSettings(), ServiceTime(), {}
@@ -194,7 +194,7 @@ class Admission(Generic[ImageT]):
             self._forget_idle(key)
 
     def offer(self, request: Request[ImageT], key: Hashable, now: float = 0.0) -> None:
-        """Let a request wait; a frame supersedes the one that waits in its stream."""
+        """Queue a request; a frame supersedes the queued frame of its stream."""
         stream = self.stream(key)
         last = stream.waiting[-1] if stream.waiting else None
         if request.frame and last is not None and last.frame and last.begun_at is None:
@@ -206,11 +206,11 @@ class Admission(Generic[ImageT]):
         self._backlog[stream] = self._ready = None
 
     def planned(self, request: Request[ImageT]) -> None:
-        """Count the windows of a request that waits, now that they are known."""
+        """Count the windows of a queued request after planning."""
         self._length += request.n_waiting - 1
 
     def next(self, now: float) -> Request[ImageT] | None:
-        """The request of which a window is to be admitted next; None if none may be."""
+        """Return the request whose window is admitted next, or None."""
         if self._ready is None or self._ready[0] != now:
             firsts = [first for stream in list(self._backlog) if (first := self._first(stream, now)) is not None]
             self._ready = now, firsts
@@ -225,7 +225,7 @@ class Admission(Generic[ImageT]):
         return min(able, key=self._rank, default=None)
 
     def admit(self, request: Request[ImageT], now: float) -> PrefillWindow[ImageT]:
-        """Take the next window of what `next` gave, once that is planned; its stream pays for it."""
+        """Take the next planned window of the request from `next`; its stream pays one credit."""
         stream, window = self._streams[request.stream], request.windows[request.n_admitted]
         request.n_admitted += 1
         self._length -= 1
@@ -246,7 +246,7 @@ class Admission(Generic[ImageT]):
         return window
 
     def over(self, request: Request[ImageT], now: float, *, learn: bool) -> None:
-        """Note that a request is over; with `learn`, the time that it took tells of the next one's."""
+        """Record that a request ended; with `learn`, its duration updates the stream's estimate."""
         stream = self._streams.get(request.stream)
         if stream is None or not request.number:  # it never came to wait
             return
@@ -260,11 +260,11 @@ class Admission(Generic[ImageT]):
                 stream.service.measured(now - request.begun_at)
 
     def wake_at(self, now: float) -> float:
-        """When a stream may begin a request that it may not begin `now`; infinity if time alone changes nothing."""
+        """Return the time at which a rate limit next allows a request, or infinity."""
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _earn(self, ready: list[Request[ImageT]]) -> None:
-        """Give credits to all until one of those that could go on has one."""
+        """Give credits to all streams until a stream with a runnable request has one."""
         streams = (self._streams[one.stream] for one in ready)
         rounds = min((1 - stream.credit) / stream.settings.weight for stream in streams)
         for stream in self._streams.values():
@@ -276,11 +276,11 @@ class Admission(Generic[ImageT]):
         return stale and stream.credit < self._most_credit(stream)
 
     def _most_credit(self, stream: Stream[ImageT]) -> float:
-        """What a stream may save up: some rounds of what it earns, or a heavy one would lose some of them."""
+        """Return the maximum credit of a stream."""
         return self._config.most_credit * max(1.0, stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:
-        """What could be admitted of a stream; ends what cannot be in time."""
+        """Return the first admissible request of a stream; requests that cannot meet their deadline end."""
         while stream.waiting:
             first = stream.waiting[0]
             if first.begun_at is not None:
@@ -312,20 +312,18 @@ class Admission(Generic[ImageT]):
 
 
 class AdmissionLead:
-    """How long before a prefill ends the next images are admitted, so that they are prepared when it does.
+    """Computes how long before the end of a prefill the next images are admitted and prepared.
 
-    Admitted when a prefill is done, images are as new as can be. But to prepare 8 takes the interpreter some
-    milliseconds, and behind a prefill it is wanted for steps that take the device 1.5 ms each: the device waits for
-    them. While a prefill of 30 ms runs there is nothing else to do. So the lead is what nearly all images take, not
-    less by the decode steps. Simulated (`tests.support.engine.simulation`), FP8, 3 ms for an image of 640×360 and 30 in
-    4K: 92 % of a closed loop's rate without a lead, frames at launch 22 ms old in the median, 78 at the 99th
-    percentile; 99.8 % with it, 29 and 72 ms.
+    Late admission keeps images new. Preparing 8 images takes several milliseconds of the GIL, though, which delays
+    decode steps of 1.5 ms. During a prefill of 30 ms the host is idle. The lead is therefore the time that nearly all
+    images need. Simulated with FP8, 3 ms per 640×360 image and 30 ms per 4K image: 99.8 % of the maximum rate with a
+    lead and 92 % without.
 
-    Where next to no decode steps come between two prefills, as answers are drafted, the next prefill is launched before
-    the one ahead ends: else the device waits while the host reads one and launches the other.
+    If there are almost no decode steps between prefills (drafted answers), the next prefill is launched before the
+    current one ends.
 
     Args:
-        config: the engine's.
+        config: engine configuration.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -337,20 +335,20 @@ class AdmissionLead:
 
     @property
     def follow(self) -> bool:
-        """Whether prefills follow each other, with next to no decode steps between."""
+        """Whether prefills are consecutive, with almost no decode steps between them."""
         return self._between < self._config.follow_decodes
 
     def launched(self, seconds: float) -> None:
-        """Learn from how long the host took to launch a prefill."""
+        """Record the host time of a prefill launch in seconds."""
         self._launch.measured(seconds)
 
     def prefilled(self, images: int, seconds: float, *, late: bool = False) -> None:
-        """Learn the duration of a prefill. The shortest one counts: too early is better than too late.
+        """Record the duration of a prefill; the minimum counts, because admitting too early costs less than too late.
 
         Args:
-            images: how many images the prefill took.
+            images: number of images in the prefill.
             seconds: time from its start until the loop read it.
-            late: whether it had ended before the loop waited for it, so that `seconds` is too long.
+            late: whether it ended before the loop waited for it, so that `seconds` is too long.
         """
         if late:
             seconds *= self._config.lead_late
@@ -359,19 +357,19 @@ class AdmissionLead:
         self._prefills.setdefault(images, deque(maxlen=self._config.lead_prefills)).append(seconds)
 
     def decoded(self) -> None:
-        """Note a decode step."""
+        """Count a decode step."""
         self._decoded += 1
 
     def prepared(self, seconds: float) -> None:
-        """Learn from an image, from its admission on."""
+        """Record the seconds from admission to preparation of an image."""
         self._prepare.measured(seconds)
 
     def admit_at(self, images: int, begun: float) -> float:
-        """When, during a prefill, the next images are to be admitted; infinity: behind it.
+        """Return when to admit the next images during a prefill, or infinity for after it.
 
         Args:
-            images: of the prefill.
-            begun: when it began, in seconds.
+            images: number of images in the prefill.
+            begun: start of the prefill in seconds.
         """
         known, lead = self._prefills.get(images), self._prepare.seconds
         if self.follow:
@@ -379,7 +377,7 @@ class AdmissionLead:
         return begun + max(0.0, min(known) - lead) if known and lead > 0 else math.inf
 
     def launch_at(self, images: int, begun: float) -> float:
-        """When the next images are to be launched, likewise, after they are admitted; infinity: behind it."""
+        """Return when to launch the next images during a prefill, or infinity for after it."""
         known = self._prefills.get(images)
         if not known or not self.follow:
             return math.inf

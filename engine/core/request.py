@@ -1,13 +1,12 @@
-"""A request from its submission to its result, and what is scheduled of it. Plain values, no torch.
+"""Requests from submission to result, and their scheduled parts; plain values without torch.
 
-    Request          what one call of `submit` asks, in a `State`
-      PrefillWindow  the image, or a tile of it, with the prompts on it: prefilled as one unit
-        Sequence     a prompt and the answer that grows behind it
-    Step             a launch: rows of sequences, and the windows of a prefill
+    Request          one call of `submit`, with a `State`
+      PrefillWindow  the image, or a tile of it, and its prompts: prefilled as one unit
+        Sequence     a prompt and its growing answer
+    Step             one launch: rows of sequences, and the windows of a prefill
 
-`RequestMaker` makes the windows of a request and, once they are over, its result. What a request costs before it is
-run, reading its prompts and cutting its image, is done for a frame that a newer one may supersede only once it is
-admitted.
+`RequestMaker` creates the windows of a request and finally its result. For frames that may be superseded, it tokenizes
+prompts and crops the image only after admission.
 """
 
 from __future__ import annotations
@@ -35,47 +34,47 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ImageT = TypeVar("ImageT")
-"""An image as the executor takes it."""
+"""An image in the executor's format."""
 Outcome = Literal["done", "failed", "cancelled", "superseded"]
-"""How a request ends, as counters name it."""
+"""How a request ends, as named in counters."""
 NO_SLOT = 0
-"""The adapter slot of sequences without an adapter; real slots are counted from 1."""
+"""Adapter slot of sequences without an adapter; real slots start at 1."""
 
 
 class State(Enum):
-    """How far a request, or a window of it, has come."""
+    """State of a request or window."""
 
-    WAITING = "waiting"  # nothing is done for it
-    PLANNED = "planned"  # known to fit; it holds the kept prefix that it reads
-    ADMITTED = "admitted"  # it has pages and batch slots; of a request, its first window has
+    WAITING = "waiting"  # queued; no work is done
+    PLANNED = "planned"  # measured; it holds a reference to a cached prefix
+    ADMITTED = "admitted"  # has pages and batch slots (a request: its first window)
     OVER = "over"
 
 
 @dataclass(slots=True, eq=False)
 class Sequence(Generic[ImageT]):
-    """A prompt and the answer that grows behind it.
+    """A prompt and its growing answer.
 
     Attributes:
-        prompt: token ids.
-        values: what stands in the prompt in place of the embeddings of some of its tokens, by their places: one number
-            is a coordinate, two are a size.
-        output: says what each step samples, and holds the answer.
-        trunk: the sequence, ahead of it in the window, whose prompt its own begins with: they share whole pages of it.
-        window: the image that it is about.
-        n_pages: private pages that the whole answer may need; set once, when the request is planned.
-        n_shared: pages of the trunk that it reads; their tokens are no part of its prompt any more. Likewise.
-        batch_slot: its place in the executor's state; -1 while it holds none.
-        pages: private pages, for prompt and answer.
-        position: where the next token goes.
-        inflight_refs: launched and uncommitted steps that it is part of.
-        finalized: no more steps are wanted; those in flight are zombies.
-        memory: what is known of earlier answers to this prompt, for a draft; None where nothing is kept.
-        found: objects that the executor expects the answer to say, from its image: (any, x, y, width, height) of each.
-        feed: what its next step feeds: the last value, and a draft behind it; empty where the device has the last one.
-        verifying: a step with a draft of it is in flight: the next one depends on it.
-        started: its prompt has been read.
-        decodes: decode steps so far; of them, `misses` in a row whose draft was wrong at once.
-        drafted, committed: values of drafts that were fed, and values of the answer.
+        prompt: token IDs.
+        values: values that replace token embeddings, by position in the prompt: one number is a coordinate, two are a
+            size.
+        output: state machine of the answer.
+        trunk: earlier sequence of the window with the same prompt prefix, whose whole pages are shared.
+        window: the window that the sequence belongs to.
+        n_pages: private pages for the maximum answer, set when the request is planned.
+        n_shared: shared pages of the trunk; their tokens are removed from the prompt. Set when the request is planned.
+        batch_slot: index in the executor's state, or -1.
+        pages: private pages for prompt and answer.
+        position: position of the next token.
+        inflight_refs: number of steps in flight that contain the sequence.
+        finalized: no more steps are needed; steps in flight are zombies.
+        memory: earlier answers to this prompt for drafts, or None.
+        found: detections (unused, x, y, width, height) that the executor expects in the answer.
+        feed: inputs of the next step: last value and draft; empty if the device has the last value.
+        verifying: whether a step with a draft is in flight.
+        started: whether the prompt is prefilled.
+        decodes: number of decode steps; `misses` counts consecutive ones whose draft failed at once.
+        drafted, committed: number of drafted values and of answer values.
     """
 
     prompt: tuple[int, ...]
@@ -103,10 +102,10 @@ class Sequence(Generic[ImageT]):
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """An image's prefix that outlives the request that has prefilled it; see `Scheduler.release_prefix`.
+    """The cached prefix of an image that outlives its request; see `Scheduler.release_prefix`.
 
     Attributes:
-        pages: held once for it; none before its prefill is committed, and once it is released.
+        pages: its pages; empty before its prefill is committed and after release.
     """
 
     pages: tuple[int, ...] = ()
@@ -114,21 +113,19 @@ class KeptPrefix:
 
 @dataclass(slots=True, eq=False)
 class PrefillWindow(Generic[ImageT]):
-    """The image of a request, or a tile of it, and the prompts on it; or a kept prefix, or no image, and prompts.
+    """The image of a request or a tile of it, a cached prefix, or no image; with its prompts.
 
     Attributes:
-        request: the request that it is part of.
-        sequences: one for each prompt, and behind them branches.
-        image: for the executor; None before it is prepared, and once its prefill is committed or the request is over
-            before that, so that a future that is kept does not keep 0.4 to 5.6 MB of crops on the device.
-        prepare: cuts the image, where `image` is not there yet; called once, after the window is admitted, by a thread
-            that is not the scheduler's.
-        number: of the tile; the whole image is 0.
-        tasks: which of the request's tasks its first sequences answer, by number.
-        pages: pages of the image's prefix, held once by each sequence.
-        adapter_slot: where its adapter is on the device, held likewise.
-        admitted_at, launched_at, prefilled_at: `time.monotonic()` when it was admitted, and when its prefill was
-            launched and committed.
+        request: the request.
+        sequences: one sequence per prompt, followed by branches.
+        image: the prepared image, or None before preparation and after prefill or the end of the request, which frees
+            0.4 to 5.6 MB on the device.
+        prepare: crops the image; called once after admission in a preparer thread.
+        number: index of the tile; 0 is the whole image.
+        tasks: indices of the request's tasks that the first sequences answer.
+        pages: pages of the image prefix, referenced by each sequence.
+        adapter_slot: slot of the adapter, referenced by each sequence.
+        admitted_at, launched_at, prefilled_at: `time.monotonic()` of admission, prefill launch and prefill commit.
     """
 
     request: Request[ImageT]
@@ -150,24 +147,24 @@ class PrefillWindow(Generic[ImageT]):
 
     @property
     def encodes(self) -> bool:
-        """Whether it has an image of its own, now or once that is prepared."""
+        """Whether it has its own image to encode, now or after preparation."""
         return self.request.has_prefix and self.request.reads is None
 
     @property
     def prepared(self) -> bool:
-        """Whether it can be prefilled as far as its image goes."""
+        """Whether its image, if any, is ready for prefill."""
         return self.image is not None or not self.encodes
 
     def drop_image(self) -> None:
-        """Give up the image, and what it would be cut from."""
+        """Drop the image and its source."""
         self.image = self.prepare = None
 
     def recall(self, memory: dict[abc.Hashable, DraftMemory], most: int) -> None:
-        """Give its sequences what a stream's earlier answers to their prompts have left, unless their caller has.
+        """Give sequences the earlier answers of their stream as drafts, unless the caller supplied drafts.
 
         Args:
-            memory: of the stream, by what was asked.
-            most: prompts that it keeps.
+            memory: earlier answers of the stream by prompt.
+            most: maximum number of prompts in `memory`.
         """
         for sequence in self.sequences:
             if sequence.memory is None and sequence.output.draftable:
@@ -176,14 +173,14 @@ class PrefillWindow(Generic[ImageT]):
                 sequence.memory = memory.setdefault(self._draft_key(sequence), DraftMemory())
 
     def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
-        """Give its sequences what `drafts` has kept of an earlier result."""
+        """Give sequences the drafts of an earlier result."""
         for sequence in self.sequences:
             if sequence.output.draftable:
                 kept = drafts.get(self._draft_key(sequence))
                 sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
 
     def drafts(self) -> dict[abc.Hashable, DraftMemory]:
-        """What its complete answers leave for those of the next image: plain values, which hold nothing else."""
+        """Return the finished answers as drafts for the next image."""
         kept: dict[abc.Hashable, DraftMemory] = {}
         for one in self.sequences:
             if one.output.draftable:
@@ -192,40 +189,40 @@ class PrefillWindow(Generic[ImageT]):
         return kept
 
     def _draft_key(self, sequence: Sequence[ImageT]) -> abc.Hashable:
-        # By the adapter's name: a draft is verified, whatever it comes from, and a memory must not keep weights.
+        # The key contains the adapter's name, so that a memory does not keep weights alive.
         adapter = self.request.adapter
         return self.number, sequence.prompt, type(sequence.output).__name__, None if adapter is None else adapter.name
 
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[ImageT]):
-    """What one call of `submit` asks: tasks on an image, on a kept prefix, or on none.
+    """One call of `submit`: tasks on an image, on a cached prefix, or without an image.
 
     Attributes:
-        make_windows: gives its windows, at least one; called once, by the scheduler where `frame`.
-        done: called once in the loop's thread when every window is over, or with the error that has ended it.
-        deadline: `time.monotonic()` at which it ends if it is not over.
-        adapter: what its prefixes and its answers are computed with besides the model.
-        reads: a prefix that is there already, in place of an image.
-        keeps: what its image's prefix is kept as; it has no prompts then.
-        has_prefix: whether the prompts stand behind an image's prefix.
-        frame: while it waits, a newer frame of its stream supersedes it; nothing is done for it before its turn.
-        tasks: what is asked.
-        image: its pixels, or what gives them: called once, when it is to be cut.
-        size: width and height of the image in pixels, once it is read.
-        tiles: tasks that are `tiled` are asked of `tiles` × `tiles` windows as well,
-        looks: and of these windows.
-        previous: `PrefillWindow.drafts` of an earlier result; None for nothing.
-        on_text: called with each piece of its texts as it comes, in the loop's thread.
-        future: of the result.
-        submitted_at: `time.monotonic()`.
-        crops_s: seconds that threads have taken to cut its image.
-        refine: whether its outlines are redrawn from `picture`,
-        picture: the whole image, kept for that once it is read.
-        stream: what the requests of one camera have in common; None for a request by itself.
-        number, arrived: in order of arrival, and when, in seconds.
-        n_admitted: of its windows; those behind them are still to be admitted.
-        begun_at: when the first was; None before that.
+        make_windows: creates at least one window; called once, by the scheduler for frames.
+        done: called once in the loop's thread when all windows are finished, or with the error.
+        deadline: `time.monotonic()` at which the request ends.
+        adapter: LoRA adapter, or None.
+        reads: cached prefix to use instead of an image.
+        keeps: receives the prefix of the image; the request has no prompts.
+        has_prefix: whether the prompts follow an image prefix.
+        frame: whether a newer frame of the stream supersedes it in the queue.
+        tasks: the tasks.
+        image: pixels, or a function that is called once to get them.
+        size: width and height of the image in pixels, once read.
+        tiles: tiled tasks also run on `tiles` × `tiles` windows.
+        looks: additional windows for tiled tasks.
+        previous: `PrefillWindow.drafts` of an earlier result, or None.
+        on_text: called in the loop's thread with each piece of text.
+        future: future of the result.
+        submitted_at: `time.monotonic()` of submission.
+        crops_s: total seconds spent on cropping.
+        refine: whether outlines are refined with `picture`.
+        picture: the whole image for refinement, once read.
+        stream: stream key, or None.
+        number, arrived: order and time of arrival in seconds.
+        n_admitted: number of admitted windows.
+        begun_at: time of the first admission, or None.
     """
 
     make_windows: abc.Callable[[Request[ImageT]], list[PrefillWindow[ImageT]]]
@@ -258,29 +255,28 @@ class Request(Generic[ImageT]):
 
     @property
     def n_waiting(self) -> int:
-        """Windows that are not admitted yet, as far as they are known."""
+        """Number of known windows that are not admitted."""
         return max(1, len(self.windows)) - self.n_admitted
 
 
 class StepKind(StrEnum):
-    """What a step runs."""
+    """Kind of a step."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
-@dataclass(slots=True, eq=False)  # not frozen, which takes four times as long: each step makes one a sequence
+@dataclass(slots=True, eq=False)  # not frozen: four times as fast, one per sequence and step
 class ScheduledSequence(Generic[ImageT]):
-    """A row of a step: what a sequence feeds at a position, and samples behind it. With a draft it has several.
+    """A row of a step: the input of a sequence at a position and the kind of its sample. A draft adds more rows.
 
     Attributes:
-        sequence: whose.
-        phase: what is sampled.
-        position: of the token that is fed (decode), or of the prompt's first one (prefill).
-        rule: what a token may be; set by `Scheduler.finalize`.
-        value: what is fed; None for what the sequence has sampled last, or for its prompt. In place of `FROM_IMAGE` the
-            executor puts what it finds.
-        alone: it is the only row of its sequence in the step, so that what it samples may be fed by the next one.
+        sequence: the sequence.
+        phase: kind of the sample.
+        position: position of the input token (decode) or of the prompt's first token (prefill).
+        rule: allowed tokens, set by `Scheduler.finalize`.
+        value: input value; None for the last sample or the prompt. The executor replaces `FROM_IMAGE` by its detection.
+        alone: whether it is the only row of its sequence in the step.
     """
 
     sequence: Sequence[ImageT]
@@ -293,16 +289,16 @@ class ScheduledSequence(Generic[ImageT]):
 
 @dataclass(slots=True, frozen=True)
 class Step(Generic[ImageT]):
-    """A launch: its rows, those of a sequence behind each other, and the windows of a prefill, in the same order.
+    """One launch: its rows, grouped by sequence, and the windows of a prefill in the same order.
 
     Attributes:
         kind: prefill or decode.
-        number: from 1.
-        sequences: its rows.
-        windows: of a prefill.
+        number: step number from 1.
+        sequences: the rows.
+        windows: windows of a prefill.
         groups: the rows by sequence.
-        drafted: whether any row feeds what the host says.
-        writes_text: whether any row samples a token: what it may be depends on the step ahead.
+        drafted: whether any input comes from the host.
+        writes_text: whether any row samples a token, so that its grammar depends on the previous step.
     """
 
     kind: StepKind
@@ -328,17 +324,17 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """The windows with an image to encode; to be asked before the step is committed."""
+        """Windows with an image to encode; valid until the step is committed."""
         return [window for window in self.windows if window.image is not None]
 
     @property
     def images(self) -> list[ImageT]:
-        """Their images."""
+        """Images of `imaged`."""
         return [window.image for window in self.windows if window.image is not None]
 
 
 def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], most: int) -> T:
-    """What `make` gives for a task, from `known`, which keeps so many, if it is there."""
+    """Return the cached value of a task, or compute and cache it; the cache has at most `most` entries."""
     try:
         found = known.get(task)
     except TypeError:  # a task with a value that cannot be hashed
@@ -351,13 +347,11 @@ def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], 
 
 
 class CropPace:
-    """A lower bound of seconds to cut a source pixel, learned: a deadline that leaves less is refused at once.
-
-    Any thread may call it.
+    """Learned lower bound of the cropping time per pixel, to reject impossible deadlines early. Thread-safe.
 
     Args:
-        config: the engine's.
-        seconds_per_pixel: what holds until a large image has been measured.
+        config: engine configuration.
+        seconds_per_pixel: initial bound.
     """
 
     __slots__ = ("_config", "_doubted", "_rate")
@@ -366,17 +360,17 @@ class CropPace:
         self._config, self._rate, self._doubted = config, seconds_per_pixel, True
 
     def measured(self, pixels: int, seconds: float) -> None:
-        """Learn from an image that was cut."""
+        """Update the bound with a cropped image."""
         if pixels >= self._config.crop_large:
             rate = self._config.crop_bound * seconds / pixels
             self._rate = rate if self._doubted else min(self._rate, rate)
             self._doubted = False
 
     def require_time(self, pixels: int, left_s: float) -> None:
-        """Refuse at once what would only take time from others: a large image takes a second to be cut.
+        """Check that an image can be cropped within the remaining time; a large image takes a second.
 
         Raises:
-            DeadlineError: if that takes longer than is left; the bound is trusted a little less from then on.
+            DeadlineError: if there is too little time; the bound is then lowered slightly.
         """
         if left_s <= 0:
             raise DeadlineError(begun=False)
@@ -389,18 +383,18 @@ class CropPace:
 
 @dataclass(slots=True, frozen=True)
 class RequestMaker(Generic[ImageT]):
-    """Makes the windows of requests, and their results.
+    """Creates the windows of requests and their results.
 
     Attributes:
-        config: the engine's.
-        limits, prompts: the model's.
-        read: checks an image; with True, as an array, where tiles are cut from it.
-        cut: the executor's `prepare` of a window, or of the whole.
-        pace: how long that takes.
-        count: is told how a request ends, but for cancelled ones.
-        max_branches: most prompts and branches of a window that has branches, see `OutputState.branches`.
-        known: token ids of the last tasks.
-        refine: redraws a result's outlines from its image, and hands it to what it is given last, in another thread.
+        config: engine configuration.
+        limits, prompts: of the model.
+        read: reads an image; with True as an array for tiles.
+        cut: the executor's `prepare` for a window or the whole image.
+        pace: estimated cropping time.
+        count: called with the outcome of a request, except for cancelled ones.
+        max_branches: maximum prompts and branches of a window with branches, see `OutputState.branches`.
+        known: cached token IDs of recent tasks.
+        refine: refines a result's outlines in another thread and passes it to its last argument.
     """
 
     config: EngineConfig
@@ -417,10 +411,10 @@ class RequestMaker(Generic[ImageT]):
     # ---- windows
 
     def plan(self, request: Request[ImageT]) -> list[PrefillWindow[ImageT]]:
-        """Read the prompts, and make the windows, whose images `PrefillWindow.prepare` cuts. Reads no image.
+        """Tokenize the prompts and create the windows without reading the image.
 
         Raises:
-            PromptError: if a prompt leaves no room for an answer, or has words that are no tokens.
+            PromptError: if a prompt is too long or contains words without tokens.
         """
         asked = [i for i, task in enumerate(request.tasks) if not task.empty]
         closer = (request.tiles**2 if request.tiles > 1 else 0) + len(request.looks)
@@ -434,7 +428,7 @@ class RequestMaker(Generic[ImageT]):
             crops = source.crops(number) if source is not None and (chosen or request.keeps is not None) else None
             for start in range(0, max(1, len(chosen)), most):
                 part = slice(start, start + most)
-                window: PrefillWindow[ImageT] = PrefillWindow(  # with its parameter it takes 3 µs more
+                window: PrefillWindow[ImageT] = PrefillWindow(  # the type parameter would cost 3 µs
                     request,
                     [*sequences[part], *self._branches(sequences[part])],
                     prepare=crops,
@@ -447,11 +441,11 @@ class RequestMaker(Generic[ImageT]):
         return made
 
     def prepare(self, request: Request[ImageT]) -> None:
-        """Plan a request and cut the images of all its windows now, in the caller's thread.
+        """Plan a request and crop the images of all its windows in the caller's thread.
 
         Raises:
-            PromptError: as `plan`.
-            DeadlineError: if that takes longer than there is time.
+            PromptError: see `plan`.
+            DeadlineError: if cropping takes too long.
         """
         made = self.plan(request)
         if request.deadline < math.inf:
@@ -468,7 +462,7 @@ class RequestMaker(Generic[ImageT]):
         request.windows, request.image = made, None
 
     def prompt(self, task: Task) -> tuple[int, ...]:
-        """Token ids that ask a task; remembered, as the frames of a stream ask the same again and again.
+        """Return the token IDs of a task; cached, because the frames of a stream repeat their tasks.
 
         Raises:
             PromptError: if the model has no tokens for it.
@@ -478,12 +472,12 @@ class RequestMaker(Generic[ImageT]):
     def _prompt(self, task: Task) -> tuple[int, ...]:
         ids = tuple(task.prompt(self.prompts))
         if not ids:
-            raise PromptError(f"'{shorten(task.asked)}' cannot be asked: it is no tokens")
+            raise PromptError(f"'{shorten(task.asked)}' is not a valid prompt: it has no tokens")
         self._check_tokens(ids, task)
         return ids
 
     def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
-        """Refuse ids that are no tokens: on a GPU one past the table would end the device context, not a request."""
+        """Check that token IDs are valid: on a GPU, an invalid ID would destroy the CUDA context."""
         if any(not 0 <= token < self.limits.vocab_size for token in ids):
             raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
 
@@ -492,17 +486,17 @@ class RequestMaker(Generic[ImageT]):
         ids, values = self.prompt(task), task.values(prompts)
         if not request.has_prefix:
             ids = (limits.bos_id, *ids)
-        # The last thing sampled is never fed back, hence one step more than there are positions.
+        # The last sample is never fed back, so there is one more step than positions.
         room = limits.max_context - (limits.prefix_length if request.has_prefix else 0) - len(ids) + 1
         output = task.output(prompts, room, request.on_text)
         self._check_tokens(output.vocabulary(), task)
         if output.steps < 1:
             most = room + len(ids) - 1
-            raise PromptError(f"a prompt of {len(ids)} tokens is too long: {most} are left behind the image")
+            raise PromptError(f"the prompt has {len(ids)} tokens; the maximum after the image is {most}")
         return Sequence(ids, output, values)
 
     def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:
-        """Sequences that do a part of the others' work beside them."""
+        """Return sequences that compute parts of other sequences' answers in parallel."""
         beside: list[Sequence[ImageT]] = []
         for one in sequences:
             for tokens, output in one.output.branches(self.max_branches - len(sequences) - len(beside)):
@@ -512,7 +506,7 @@ class RequestMaker(Generic[ImageT]):
     # ---- the result
 
     def settle(self, request: Request[ImageT], error: BaseException | None) -> None:
-        """Give a request's future its result, or the error, unless it was cancelled."""
+        """Set the future's result or error unless it was cancelled."""
         future, request.future = request.future, None
         outcome: Result | BaseException | None = None
         if future is not None and not future.done():
@@ -520,7 +514,7 @@ class RequestMaker(Generic[ImageT]):
                 outcome = error or self._result(request)
             except BaseException as mistake:  # also sys.exit in a tokenizer or a task: it ends this request alone
                 outcome = mistake
-        # What hangs on the future, and 17 objects a request, must not wait for the collector.
+        # Drop references now: a request's objects must not wait for garbage collection.
         for window in request.windows:
             window.drop_image()
             window.sequences = []
@@ -535,7 +529,7 @@ class RequestMaker(Generic[ImageT]):
             self._answer(future, kept, outcome)
 
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
-        """Give a future its outcome, unless it was cancelled; `kept` is not counted."""
+        """Set the future's outcome unless it was cancelled; `kept` prefixes are not counted."""
         if not future.set_running_or_notify_cancel():
             return
         future.on_cancel = None
@@ -546,7 +540,7 @@ class RequestMaker(Generic[ImageT]):
         else:
             if not kept:
                 self.count("superseded" if isinstance(outcome, SupersededError) else "failed")
-            traceback.clear_frames(outcome.__traceback__)  # a future that is kept would keep the crops in them
+            traceback.clear_frames(outcome.__traceback__)  # frames in the traceback would keep crops alive
             future.set_exception(outcome)
 
     def _result(self, request: Request[ImageT]) -> Result:
@@ -566,7 +560,7 @@ class RequestMaker(Generic[ImageT]):
 
 
 class _Source(Generic[ImageT]):
-    """A request's image, read once for however many windows; any thread may ask."""
+    """The image of a request, read once for all windows. Thread-safe."""
 
     def __init__(self, request: Request[ImageT], maker: RequestMaker[ImageT], *, as_array: bool) -> None:
         self._request, self._maker, self._as_array = request, maker, as_array
@@ -576,10 +570,10 @@ class _Source(Generic[ImageT]):
             request.size = request.image.shape[1], request.image.shape[0]
 
     def cut(self, number: int) -> ImageT:
-        """The crops of a window, or of the whole image for 0.
+        """Return the crops of a window, or of the whole image for 0.
 
         Raises:
-            DeadlineError: if they cannot be cut before the deadline.
+            DeadlineError: if cropping cannot finish before the deadline.
         """
         request, maker, begun = self._request, self._maker, time.monotonic()
         if request.future is not None:
@@ -606,7 +600,7 @@ class _Source(Generic[ImageT]):
         return made
 
     def crops(self, number: int) -> abc.Callable[[], ImageT]:
-        """What gives a window's crops: they are cut once for however many parts."""
+        """Return a function that crops a window once and returns the crops."""
         self._uncut += 1
         lock, made = threading.Lock(), list[ImageT]()
 
@@ -620,7 +614,7 @@ class _Source(Generic[ImageT]):
 
 
 def _timings(request: Request[ImageT]) -> Timings:
-    """Cropping and the first window's prefill; the wait between them; and all that came after."""
+    """Return durations: cropping, queue, first prefill and the rest."""
     first = request.windows[0]
     if not first.launched_at:  # nothing was asked
         return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)

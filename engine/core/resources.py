@@ -1,4 +1,4 @@
-"""What a sequence holds while it is answered: pages of the KV cache, a batch slot, an adapter slot. No torch."""
+"""Resources of a sequence in flight: KV cache pages, a batch slot and an adapter slot."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from saccade.engine.models.protocol import Adapter
 
 
 class PagePool:
-    """`n_pages` pages. A page may be held several times: an image's pages are shared by all prompts on it.
+    """Reference-counted KV cache pages; prompts on one image share its pages.
 
-    Not thread-safe: one thread schedules.
+    Not thread-safe: only the scheduler's thread calls it.
     """
 
     __slots__ = ("_free", "_holders", "n_pages")
@@ -27,14 +27,14 @@ class PagePool:
 
     @property
     def n_free(self) -> int:
-        """Pages with no holder."""
+        """Number of pages without references."""
         return len(self._free)
 
     def allocate(self, count: int) -> tuple[int, ...]:
         """Allocate `count` free pages.
 
         Raises:
-            ValueError: if there are not as many; nothing is allocated then.
+            ValueError: if there are too few free pages; nothing is allocated.
         """
         if count > len(self._free):
             raise ValueError(f"{count} pages wanted, {len(self._free)} free")
@@ -46,38 +46,37 @@ class PagePool:
         return pages
 
     def share(self, pages: Many[int]) -> None:
-        """Add a holder to pages that have one.
+        """Add a reference to allocated pages.
 
         Raises:
-            ValueError: if one of them has no holder.
+            ValueError: if a page is free.
         """
         if any(not self._holders[page] for page in pages):
-            raise ValueError("a page without a holder cannot be shared")
+            raise ValueError("a free page cannot be shared")
         for page in pages:
             self._holders[page] += 1
 
     def release(self, pages: Many[int]) -> None:
-        """Remove one holder of each page; a page without a holder is free.
+        """Remove a reference from each page; pages without references become free.
 
         Raises:
-            ValueError: if one of them has no holder.
+            ValueError: if a page is already free.
         """
         holders, free = self._holders, self._free
         for page in pages:
             left = holders[page] - 1
             if left < 0:
-                raise ValueError(f"page {page} is released but has no holder")
+                raise ValueError(f"page {page} is already free")
             holders[page] = left
             if not left:
                 free.append(page)
 
 
 class AdapterSlots:
-    """`n_slots` slots for adapters. An adapter without a holder stays until another one needs its slot.
+    """Reference-counted adapter slots. An unreferenced adapter stays in its slot until another needs the slot.
 
-    That keeps no adapter alive: what holds a slot holds its adapter.
-
-    A slot is assigned at admission only, so it may be refilled once nothing in flight uses it. Not thread-safe.
+    The slots keep no adapter alive. A slot is assigned only at admission, so it can be refilled when no step in flight
+    uses it. Not thread-safe.
     """
 
     __slots__ = ("_holders", "_resident")
@@ -88,49 +87,49 @@ class AdapterSlots:
 
     @property
     def n_free(self) -> int:
-        """Slots with no holder."""
+        """Number of slots without references."""
         return sum(not count for count in self._holders.values())
 
     def find(self, adapter: Adapter | None) -> int | None:
-        """The slot to call `acquire` with: where the adapter is, or a free one; None if there is none now."""
+        """Return the slot of the adapter or a free slot, or None if all slots are in use."""
         if adapter is None:
             return NO_SLOT
         at = next((slot for slot, one in self._resident.items() if one() is adapter), None)
         return at or next((slot for slot, count in self._holders.items() if not count), None)
 
     def acquire(self, slot: int, adapter: Adapter | None) -> None:
-        """Add a holder to a slot, for its adapter or, if it has no holder, for another.
+        """Add a reference to a slot; a free slot is assigned to the adapter.
 
         Raises:
-            ValueError: if it is held for another adapter.
+            ValueError: if the slot is in use by another adapter.
         """
         if adapter is None:
             return
         if self._holders[slot] and (held := self._resident[slot]()) is not adapter:
-            raise ValueError(f"adapter slot {slot} is held for '{held.name if held else 'another'}'")
+            raise ValueError(f"adapter slot {slot} is in use by '{held.name if held else 'another'}'")
         self._resident[slot] = weakref.ref(adapter)
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:
-        """Remove one holder of a slot.
+        """Remove a reference from a slot.
 
         Raises:
-            ValueError: if it has no holder.
+            ValueError: if the slot has no references.
         """
         if slot == NO_SLOT:
             return
         if not self._holders[slot]:
-            raise ValueError(f"adapter slot {slot} is released but has no holder")
+            raise ValueError(f"adapter slot {slot} is already free")
         self._holders[slot] = self._holders.pop(slot) - 1
 
 
 class Resources:
-    """What there is of each, and what is free.
+    """Allocates pages, batch slots and adapter slots for windows and sequences.
 
     Args:
         config: page size, batch slots and adapter slots.
-        pool: pages of the cache.
-        prefix_length: tokens of an image's prefix.
+        pool: KV cache pages.
+        prefix_length: tokens of an image prefix.
     """
 
     def __init__(self, config: EngineConfig, pool: PagePool, prefix_length: int) -> None:
@@ -139,28 +138,26 @@ class Resources:
         self.n_batch_slots = config.max_sequences
         self._batch_slots = list(range(self.n_batch_slots - 1, -1, -1))
         self.pages_total = pool.n_free
-        self._kept_pages = 0  # of prefixes that are kept, or will be
+        self._kept_pages = 0  # pages of cached prefixes, including reserved ones
         self.n_adapters, self._adapters = config.adapter_slots, AdapterSlots(config.adapter_slots)
 
     @property
     def batch_slots_used(self) -> int:
-        """Sequences that hold resources, including finalized ones in flight."""
+        """Number of sequences with resources, including finalized ones in flight."""
         return self.n_batch_slots - len(self._batch_slots)
 
     @property
     def all_free(self) -> bool:
-        """Whether nothing is held."""
+        """Whether no resources are in use."""
         pages, slots = self.pool.n_free == self.pages_total, len(self._batch_slots) == self.n_batch_slots
         return pages and slots and self._adapters.n_free == self.n_adapters
 
     def measure(self, window: PrefillWindow[Any]) -> None:
-        """Find out how many pages a window needs.
-
-        From here on it holds the kept prefix that it reads, or room for the one that it keeps; see `drop`.
+        """Compute the pages that a window needs, and reference or reserve its cached prefix; see `drop`.
 
         Raises:
-            RequestTooLargeError: if there is not enough in all.
-            EngineError: if the kept prefix that it reads is released already.
+            RequestTooLargeError: if the engine has too few resources in total.
+            EngineError: if the cached prefix is already released.
         """
         request = window.request
         for sequence in window.sequences:
@@ -172,12 +169,12 @@ class Resources:
         if pages > left or len(window.sequences) > self.n_batch_slots:
             raise RequestTooLargeError(
                 f"{len(window.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
-                f"there are {left}, for {self.n_batch_slots} prompts at most: ask less at a time"
+                f"{left} are available, for at most {self.n_batch_slots} prompts; send fewer prompts per image"
             )
         if request.keeps is not None and self._kept_pages + self._prefix_pages > self.pages_total // 2:
-            raise RequestTooLargeError("encoded images hold half of the cache's pages already: close some of them")
+            raise RequestTooLargeError("encoded images already use half of the KV cache; close some of them")
         if request.adapter is not None and not self.n_adapters:
-            raise RequestTooLargeError("there is no slot for an adapter: load with adapter_slots=1 or more")
+            raise RequestTooLargeError("there are no adapter slots; load the engine with adapter_slots=1 or more")
         if request.reads is not None:
             self.pool.share(request.reads.pages)
             window.pages = request.reads.pages
@@ -186,14 +183,14 @@ class Resources:
         window.state = State.PLANNED
 
     def drop(self, window: PrefillWindow[Any]) -> None:
-        """Free what a measured window holds that has not been allocated anything, or has no prompts."""
+        """Release the references of a measured window that was not allocated or has no prompts."""
         self.pool.release(window.pages)
         window.pages = ()
         if window.request.keeps is not None:
             self._kept_pages -= self._prefix_pages
 
     def allocate(self, window: PrefillWindow[Any]) -> bool:
-        """Give a window all that its answers may need; False if there is not enough free now."""
+        """Allocate everything that a window's answers may need; return False if too little is free."""
         request = window.request
         slot = self._adapters.find(request.adapter)
         short = self._pages_of(window) > self.pool.n_free or len(window.sequences) > len(self._batch_slots)
@@ -220,18 +217,18 @@ class Resources:
         return True
 
     def keep(self, window: PrefillWindow[Any], kept: KeptPrefix) -> None:
-        """Let a prefix have the pages of the window that no step prefills any more."""
+        """Transfer the prefix pages of a prefilled window to a cached prefix."""
         self._adapters.release(window.adapter_slot)
         kept.pages = window.pages
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a kept prefix; requests that read it already go on. A second time it does nothing."""
+        """Release a cached prefix; requests that already use it continue. Repeated calls are ignored."""
         self.pool.release(kept.pages)
         self._kept_pages -= len(kept.pages)
         kept.pages = ()
 
     def release(self, sequence: Sequence[Any]) -> None:
-        """Free what a finalized sequence holds, unless a step in flight still writes there."""
+        """Free the resources of a finalized sequence unless a step in flight writes to them."""
         if sequence.finalized and not sequence.inflight_refs and sequence.batch_slot >= 0:
             self.pool.release(sequence.window.pages)
             self.pool.release(sequence.pages)
@@ -240,7 +237,7 @@ class Resources:
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
-        """Leave to the trunk's whole pages what they hold of a sequence's prompt."""
+        """Remove from a sequence's prompt the tokens that whole pages of its trunk contain."""
         if sequence.trunk is None or not sequence.window.request.has_prefix:  # prompts alone do not begin with a page
             return
         sequence.n_shared = len(sequence.trunk.prompt) // self._page_size

@@ -1,35 +1,32 @@
-"""What becomes of requests, from waiting to their end, and which step runs next. Pure bookkeeping, no torch.
+"""Scheduler: moves requests from the queue to their end, and plans the next step.
 
-A request is one image (`core.request`); a window of it is prefilled as one unit with the prompts on it; their
-sequences are then decoded in one batch with all others. Resources are allocated for the whole of an answer at
-admission, so that no sequence waits in the middle of one.
+A request is one image (`core.request`). A window is prefilled as one unit with its prompts; its sequences are then
+decoded in one batch with all others. Resources for the maximum answer are allocated at admission, so no sequence is
+preempted.
 
     waiting (`admission`) → admitted: pages, batch slots → its image is prepared → prefilled → decoded → over
 
-`admission` picks the next request; a large one that waits for room is not overtaken while it is the next, as small ones
-would starve it. Admitted are at most as many windows as one prefill takes, and none while a prefill is in flight, but
-for `admit_early`: what still waits when that one is done may be newer.
+`admission` picks the next request. A large request that waits for resources is not overtaken, which prevents
+starvation. At most one prefill's windows are admitted at a time, and none during a prefill except with `admit_early`,
+so that newer frames can still arrive.
 
-Behind a prefill come decode steps, as far as there is anything to decode: `decodes_quiet` of them, or `decodes_busy` as
-soon as a whole prefill waits. No prefill begins before `prefill_ready` of the admitted images are prepared, unless
-nothing can be decoded: one in 4K does not keep the others. Every sequence is in every decode step, so it waits for one
-prefill at most, of at most `images_per_prefill` images, between two of its tokens. The n-th image that waits for its
-turn, once there is room for it, is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉ steps, however
-many are decoded. All numbers are in `EngineConfig`.
+After a prefill, `decodes_quiet` decode steps follow, or `decodes_busy` if a whole prefill is queued. A prefill starts
+when `prefill_ready` of the admitted images are prepared, or if nothing can be decoded. Every decode step contains all
+sequences. A sequence therefore waits for at most one prefill of `images_per_prefill` images between two tokens. The
+n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉ steps. All parameters are in
+`EngineConfig`.
 
-Simulated with the steps' times of Moondream 2 in bf16 on an H200 (`tests.support.engine.simulation`), answers of 10
-steps: the p99 of the latency at 32 streams of 4 frames a second; images a second of 32 streams that always have one:
+Simulated with step times of Moondream 2 in bf16 on an H200 (`tests.support.engine.simulation`) and answers of 10 steps:
+p99 latency of 32 streams at 4 frames/s, and images/s of 32 saturated streams:
 
-| decode steps a prefill | prefills of 1, 2, 4, 8 images | prefills of 1 to 8 images |
+| decode steps per prefill | prefills of 1, 2, 4, 8 images | prefills of 1 to 8 images |
 |---|---|---|
 | 1 | 212 ms, 149 | 125 ms, 164 |
 | 3 | 201 ms, 164 | 105 ms, 164 |
 | 9 | 163 ms, 150 | 89 ms, 150 |
-| 3 while 8 wait, else 9 | | 101 ms, 165 |
+| 3 if 8 images are queued, else 9 | | 101 ms, 165 |
 
-That is one start of the cameras; with others the last row's p99 is 110 to 125 ms, and an H200 had 66. A constant does
-worse: with 3 always, the cameras' median is 72 ms instead of 59, in FP8 40 instead of 32. 2 for 3 while no answer is
-about a frame gave .4 % more images a second of 32 streams on an H200, and is gone.
+A constant is worse: with 3, the median latency is 72 ms instead of 59, in FP8 40 instead of 32.
 """
 
 from __future__ import annotations
@@ -61,21 +58,21 @@ from saccade.engine.tasks.output_state import Sampled
 
 
 class Scheduler(Generic[ImageT]):
-    """Plans the steps. Not thread-safe: one thread schedules.
+    """Plans the steps. Not thread-safe: only the loop's thread calls it.
 
     Args:
-        config: the engine's; its `images_per_prefill` is what one prefill takes.
-        pool: pages of the cache.
-        prefix_length: tokens of an image's prefix.
-        clock: what deadlines are measured with, in seconds.
-        from_images: whether the executor drafts answers about images.
+        config: engine configuration; `images_per_prefill` limits a prefill.
+        pool: KV cache pages.
+        prefix_length: tokens of an image prefix.
+        clock: returns seconds, for deadlines.
+        from_images: whether the executor drafts answers from images.
 
     Attributes:
-        admission: what waits, by streams.
-        resources: what is held, and free.
-        speculation: what drafts have done.
-        zombies: steps of sequences that were over when these were committed.
-        soonest: no deadline is before this.
+        admission: queued requests by stream.
+        resources: allocated and free resources.
+        speculation: statistics of speculative decoding.
+        zombies: number of committed steps of sequences that had already ended.
+        soonest: a lower bound of all deadlines.
     """
 
     def __init__(
@@ -91,55 +88,55 @@ class Scheduler(Generic[ImageT]):
         self.resources = Resources(config, pool, prefix_length)
         self.admission: Admission[ImageT] = Admission(config, self.cancel)
         self.speculation = Speculation(config, from_images=from_images)
-        self._admitted: list[PrefillWindow[ImageT]] = []  # and not prefilled, in order
-        self._unprepared: list[PrefillWindow[ImageT]] = []  # admitted, and nobody prepares their images yet
+        self._admitted: list[PrefillWindow[ImageT]] = []  # admitted and not prefilled, in order
+        self._unprepared: list[PrefillWindow[ImageT]] = []  # admitted, not yet given to a preparer
         self._decoding: list[Sequence[ImageT]] = []  # between prefill and their end
         self._prefilling = 0  # prefills in flight
         self._decodes = config.decodes_quiet  # steps since the last prefill
         self._launched = 0
-        self._timed: dict[Request[ImageT], None] = {}  # with a deadline and not over, in order of arrival
+        self._timed: dict[Request[ImageT], None] = {}  # unfinished requests with a deadline, in order of arrival
         self.soonest = math.inf
-        self._complete: list[Request[ImageT]] = []  # whose `done` is to be called yet
+        self._complete: list[Request[ImageT]] = []  # finished requests whose `done` is not yet called
         self.zombies = 0
 
     @property
     def waiting(self) -> int:
-        """Windows that are not admitted yet."""
+        """Number of windows that are not admitted."""
         return len(self.admission)
 
     @property
     def decoding(self) -> int:
-        """Sequences between prefill and their end."""
+        """Number of sequences between prefill and their end."""
         return len(self._decoding)
 
     @property
     def active(self) -> bool:
-        """Whether anything waits, or is admitted and not over."""
+        """Whether any request is queued or in flight."""
         return bool(self._admitted or self._decoding or len(self.admission))
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is held, and no request waits, has a deadline, or is to be reported."""
+        """Whether no resources are in use and no request is queued, in flight or unreported."""
         return self.resources.all_free and not (self.active or self._timed or self._complete)
 
     @property
     def prefill_room(self) -> int:
-        """Windows that the next prefill has room for, beside those admitted."""
+        """Number of windows that the next prefill can take in addition to the admitted ones."""
         return self._config.images_per_prefill - len(self._admitted)
 
     @property
     def unfilled(self) -> int:
-        """The same without those that wait and that nothing newer supersedes."""
+        """`prefill_room` minus queued windows that cannot be superseded."""
         return self.prefill_room - self.admission.kept
 
     def wake_at(self, now: float) -> float:
-        """When a step may be possible, or a deadline passes, if nothing is possible at `now` and nothing happens."""
+        """Return when a step may become possible or a deadline passes without outside events."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests
 
     def submit(self, request: Request[ImageT], stream: abc.Hashable = None) -> None:
-        """Let a request wait; one whose windows are made, and need more than there is in all, ends at once."""
+        """Queue a request; a planned request that exceeds the total resources ends at once."""
         if request.windows and not self._measure(request):
             return
         self.admission.offer(request, stream, self._clock())
@@ -148,7 +145,7 @@ class Scheduler(Generic[ImageT]):
             self.soonest = min(self.soonest, request.deadline)
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
-        """End a request now: no more steps are launched for it; those in flight drain as zombies."""
+        """End a request now; its steps in flight become zombies."""
         if request.state is State.OVER:
             return
         self._over(request, error)
@@ -157,7 +154,7 @@ class Scheduler(Generic[ImageT]):
         request.done(request, error)
 
     def expire(self, now: float) -> None:
-        """End requests whose deadline has passed; a single comparison while there are none."""
+        """End requests whose deadline has passed."""
         if now < self.soonest:
             return
         for request in [one for one in self._timed if one.deadline <= now]:
@@ -167,24 +164,24 @@ class Scheduler(Generic[ImageT]):
         self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
-        """End every request of which no window is admitted yet."""
+        """End all requests without an admitted window."""
         for request in self.admission.requests:
             if request.begun_at is None:
                 self.cancel(request, error)
 
     def cancel_all(self, error: BaseException) -> None:
-        """End every request there is."""
+        """End all requests."""
         self.report()
         windows = [*self._admitted, *(sequence.window for sequence in self._decoding)]
         for request in dict.fromkeys([*self.admission.requests, *(window.request for window in windows)]):
             self.cancel(request, error)
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a kept prefix; requests that read it already go on. A second time it does nothing."""
+        """Release a cached prefix; requests that already use it continue. Repeated calls are ignored."""
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
-        """Call `done` of what is complete. To be called while the device is busy: results take a while to be made."""
+        """Call `done` of finished requests. Call this while the device is busy, because creating results takes time."""
         while self._complete:
             request = self._complete.pop(0)
             request.done(request, None)
@@ -192,7 +189,7 @@ class Scheduler(Generic[ImageT]):
     # ---- admission
 
     def admit(self, *, early: bool = False) -> None:
-        """Admit what the next prefill takes, unless one is in flight; `early`, whatever is, see `AdmissionLead`."""
+        """Admit windows for the next prefill unless one is in flight; `early` ignores that, see `AdmissionLead`."""
         if self._prefilling and not early:
             return
         now = self._clock()
@@ -205,27 +202,27 @@ class Scheduler(Generic[ImageT]):
             self._take(self.admission.admit(request, now))
 
     def take_unprepared(self) -> list[PrefillWindow[ImageT]]:
-        """Windows admitted since the last call whose image is to be prepared, and given to `prepared`."""
+        """Return the windows admitted since the last call whose images need preparation."""
         taken, self._unprepared = self._unprepared, []
         return taken
 
     def prepared(self, window: PrefillWindow[ImageT], image: ImageT) -> None:
-        """Take the image that was prepared for a window, unless it is over."""
+        """Store the prepared image of a window unless its request has ended."""
         if window.state is not State.OVER:
             window.image, window.prepare = image, None
 
     def _plan(self, request: Request[ImageT]) -> None:
-        """Make the windows of a request that waits."""
+        """Create the windows of a queued request."""
         try:
             request.windows = request.make_windows(request)
-        except Exception as error:  # a task's mistake is its own request's
+        except Exception as error:  # an error in a task ends only its own request
             self.cancel(request, error)
             return
         self.admission.planned(request)
         self._measure(request)
 
     def _measure(self, request: Request[ImageT]) -> bool:
-        """Whether the windows of a request can be run at all; else it ends."""
+        """Return whether the engine has enough resources in total for a request; otherwise the request ends."""
         try:
             for window in request.windows:
                 self.resources.measure(window)
@@ -236,7 +233,7 @@ class Scheduler(Generic[ImageT]):
         return True
 
     def _take(self, window: PrefillWindow[ImageT]) -> None:
-        """Let an admitted window be prefilled; nothing is left to do for one without prompts."""
+        """Queue an admitted window for prefill; a window without prompts is finished at once."""
         request = window.request
         if not window.sequences and request.keeps is None:
             window.drop_image()
@@ -252,10 +249,10 @@ class Scheduler(Generic[ImageT]):
     # ---- steps
 
     def next_step(self, *, early: bool = False) -> Step[ImageT] | None:
-        """The next launch, with its resources allocated; None when there is nothing to launch now.
+        """Return the next step with its resources allocated, or None.
 
-        Nothing is admitted before a decode step whose turn it is: call `admit` once that is launched. With `early`,
-        while a prefill is in flight, there is no hurry: a prefill begins with most of its images, or not now.
+        Nothing is admitted before a pending decode step: call `admit` after its launch. With `early`, during a prefill,
+        a new prefill starts only if most of its images are ready.
         """
         step = None
         if self._decoding and not self._prefills_in_turn():
@@ -275,7 +272,7 @@ class Scheduler(Generic[ImageT]):
         return step or (self._prefill_ready() if early else self._prefill())
 
     def finalize(self, step: Step[ImageT]) -> None:
-        """Ask what each token may be. To be called once the step ahead is committed: it depends on that."""
+        """Query the allowed tokens of each row; the previous step must be committed first."""
         for scheduled in step.sequences:
             if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:
@@ -284,7 +281,7 @@ class Scheduler(Generic[ImageT]):
                     self.cancel(scheduled.sequence.window.request, error)
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
-        """Hand a step's values (one tuple a row) to its sequences; those that are complete end, see `report`."""
+        """Pass a step's samples (one tuple per row) to its sequences; finished ones are reported by `report`."""
         self._landed(step)
         at = 0
         for rows in step.groups:
@@ -306,7 +303,7 @@ class Scheduler(Generic[ImageT]):
         self._keep_prefixes(step)
 
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
-        """End all requests of a step that failed; nothing of it may be running any more."""
+        """End all requests of a failed step; none of its work may still be running."""
         self._landed(step)
         for rows in step.groups:
             rows[0].sequence.inflight_refs -= 1
@@ -328,16 +325,16 @@ class Scheduler(Generic[ImageT]):
         return self._decodes >= (config.decodes_quiet if quiet else config.decodes_busy)
 
     def _prefill_ready(self) -> Step[ImageT] | None:
-        """A prefill of the images that are prepared, if most of those admitted are."""
+        """Return a prefill of the prepared images if most admitted images are prepared."""
         ready = sum(window.prepared for window in self._admitted)
         return self._prefill() if ready >= self._config.prefill_ready * len(self._admitted) else None
 
     def _prefill(self) -> Step[ImageT] | None:
-        """A prefill of the images that are prepared."""
+        """Return a prefill of the prepared images."""
         ready = [window for window in self._admitted if window.prepared]
         windows: list[PrefillWindow[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
-        # What drafts may add: no more rows than there are batch slots, nor tokens than are nearly free.
+        # Drafts are limited by the batch slots and by the number of nearly free tokens.
         sequences = [sequence for window in ready for sequence in window.sequences]
         certain = sum(len(sequence.output.certain) for sequence in sequences)
         slots = self._config.max_sequences - len(sequences) - certain
@@ -346,7 +343,7 @@ class Scheduler(Generic[ImageT]):
         room = min(slots, self._config.drafted_tokens - tokens)
         share = max(0, room) // max(1, len(ready))
         for window in ready:
-            if window.state is State.OVER:  # another window of its request has failed here
+            if window.state is State.OVER:  # another window of the request has failed
                 continue
             try:
                 rows = self.speculation.first_rows(window, share, certain=fits)
@@ -404,7 +401,7 @@ class Scheduler(Generic[ImageT]):
             self._complete.append(request)
 
     def _stop(self, window: PrefillWindow[ImageT]) -> None:
-        """Plan no more steps for a window, and free what it holds, but for what steps in flight still use."""
+        """Plan no more steps for a window, and free its resources that no step in flight uses."""
         before, window.state = window.state, State.OVER
         launched = before is State.ADMITTED and window not in self._admitted
         if not launched:
@@ -430,7 +427,7 @@ class Scheduler(Generic[ImageT]):
                 self._keep(window, window.request.keeps)
 
     def _keep(self, window: PrefillWindow[ImageT], kept: KeptPrefix) -> None:
-        """Hand over a prefix that no step prefills any more, or free it if it is not wanted any more."""
+        """Transfer a prefilled prefix to its cached prefix, or free it if no longer needed."""
         self.resources.keep(window, kept)
         if window.state is State.OVER:
             self.resources.release_prefix(kept)
@@ -444,11 +441,11 @@ class Scheduler(Generic[ImageT]):
         self.admission.over(request, self._clock(), learn=error is None or late)
 
 
-# ---- the slots of steps
+# ---- step slots
 
 
 class SlotState(Enum):
-    """Where a slot is in its round."""
+    """State of a step slot."""
 
     FREE = "free"
     LAUNCHED = "launched"
@@ -456,22 +453,21 @@ class SlotState(Enum):
 
 
 class StepSlots:
-    """The step slots, used in turn: which may be launched, which must be committed next. A pure state machine.
+    """State machine of the step slots, which are used in turn.
 
-    A slot is launched (its forward is on the stream), finalized (its sampling and its copy to the host are on theirs)
-    and committed (the host has read it); only then may it be launched again. Steps are finalized and committed in the
-    order of their launches. A step that cannot be launched or finalized is aborted: nothing of it will be read. Words
-    after the public write-up 'Popping the GPU Bubble'.
+    A slot is launched (forward pass queued), finalized (sampling and copy queued) and committed (read by the host);
+    then it is free. Steps are finalized and committed in launch order. A step that fails to launch or finalize is
+    aborted. The terms follow the public write-up 'Popping the GPU Bubble'.
 
     Args:
-        depth: slots: 1 blocks after each step, 2 keeps one step ahead of the host.
+        depth: number of slots: 1 waits for each step, 2 keeps one step ahead of the host.
     """
 
     __slots__ = ("_in_flight", "_next", "_states")
 
     def __init__(self, depth: int) -> None:
         if depth not in (1, 2):
-            raise ValueError(f"depth is 1 or 2, not {depth}")
+            raise ValueError(f"depth must be 1 or 2; got {depth}")
         self._states = [SlotState.FREE] * depth
         self._in_flight: deque[int] = deque()
         self._next = 0
@@ -483,23 +479,23 @@ class StepSlots:
 
     @property
     def can_launch(self) -> bool:
-        """Whether the next slot in turn is free."""
+        """Whether the next slot is free."""
         return self._states[self._next] is SlotState.FREE
 
     @property
     def in_flight(self) -> int:
-        """Slots launched and not yet committed."""
+        """Number of slots launched and not committed."""
         return len(self._in_flight)
 
     def state(self, slot: int) -> SlotState:
-        """State of a slot."""
+        """Return the state of a slot."""
         return self._states[slot]
 
     def launch(self) -> int:
-        """Take the next slot in turn.
+        """Launch the next slot and return its index.
 
         Raises:
-            RuntimeError: if it is not free.
+            RuntimeError: if the slot is not free.
         """
         slot = self._next
         self._move(slot, SlotState.FREE, SlotState.LAUNCHED)
@@ -508,10 +504,10 @@ class StepSlots:
         return slot
 
     def finalize(self, slot: int) -> None:
-        """Note that the slot's sampling and copy are on their streams.
+        """Mark a slot as finalized.
 
         Raises:
-            RuntimeError: if it was not launched, or an older step is not finalized yet.
+            RuntimeError: if it was not launched, or an older slot is not finalized.
         """
         for older in self._in_flight:
             if older == slot:
@@ -521,10 +517,10 @@ class StepSlots:
         self._move(slot, SlotState.LAUNCHED, SlotState.FINALIZED)
 
     def commit(self, slot: int) -> None:
-        """Note that the host has read the slot; it is free again.
+        """Mark a slot as committed, which frees it.
 
         Raises:
-            RuntimeError: if it was not finalized, or is not the oldest step.
+            RuntimeError: if it is not finalized, or not the oldest.
         """
         if not self._in_flight or self._in_flight[0] != slot:
             raise RuntimeError(f"slot {slot} is not the oldest step")
@@ -532,10 +528,10 @@ class StepSlots:
         self._in_flight.popleft()
 
     def abort(self, slot: int) -> None:
-        """Note that the slot's step has come to nothing; it is free, and next in turn again.
+        """Free a slot whose step failed; it is the next slot again.
 
         Raises:
-            RuntimeError: if it was not launched or is finalized already, or is not the newest step.
+            RuntimeError: if it is not launched, already finalized, or not the newest.
         """
         if not self._in_flight or self._in_flight[-1] != slot:
             raise RuntimeError(f"slot {slot} is not the newest step")

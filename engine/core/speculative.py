@@ -1,16 +1,15 @@
-"""Speculative decoding: most answers are drafted, then verified in one step. No torch.
+"""Speculative decoding: drafted answers are verified in one step.
 
-A frame shows nearly what the one before it did. The values of the last answer to a prompt are fed behind the prompt,
-and the same step samples behind each of them. As long as what is sampled is what was fed, the answer is that of plain
-decoding. The first value that differs is the right one, as all before it are right. What was sampled behind it is the
-draft of the next step (Jacobi iteration; Santilli et al. 2023, arXiv:2305.10427), until all is right. Greedy answers
-are therefore those of plain decoding. Drawn text is not drafted, as it is meant to differ.
+Consecutive frames are similar, so the last answer to a prompt is the draft of the next. Draft values are fed after the
+prompt, and the step samples after each of them. While samples equal the draft, the answer equals plain decoding. The
+first different sample is correct, because all values before it are. Samples after it are the draft of the next step
+(Jacobi iteration; Santilli et al. 2023, arXiv:2305.10427). Greedy answers are therefore unchanged. Text with a
+temperature is not drafted.
 
-A model whose vision encoder is a detector knows most of an answer before it is asked: there the draft is what the
-detector has found, on any image (`FROM_IMAGE`). What lies behind the rows of the first step is the draft of the next.
+A model whose vision encoder is a detector drafts from its detections, on any image (`FROM_IMAGE`).
 
-A step's cost is reading weights and keys, whatever its rows, while these are few: a step has no more rows than the
-engine has batch slots. A prompt whose drafts save few steps stops drafting for a while, twice as long each time.
+The cost of a step depends little on its number of rows while there are few; a step has at most as many rows as batch
+slots. A prompt whose drafts save few steps pauses drafting, twice as long each time.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from saccade.engine.models.protocol import Phase
 from saccade.engine.tasks.output_state import FROM_IMAGE, FedValue, Sampled
 
 Rows = list[ScheduledSequence[Any]]
-"""Of one sequence in a step, in order."""
+"""Rows of one sequence in a step, in order."""
 
 
 class Speculation:
-    """Drafts the rows of steps, and verifies them.
+    """Adds draft rows to steps and verifies them.
 
     Args:
-        config: the engine's.
-        from_images: whether the executor drafts what is asked of an image that it encodes.
+        config: engine configuration.
+        from_images: whether the executor drafts answers from images.
 
     Attributes:
-        drafted, accepted, saved: values fed, those that were right, and decode steps of a sequence saved, so far.
+        drafted, accepted, saved: total drafted values, accepted values, and saved decode steps.
     """
 
     def __init__(self, config: EngineConfig, *, from_images: bool = False) -> None:
@@ -44,15 +43,15 @@ class Speculation:
         self.drafted = self.accepted = self.saved = 0
 
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
-        """What a prefill samples of a window: behind each prompt, and behind each of at most `left` values of drafts.
+        """Return the rows of a prefilled window: one per prompt and at most `left` draft values.
 
-        With `certain` what is certain to be fed is, whatever is left.
+        With `certain`, values that are always fed are included regardless of `left`.
         """
         scheduled: Rows = []
         for sequence in window.sequences:
             phase = sequence.output.next_phase()
             if phase is None:
-                raise ValueError("an output state that wants no step was scheduled")
+                raise ValueError("a finished output state was scheduled")
             rows: Rows = [ScheduledSequence(sequence, phase, sequence.position)]
             sequence.position += len(sequence.prompt)
             if certain and (known := sequence.output.certain):
@@ -66,7 +65,7 @@ class Speculation:
         return scheduled
 
     def next_rows(self, sequence: Answer[Any], left: int) -> Rows:
-        """What a decode step feeds of a sequence: one row, and at most `left` of a draft; none if it is complete."""
+        """Return a sequence's rows for a decode step: one, and at most `left` draft values; [] if it is complete."""
         phase = sequence.output.next_phase()
         if phase is None:
             return []
@@ -81,11 +80,11 @@ class Speculation:
         return rows
 
     def take(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> bool:
-        """Commit what a step has sampled for one sequence, as far as its draft was right; the rest is the next draft.
+        """Commit a sequence's samples as far as its draft was correct; the rest is the next draft.
 
         Args:
-            rows: of the sequence, in order.
-            sampled: their values.
+            rows: rows of the sequence, in order.
+            sampled: their samples.
 
         Returns:
             Whether the answer is complete.
@@ -110,14 +109,14 @@ class Speculation:
         return complete
 
     def _draft(self, rows: Rows, draft: Sequence[FedValue]) -> int:
-        """Add rows that feed a draft; how many."""
+        """Add rows that feed a draft, and return their number."""
         drafted = _extend(rows, draft)
         rows[0].sequence.drafted += drafted
         self.drafted += drafted
         return drafted
 
     def _verify(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> tuple[int, bool]:
-        """How many rows were committed, and whether the answer is complete."""
+        """Return the number of committed rows, and whether the answer is complete."""
         sequence = rows[0].sequence
         output = sequence.output
         right: FedValue | None = None
@@ -149,9 +148,9 @@ class Speculation:
 
 
 def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
-    """The rows of each sequence of a prefill whose draft the executor finds, and the number of its image in the step.
+    """Return, for each sequence whose draft comes from its image, the image's index in the step and the rows.
 
-    To be asked before the step is committed.
+    Call this before the step is committed.
     """
     if not step.drafted or not step.windows:
         return []
@@ -164,11 +163,11 @@ def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
 
 
 def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
-    """Put what an executor has found in place of `FROM_IMAGE`, and zeros where there is no more of it.
+    """Replace `FROM_IMAGE` values by detections, and by zeros after the last detection.
 
     Args:
-        rows: of a sequence.
-        objects: what the answer is likely to say, in order: (any, x, y, width, height) of each object.
+        rows: rows of a sequence.
+        objects: expected objects in order: (unused, x, y, width, height).
     """
     sequence = rows[0].sequence
     sequence.found = objects
@@ -179,7 +178,7 @@ def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
 
 
 def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -> list[FedValue]:
-    """Values from `start` on that the answer feeds if it says what was found; few are asked for of 96 objects."""
+    """Return `count` values from `start` on that the answer feeds if it lists the detections."""
     sizes = Phase.SIZE in sequence.output.phases
     each = 3 if sizes else 2
     first, values = start // each, list[FedValue]()

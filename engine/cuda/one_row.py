@@ -1,18 +1,15 @@
-"""One row through a decoder's blocks: without tensor cores, the norm and the addition to the residual in the products.
+"""Decoder blocks for a single row with GEMVs, fused with layer norm and residual addition.
 
-    dense    norm into heads and MLP → attention, and beside it the MLP's half out → attention's half
-    experts  norm into heads, temperature's products, router → attention → fc1, and attention's product → fc2
+    dense    norm into heads and MLP → attention, with the MLP's output half concurrently → attention's output half
+    experts  norm into heads, temperature products, router → attention → fc1, and attention projection → fc2
 
-fc1 runs beside attention: its programs are launched while the router's still run, and begin when these have chosen; the
-last of them, behind attention, have its product. Each kernel has its weights on their way before the previous one has
-ended (`kernels.common`). A dense layer of a decoder with experts has its heads as the others do, and the rest as above.
+fc1 runs concurrently with attention: it launches while the router runs and starts when experts are chosen. Its last
+programs wait for attention and compute the projection. Each kernel loads its weights before the previous kernel has
+ended (`kernels.pdl`).
 
-On an H200 a step of Moondream 2 takes 0.53 ms in FP8 and 0.80 in bf16; 0.59 and 0.83 with the MLP's half behind
-attention. A layer with experts takes 40.6 µs in bf16 and 24.4 in FP8, a dense one beside them 33.9 and 21.8, where the
-kernels of few rows take 44.7, 36.9, 38.2 and 29.0. To fetch what comes next into the L2 cache meanwhile is slower: 47.5
-and 28.1.
-
-Needs Triton. Knows nothing of steps of more rows: `decoder` runs those.
+On an H200 a step of Moondream 2 takes 0.53 ms in FP8 and 0.80 in bf16; without the concurrent MLP half 0.59 and 0.83.
+An expert layer takes 40.6 µs in bf16 and 24.4 in FP8 (44.7 and 38.2 with the kernels for few rows). `decoder` runs
+steps of more rows.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from saccade.engine.kernels.moe.one_row import IntoShape
 
 
 class Shapes(NamedTuple):
-    """How the products of a row are cut up: into a dense block or one of a decoder with experts, experts, and out."""
+    """Tile sizes of a row's GEMVs: into a dense block, into an expert block, experts, and output."""
 
     into: gemv.Shape
     into_with_tau: IntoShape
@@ -41,17 +38,17 @@ SHAPES = {
     False: Shapes(gemv.Shape(8, 4, True), IntoShape(8, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 4, True)),
     True: Shapes(gemv.Shape(16, 4, True), IntoShape(32, 4, 8), one_row.Shape(4, 2, 8, 8), gemv.Shape(4, 4, True)),
 }
-"""In half precision and FP8; all of fc2's programs fit a GPU at a time."""
+"""Tile sizes by whether weights are FP8; all programs of fc2 fit a GPU at the same time."""
 MLP_N = 2
-"""A program's outputs of the product out of a dense MLP, beside attention."""
+"""Outputs per program of the dense MLP's output GEMV, which runs concurrently with attention."""
 
 
 class OneRow:
-    """What a row of a decoder needs on its way.
+    """Buffers for one row of a decoder.
 
     Args:
-        blocks: the decoder's.
-        logits: float32 (layers, any, experts), whose first rows the routers write; None without experts.
+        blocks: the decoder's blocks.
+        logits: float32 (layers, rows, experts); routers write the first row. None without experts.
     """
 
     def __init__(self, blocks: PackedBlocks, logits: torch.Tensor | None) -> None:
@@ -76,7 +73,7 @@ class OneRow:
 
 
 def supports(blocks: PackedBlocks) -> bool:
-    """Whether the kernels take a decoder."""
+    """Return whether the kernels support this decoder."""
     text = blocks.text
     if not gemv.supports(text.dim, text.dim, text.ff_dim) or text.dim % (MLP_N * text.n_heads):
         return False
@@ -93,10 +90,10 @@ class OneRowOps:
     """`BlockOps` on one row.
 
     Args:
-        row: the decoder's blocks and scratch.
+        row: the decoder's blocks and scratch buffers.
         x: (1, dim), the residual; overwritten.
-        rows: position, owner and tables, as attention takes them.
-        pdl: whether kernels begin before the previous one has ended.
+        rows: position, owner and page tables for attention.
+        pdl: whether to use programmatic dependent launch.
     """
 
     def __init__(
@@ -105,11 +102,11 @@ class OneRowOps:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """The residual itself: each product has the norm in it."""
+        """Return the residual; the GEMVs compute the norm themselves."""
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        """Heads; a dense MLP's inner values, a temperature's products and a router's choice are left behind."""
+        """Return the heads; also write the MLP's inner values, temperature products and chosen experts."""
         row, into = self._row, layer.into
         weights = into.weight, into.scale, into.bias
         if layer.temperature is None:
@@ -131,15 +128,15 @@ class OneRowOps:
         return row.heads
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """The heads as they are: attention multiplies by the factors."""
+        """Return the heads unchanged; attention applies the factors."""
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
-        """Not for a step: that goes through whole blocks."""
+        """Unsupported: a step always runs whole blocks."""
         raise NotImplementedError
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """What attention saw; beside it a dense MLP's half of the product out of the block, which needs none of it."""
+        """Return the attention output; the dense MLP's output half runs concurrently."""
         row, dim, dense = self._row, self._row.blocks.text.dim, layer.experts is None
         row.blocks.attention.attend(
             heads,
@@ -150,12 +147,12 @@ class OneRowOps:
             temperature=None if layer.temperature is None else (row.products, layer.temperature[1]),
             beside=gemv.Beside(row.mlp_inner, layer.out.weight[:, dim:], row.delta, MLP_N) if dense else None,
             pdl=self._pdl,
-            early=not dense,  # fc1 waits until experts are chosen, not for this
+            early=not dense,  # fc1 waits for the router, not for attention
         )
         return row.seen
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
-        """To the residual, attention's product and what the MLP or the experts give."""
+        """Add attention's projection and the MLP's or experts' output to the residual."""
         row, out, shapes = self._row, layer.out, self._row.shapes
         if layer.experts is not None:
             experts, chosen = layer.experts, row.chosen[layer.number]

@@ -1,6 +1,6 @@
-"""The paged KV cache: keys and values of all sequences, and what a step reads of it through page tables.
+"""Paged KV cache on CUDA: keys and values of all sequences, addressed through page tables.
 
-Knows tensors and page numbers; reference counts of pages are `core.resources.PagePool`'s.
+`core.resources.PagePool` counts references to pages.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from saccade.engine.models.protocol import Model
 from saccade.engine.models.quantization import dequantize_kv, quantize_kv
 
 _PAGES_CPU = 1024
-_SHARE = 0.4  # of the memory left beside the weights; graphs and images need some, too
+_SHARE = 0.4  # fraction of the free memory after loading weights; graphs and images need the rest
 
 LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Keys and values of one layer, and in FP8 the scales of both."""
+"""Keys and values of one layer, with the scales of both in FP8, else None."""
 
 
 class PagedLayer:
-    """One layer of the cache seen through page tables; `at` are (rows, length) page and offset indices."""
+    """One layer of the cache seen through page tables; `at` are page and offset indices (rows, length)."""
 
     __slots__ = ("_at", "_dtype", "_layer", "_table")
 
@@ -35,7 +35,7 @@ class PagedLayer:
         self._layer, self._dtype, self._table, self._at = layer, dtype, table, at
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put in new keys and values (rows, length, heads, head_dim)."""
+        """Write new keys and values (rows, length, heads, head_dim)."""
         keys, values, key_scales, value_scales = self._layer
         self._write(keys, key_scales, k)
         self._write(values, value_scales, v)
@@ -46,10 +46,10 @@ class PagedLayer:
             into[page, :, offset] = x
         else:
             packed, scales[page, :, offset] = quantize_kv(x)
-            into.view(torch.uint8)[page, :, offset] = packed.view(torch.uint8)  # torch indexes no FP8 everywhere
+            into.view(torch.uint8)[page, :, offset] = packed.view(torch.uint8)  # not every torch version can index FP8
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of all keys and values of the tables' pages, each (rows, heads, pages · page size, head_dim)."""
+        """Return copies of the keys and values in the tables' pages, each (rows, heads, tokens, head_dim)."""
         keys, values, key_scales, value_scales = self._layer
         return self._read(keys, key_scales), self._read(values, value_scales)
 
@@ -62,7 +62,7 @@ class PagedLayer:
 
 
 class PagedRows:
-    """A cache of some sequences: their (rows, pages) page tables, prefix pages first."""
+    """View of several sequences by their page tables (rows, pages), prefix pages first."""
 
     __slots__ = ("_cache", "_table", "key_positions")
 
@@ -71,9 +71,9 @@ class PagedRows:
         self.key_positions = cache.key_positions[: table.shape[1] * cache.page_size]
 
     def layers(self, positions: torch.Tensor) -> Sequence[PagedLayer]:
-        """The layers, ready to write at (rows, length) int64 positions."""
+        """Return one `PagedLayer` per layer for writing at (rows, length) int64 positions."""
         cache = self._cache
-        # Private pages begin on a page of their own: the rest of the prefix's last page stays unused.
+        # Private pages start on a new page; the rest of the prefix's last page stays unused.
         index = torch.where(positions < cache.prefix_length, positions, positions + cache.gap)
         at = self._table.gather(1, index // cache.page_size), index % cache.page_size
         return [PagedLayer(layer, cache.dtype, self._table, at) for layer in cache.layers]
@@ -82,17 +82,17 @@ class PagedRows:
 class PagedCache:
     """Keys and values of all sequences: each (n_layers, n_pages, n_kv_heads, page_size, head_dim).
 
-    One head's part of a page is one piece of memory, which is what a program of the attention kernel reads.
+    One head's part of a page is contiguous, because one program of the attention kernel reads it.
 
     Args:
-        model: gives their shape and device.
-        n_pages: pages.
-        page_size: tokens of a page.
+        model: defines shape and device.
+        n_pages: number of pages.
+        page_size: tokens per page.
         kv_dtype: see `EngineConfig.kv_dtype`.
 
     Attributes:
-        dtype: that the model computes in.
-        layers: one for each block.
+        dtype: dtype of the model's computation.
+        layers: one entry per block.
     """
 
     def __init__(self, model: Model, n_pages: int, page_size: int, kv_dtype: str | None = None) -> None:
@@ -110,18 +110,18 @@ class PagedCache:
         self.prefix_pages = -(-self.prefix_length // page_size)
         self.gap = self.prefix_pages * page_size - self.prefix_length
         index = torch.arange(self.prefix_pages * page_size + limits.max_context, device=model.device)
-        # Keys in the gap have a position past every sequence.
+        # Keys in the gap get a position after every sequence, so they are never visible.
         private = index >= self.prefix_pages * page_size
         unused = torch.where(index < self.prefix_length, index, torch.iinfo(torch.int64).max)
         self.key_positions = torch.where(private, index - self.gap, unused)
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
-        """See `runner.PagedCache`; whole pages, whatever the length."""
+        """See `runner.PagedCache.rows`; always whole pages."""
         return PagedRows(self, table)
 
 
 def pages_for(model: Model, page_size: int, max_sequences: int, kv_dtype: str | None = None) -> int:
-    """How many pages to have; on CUDA what all sequences can ever use at a time, as far as memory is free for them."""
+    """Return the number of pages to allocate; on CUDA enough for all sequences, limited by free memory."""
     if model.device.type != "cuda":
         return _PAGES_CPU
     limits = model.limits

@@ -1,6 +1,6 @@
-"""Blocks of many rows on CUDA: image prefixes, and the prompts behind them, in the same products. Needs Triton.
+"""Prefill on CUDA: image prefixes and the prompts after them share GEMMs. Triton is required.
 
-Without images the prompts are any rows of sequences: a long prompt behind a kept prefix, or a step of many.
+Without images, the prompts are any rows of sequences: a long prompt after a cached prefix, or a large decode step.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from saccade.engine.kernels.temperature import temperature_parts, temperature_pr
 from saccade.engine.models.lora import AdaptedRows
 
 _Seen = tuple[torch.Tensor | None, torch.Tensor]
-"""What attention saw: of images, and of all rows, in which the images' are still missing if there is a first part."""
+"""Attention output of images, and of all rows; the second lacks the images if the first is not None."""
 
 
 @dataclass(slots=True)
 class _Prefilled:
-    """What a block's parts give each other in a prefill.
+    """Values passed between the parts of a block during prefill.
 
     Attributes:
-        normed: the norm's result, as products read it.
-        plain: the same in half precision, where there are experts, whose router reads it, or adapters.
-        prompts: of the last dense layer in FP8 the norm of prompts alone; in half precision if they are few.
-        both: of such few prompts what attention saw, and behind it what has come through the GELU.
-        wide: heads, and with FP8 what goes into the dense MLP's GELU.
-        products: of the temperature.
-        parts: what is added to x by the next norm, if experts write theirs beside attention.
+        normed: layer norm in the format of the GEMMs.
+        plain: layer norm in half precision, for routers and adapters.
+        prompts: layer norm of the prompts for the last dense layer in FP8; half precision if there are few.
+        both: for few prompts, the attention output followed by GELU results.
+        wide: heads, followed by the dense MLP's GELU inputs in FP8.
+        products: temperature products.
+        parts: expert results that the next norm adds to x.
     """
 
     normed: Rows
@@ -47,15 +47,15 @@ class _Prefilled:
 
 
 class PrefillOps:
-    """`BlockOps` on whole image prefixes and, behind them, prompts. `before` and `bias` are still to be added to x.
+    """`BlockOps` on whole image prefixes followed by prompts. `before` and `bias` are not yet added to x.
 
     Args:
-        blocks: the decoder's.
-        x: (rows, dim) the residual: of images, and then of prompts.
-        prefixes: (images, pages); None without images.
-        prompts: positions, owners and tables of the prompts' rows, as `Runner.forward_tokens` has them.
-        adapters: of the rows.
-        beside: a stream for what needs nothing of what runs beside it.
+        blocks: the decoder's blocks.
+        x: (rows, dim), residual of images, then prompts.
+        prefixes: (images, pages), or None without images.
+        prompts: positions, owners and tables of the prompt rows; see `Runner.forward_tokens`.
+        adapters: LoRA adapters of the rows, or None.
+        beside: CUDA stream for concurrent work.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class PrefillOps:
         self.bias: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
-        """Whether a layer is the last one, behind which the images' rows are not wanted."""
+        """Return whether this is the last layer, after which the image rows are not needed."""
         return self._prefix_rows > 0 and layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
-        """The residual's norm, in FP8 if wanted; in half precision as well for routers, adapters and the last MLP."""
+        """Return the layer norm, in FP8 if enabled; also in half precision for routers, adapters and the last MLP."""
         fp8 = self._blocks.fp8_rows
         if layer.experts is None and self._adapters is None:
             rows, prompts = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
@@ -97,22 +97,22 @@ class PrefillOps:
     def _experts(
         self, experts: PackedExperts, normed: Rows, plain: torch.Tensor, stream: torch.cuda.Stream | None = None
     ) -> torch.Tensor:
-        """Results of experts (1 + top, rows, dim), on a stream; the first is for attention's."""
+        """Return the results of experts (1 + top, rows, dim); entry 0 is reserved for attention."""
         parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
         with torch.cuda.stream(stream):
             experts.many(normed, plain, parts[1:])
         return parts
 
     def _forks(self, layer: PackedLayer) -> bool:
-        """Whether a layer's experts run beside its attention; in the last one they wait for it to drop images.
+        """Return whether a layer's experts run concurrently with its attention (not in the last layer).
 
-        An image's prefill takes 8.1 ms so where it takes 8.6 one after the other, 6.1 instead of 6.7 in FP8.
+        This takes 8.1 ms instead of 8.6 per image prefill, and 6.1 instead of 6.7 in FP8.
         """
         return layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
-        """Heads; with FP8 rows or adapters and a dense MLP, what goes into its GELU behind them."""
-        # In FP8 there is no GELU in cuBLAS's product, so heads and MLP come out of one. The last MLP's rows are few.
+        """Return the heads; with FP8 rows or adapters and a dense MLP, followed by its GELU inputs."""
+        # cuBLAS has no GELU epilogue for FP8, so one GEMM computes heads and MLP. The last MLP has few rows.
         width = self._blocks.heads
         apart = normed.normed[1] is None or self._is_last(layer)
         stop = width if apart and self._adapters is None else None
@@ -125,7 +125,7 @@ class PrefillOps:
         return normed
 
     def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
-        """Products of the temperature, which attention reads."""
+        """Compute the temperature products that attention reads."""
         assert heads.wide is not None
         assert layer.temperature is not None
         blocks, rows, wide = self._blocks, len(self.x), heads.wide
@@ -141,19 +141,19 @@ class PrefillOps:
         return heads.products[:, rows], layer.temperature[1]
 
     def write_kv(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> None:
-        """All keys and values; the images' are rotated in place with the queries."""
+        """Cache all keys and values; image keys and queries are rotated in place."""
         assert heads.wide is not None
         qkv = heads.wide[:, : self._blocks.heads]
         temperature = self._temperature(layer, heads, slice(None))
         self._blocks.attention.write_kv(qkv, *self._prompts, cache, prefixes=self._prefixes, temperature=temperature)
 
     def attend(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> _Seen:
-        """Attention of images to themselves, of prompts to all before them; in the last layer of prompts alone."""
+        """Compute bidirectional attention of images and causal attention of prompts; the last layer skips images."""
         assert heads.wide is not None
         blocks, at, last = self._blocks, self._prefix_rows, self._is_last(layer)
         qkv = heads.wide[:, : blocks.heads]
         self.write_kv(layer, heads, cache)
-        if last:  # the hidden states of an image are not read
+        if last:  # hidden states of images are not needed
             plain = heads.plain if blocks.fp8_rows else heads.normed[0]
             if plain is not None:
                 heads.normed = plain[at:], None
@@ -174,11 +174,11 @@ class PrefillOps:
         if last or not at:
             attend_prompts(attended)
             return None, attended
-        # An image's takes 20 µs, the prompts' 14 for its few rows. Where experts run beside both there is no room.
+        # Attention of an image takes 20 µs, of the prompts 14. With concurrent experts the GPU is already full.
         beside = self._beside if len(prompts) and layer.experts is None else None
         if beside is not None:
             beside.wait_stream(torch.cuda.current_stream())
-        # The images' first, or the prompts' has the place: prefills of 8 images in FP8 take 16.5 ms so, 16.8 otherwise.
+        # Images first, otherwise prompts occupy the GPU: FP8 prefills of 8 images take 16.5 ms instead of 16.8.
         first = blocks.image_attention.attend(qkv[:at], whole := attended[:at])
         with torch.cuda.stream(beside):
             attend_prompts(attended[at:])
@@ -187,7 +187,7 @@ class PrefillOps:
         return None if first is whole else first, attended
 
     def add(self, layer: PackedLayer, attended: _Seen, normed: _Prefilled) -> None:
-        """What is added to x by the next norm."""
+        """Compute the values that the next norm adds to x."""
         assert normed.wide is not None
         blocks, out, (first, seen) = self._blocks, layer.out, attended
         fp8, few = blocks.fp8_rows, self._few and self._is_last(layer)
@@ -226,10 +226,7 @@ class PrefillOps:
             torch.cuda.current_stream().wait_stream(self._beside)
 
     def _add_few(self, layer: PackedLayer, normed: _Prefilled, gelu: torch.Tensor | None) -> None:
-        """The last dense layer's products of few prompts; `gelu` is what has come through it where there are adapters.
-
-        On FP8 weights and rows in half precision, as steps have them.
-        """
+        """Run the last dense layer's GEMMs for few prompts with FP8 weights and half-precision rows."""
         blocks, both = self._blocks, normed.both
         assert both is not None
         if gelu is not None:

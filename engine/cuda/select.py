@@ -1,4 +1,4 @@
-"""Which form of a model runs on CUDA: the fastest that supports it, else the model's own modules."""
+"""Selection of the CUDA implementation: the fastest that supports the model, otherwise PyTorch modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def cuda_runner(model: Model, cache: PagedCache, max_rows: int, fallbacks: Fallbacks) -> Runner:
-    """The steps of a model on CUDA."""
+    """Return the runner for a model on CUDA."""
     why = _without_kernels(model)
     if why is None:
         from saccade.engine.cuda import decoder, layers
@@ -34,7 +34,7 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int, fallbacks: Fallb
 
 
 def cuda_vision(model: Model, fallbacks: Fallbacks) -> VisionEncoder | PackedVision:
-    """What encodes and projects crops on CUDA; a detector's layers are replaced in place."""
+    """Return the encoder of crops on CUDA; a detector's layers are replaced in place."""
     if _without_kernels(model) is None:
         assert isinstance(model, Moondream)
         if isinstance(model.vision, DetectorTower):
@@ -47,7 +47,7 @@ def cuda_vision(model: Model, fallbacks: Fallbacks) -> VisionEncoder | PackedVis
 
 
 def _without_kernels(model: Model) -> str | None:
-    """Why a model runs without kernels, if it does."""
+    """Return why a model runs without Triton kernels, or None."""
     if not isinstance(model, Moondream):
         return f"there are none for {type(model).__name__}"
     if not kernels.available(model.device):
@@ -61,5 +61,5 @@ def _pack_detector(tower: DetectorTower, dtype: torch.dtype, fallbacks: Fallback
     if isinstance(tower.stem, PicoDet):
         try:
             tower.set_submodule("stem", packed(tower.stem, dtype))
-        except Exception as error:  # Triton's own, of a version or a GPU that nobody has tried
+        except Exception as error:  # Triton errors on untested versions or GPUs
             fallbacks.note(f"the detector takes longer, as its kernels do not run here: {reason_of(error)}")

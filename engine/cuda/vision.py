@@ -1,6 +1,6 @@
-"""The vision encoder's blocks on CUDA, each sum and its norm in one pass; products with FP8 on both sides or none.
+"""Vision encoder blocks on CUDA with fused residual addition and norm; GEMMs in half precision or FP8.
 
-For encoders of patches. Agrees with `VisionEncoder.features`. Needs Triton.
+It supports patch-based encoders and matches `VisionEncoder.features`. Triton is required.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from saccade.engine.models.quantization import supports_fp8_gemm
 
 
 class _Layer:
-    """One block's weights."""
-
     __slots__ = ("fc1", "fc2", "ln1", "ln2", "proj", "qkv")
 
     def __init__(self, block: Block, fp8: bool) -> None:
@@ -31,18 +29,18 @@ class _Layer:
 
 
 def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
-    """A module's weights, which it goes on to share."""
+    """Return a module's packed weights, which the module then shares."""
     packed = PackedLinear(module.weight.detach(), module.bias.detach(), fp8)
     module.weight.data = packed.weight
     return packed
 
 
 class PackedVision:
-    """A model's vision encoder. In FP8 its blocks keep no other weights.
+    """A model's vision encoder with packed weights. In FP8 the model's own blocks become unusable.
 
     Args:
-        model: one that `supports` accepts.
-        fallbacks: told what does not run here.
+        model: a model that `supports` accepts.
+        fallbacks: collects notes on unsupported features.
     """
 
     def __init__(self, model: Moondream, fallbacks: Fallbacks) -> None:
@@ -63,11 +61,11 @@ class PackedVision:
             self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """As `VisionTower.features`."""
+        """See `VisionTower.features`."""
         return self._run(crops, -1)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DeepEncoder.two_depths`."""
+        """See `DeepEncoder.two_depths`."""
         return self._run(crops, block)
 
     def _run(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,10 +90,10 @@ class PackedVision:
         return early, add_layernorm(flat, before, last).view(count, tokens, dim)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """As `VisionTower.project`."""
+        """See `VisionTower.project`."""
         return self._tower.project(whole, tiles)
 
 
 def supports(model: Moondream) -> bool:
-    """Whether it takes this model's vision encoder."""
+    """Return whether this model's vision encoder is supported."""
     return isinstance(model.vision, VisionTower) and model.dtype in (torch.bfloat16, torch.float16)

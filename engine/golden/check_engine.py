@@ -27,12 +27,12 @@ from saccade.engine.tasks.task import Task
 
 MAX_OBJECTS, MAX_TOKENS = 6, 24
 ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
-"""Tolerances of what is only shown; the second one's numbers must be numbers still."""
+"""Tolerances of quantities that are only reported; ANY_NUMBER still rejects NaN and infinity."""
 
 
 @dataclass(slots=True)
 class Quantity:
-    """One kind of number: how many were compared and differ, the largest disagreement, and the largest allowed."""
+    """A compared quantity with its tolerance, counts and largest difference."""
 
     name: str
     tolerance: float
@@ -43,11 +43,11 @@ class Quantity:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was compared agrees. A disagreement that is not a number is one."""
+        """Whether all differences are within the tolerance; NaN counts as infinite."""
         return self.worst <= self.tolerance
 
     def add(self, difference: float, where: str) -> None:
-        """Note one comparison."""
+        """Record the difference of one comparison at the place `where`."""
         self.compared += 1
         self.differing += difference != 0
         if math.isnan(difference):

@@ -1,4 +1,4 @@
-"""The executor on a CPU: streams are worker threads, nothing is padded or captured, and threads are counted."""
+"""Executor for CPUs: streams are worker threads, and steps are neither padded nor captured."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from saccade.engine.runtime.streams import CpuStream
 
 
 class CpuExecutor(Executor[ImageCrops]):
-    """`Executor` on a CPU.
+    """`Executor` for CPUs.
 
     Args:
         model: the model.
-        config: sizes.
-        n_pages: pages of the cache.
-        texts: whether it is asked for text as well.
+        config: engine configuration.
+        n_pages: pages of the KV cache.
+        texts: whether text tasks are supported in addition to objects.
     """
 
     def __init__(self, model: Model, config: EngineConfig, n_pages: int, *, texts: bool = True) -> None:
@@ -49,17 +49,17 @@ class CpuExecutor(Executor[ImageCrops]):
             )
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """See `Executor.call_when_ready`: the copy stream's thread does."""
+        """See `Executor.call_when_ready`; the copy stream's thread calls."""
         self._on_ready = callback
         return True
 
 
 class CpuImageEncoder:
-    """See `executor.ImageEncoder`.
+    """Image encoder for CPUs; see `executor.ImageEncoder`.
 
     Args:
-        model: whose vision encoder.
-        most: images at a time.
+        model: model with the vision encoder.
+        most: maximum number of images per batch.
     """
 
     def __init__(self, model: Model, most: int) -> None:
@@ -76,7 +76,7 @@ class CpuImageEncoder:
             return self._vision.make_crops(as_array(image))
 
     def encode(self, slot: int, images: Sequence[ImageCrops]) -> None:
-        """See `ImageEncoder.encode`; the prefixes behind it are written by as many threads."""
+        """See `ImageEncoder.encode`; the thread count also applies to the prefixes that are written next."""
         if not images:
             return
         set_threads(self._threads.choose())
@@ -88,7 +88,7 @@ class CpuImageEncoder:
             else:
                 features = vision.features(vision.normalize(torch.from_numpy(image.pixels)))
                 self.tokens[number] = vision.join(features, image.tiling)
-        for numbers in alike.values():  # the encoder runs once over all images that are a single crop of a shape
+        for numbers in alike.values():  # single-crop images of equal shape are encoded together
             crops = vision.normalize(torch.from_numpy(np.concatenate([images[i].pixels[:1] for i in numbers])))
             if self._drafting is None:
                 features = vision.features(crops)
@@ -98,4 +98,4 @@ class CpuImageEncoder:
         self._threads.took((time.perf_counter() - begun) / sum(len(image.pixels) for image in images))
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing, because no work is in flight."""

@@ -1,8 +1,8 @@
-"""The executor on CUDA: a forward is a graph, so that a step costs the host a launch or two.
+"""Executor for CUDA: each forward is a CUDA graph, so the host needs one or two launches per step.
 
-A decode step needs three numbers a sequence, which its graph fetches from pinned memory. Graphs of what nearly every
-engine meets, objects and text, are captured at the start; those of tilings, long prompts, drafts, adapters, and of
-objects and text in one step when the first such step has run.
+A decode step needs three numbers per sequence, which its graph fetches from pinned memory. Graphs for objects and text
+are captured at startup. Graphs for tilings, long prompts, drafts, adapters and mixed steps are captured when the first
+such step has run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from saccade.engine.runtime.graph_capture import Graphs, Job, Progress
 from saccade.engine.runtime.image_encoder import CudaImageEncoder, PreparedImage
 from saccade.engine.runtime.streams import CudaStream
 
-DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # a decode step is padded to the next of these
-# As is a prefill in tokens of prompts; more run without a graph. 48 of 8 images fill products' tiles (16.4 ms for 16.8)
+DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # decode steps are padded to the next size
+# Prefills are padded in prompt tokens; longer prompts run without a graph. 48 tokens with 8 images fill the GEMM tiles
+# (16.4 ms instead of 16.8).
 PROMPT_TOKEN_SIZES = (8, 16, 48, 128, 256, MAX_PROMPT_TOKENS)
-_COMMON_TOKENS = 128  # of a prefill whose graph is captured at the start
+_COMMON_TOKENS = 128  # up to this many prompt tokens, graphs are captured at startup
 
 
 class CudaExecutor(Executor[PreparedImage]):
-    """`Executor` on one CUDA device.
+    """`Executor` for one CUDA device.
 
     Args:
-        model, config: the model, and sizes.
-        n_pages: pages of the cache.
-        texts: whether it is asked for text as well.
-        progress: called while graphs are captured.
+        model, config: the model and the engine configuration.
+        n_pages: pages of the KV cache.
+        texts: whether text tasks are supported in addition to objects.
+        progress: called during graph capture.
     """
 
     _compute: CudaStream
@@ -70,17 +71,17 @@ class CudaExecutor(Executor[PreparedImage]):
             texts=texts,
         )
         unread = self._unread
-        # Not a closure over the executor: in a cycle its memory would stay until Python collects garbage.
+        # Not a closure over the executor: a reference cycle would delay freeing its memory until garbage collection.
         images.idle = lambda: not unread
         self._reached = torch.cuda.Event()
-        torch.cuda.synchronize(device)  # weights and buffers come from other streams
+        torch.cuda.synchronize(device)  # weights and buffers were written on other streams
         self._capture_all(images, texts, progress)
 
     def wait(self, slot: int, step: Step[PreparedImage]) -> None:
         """See `Executor.wait`."""
         self._unread.discard(slot)
-        # Behind a last decode step the device is idle: an interrupt wakes this thread later, by 0.1 to 0.2 ms a frame.
-        # So it spins, which takes a CPU, until all that is on the copy stream has run.
+        # Spins instead of waiting for an interrupt, which wakes this thread 0.1 to 0.2 ms later per frame. This
+        # occupies a CPU until the copy stream is idle.
         if step.kind is StepKind.DECODE and not self._unread and len(self._slots) > 1:
             self._reached.record(self._copy.stream)
             self._reached.synchronize()
@@ -89,7 +90,7 @@ class CudaExecutor(Executor[PreparedImage]):
 
     @property
     def n_graphs(self) -> int:
-        """CUDA graphs of steps."""
+        """Number of captured CUDA graphs of steps."""
         return len(self.graphs)
 
     @torch.inference_mode()
@@ -111,7 +112,7 @@ class CudaExecutor(Executor[PreparedImage]):
                 progress(done, len(jobs))
 
     def _jobs(self, images: CudaImageEncoder, texts: bool) -> Iterator[Job]:
-        """What nearly every engine runs, each once."""
+        """Yield the graphs to capture at startup."""
         yield from images.jobs()
         yield self._prefill_job(1, PROMPT_TOKEN_SIZES[0])
         common = [size for size in PROMPT_TOKEN_SIZES[1:] if size <= _COMMON_TOKENS]

@@ -1,15 +1,13 @@
-"""Runs steps on a device: prefill and decode over paged keys and values, sampling, and the copy of samples to the host.
+"""Execution of steps on a device: prefill and decode over the paged KV cache, sampling, and copies to the host.
 
     compute stream, prefill   images → tokens; image prefixes and prompts together → first samples
     compute stream, decode    inputs → embeddings of the batch slots → blocks → samples → next embeddings
-    copy stream               a slot's samples to the host, behind the event of the step that wrote them
+    copy stream               samples of a slot to the host, after the event of their step
 
-What a sequence needs from one step to the next, the embedding of what it sampled last, stays in its batch slot, and its
-page table on the device from its prefill on: a step can be launched before the one ahead of it is read. Inputs on the
-device are shared by both slots, as the compute stream runs in order; what the host writes and reads is each slot's own.
-
-What differs from device to device are the streams, the runner (`models.runner`), the image encoder, and the sizes that
-steps are padded to: `cpu_executor` and `cuda_executor` bring these. Knows no requests, names or results.
+A sequence's batch slot stores the embedding of its last sample, and its page table stays on the device. A step can
+therefore launch before the previous step is read. Device inputs are shared by both step slots because the compute
+stream runs in order; host buffers exist per slot. `cpu_executor` and `cuda_executor` supply streams, runner
+(`models.runner`), image encoder and padding sizes.
 """
 
 from __future__ import annotations
@@ -48,22 +46,27 @@ from saccade.engine.runtime.step_inputs import (
 from saccade.engine.runtime.streams import Event, Stream
 from saccade.engine.tasks.output_state import MAX_SCORED, Sampled
 
-COORDS, SIZES, TEXT, DRAFTED = 1, 2, 4, 8  # what a step samples, as bits; whether the host says what is fed
+COORDS, SIZES, TEXT, DRAFTED = (
+    1,
+    2,
+    4,
+    8,
+)  # bit flags: what a step samples, and whether the host supplies drafted inputs
 OBJECTS = COORDS | SIZES
 _KINDS = {Phase.X_OR_EOS: COORDS, Phase.Y: COORDS, Phase.SIZE: SIZES, **dict.fromkeys(TEXT_PHASES, TEXT)}
 
 PreparedT = TypeVar("PreparedT")
-"""An image as an encoder takes it."""
+"""An image in the format of an encoder."""
 
 
 class ImageEncoder(Protocol[PreparedT]):
-    """One model's vision encoder. `prepare` may be called by any thread, the rest by one.
+    """A model's vision encoder. `prepare` is thread-safe; other methods belong to one thread.
 
     Attributes:
-        batch_sizes: how many images are encoded together; fewer are padded to the next of these.
-        tokens: (most, tokens, dim) of the images that `encode` was called for, in order.
-        objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
-        encoder: what encodes crops: the model's vision encoder, or a faster form of it.
+        batch_sizes: sizes that batches of images are padded to.
+        tokens: (images, tokens, dim) of the images of the last `encode`, in order.
+        objects: (images, objects, 5) detections of a `DraftingEncoder`; other encoders have one unused entry.
+        encoder: the model's vision encoder or a faster implementation of it.
     """
 
     @property
@@ -76,43 +79,43 @@ class ImageEncoder(Protocol[PreparedT]):
     def encoder(self) -> object: ...  # noqa: D102 - above
 
     def prepare(self, image: Pixels) -> PreparedT:
-        """Cut an image, (height, width, 3) uint8 RGB or as a video decoder gives it, into crops."""
+        """Split an image, (height, width, 3) uint8 RGB or a decoded video frame, into crops."""
         ...
 
     def encode(self, slot: int, images: Sequence[PreparedT]) -> None:
-        """Write the tokens of at most as many images as there may be to `tokens`, on the compute stream.
+        """Write the tokens of images to `tokens` on the compute stream.
 
-        For a step slot: the images must be kept, and the slot must not be used again, until that has run.
+        Until this work has run, the images must stay alive and the step slot must not be reused.
         """
         ...
 
     def close(self) -> None:
-        """End what is under way."""
+        """Wait for the work in flight and release resources."""
         ...
 
 
 class Sizes(NamedTuple):
-    """What steps are padded to: sequences of a decode step, and tokens of a prefill's prompts."""
+    """Padding sizes: sequences of a decode step, and prompt tokens of a prefill."""
 
     batch: Sequence[int]
     prompt_tokens: Sequence[int]
 
 
 class StepOutputs:
-    """What a step leaves in its slot: samples, and what was seen in its images, on the device and on the host.
+    """Output buffers of a step slot, on the device and the host: samples, and detections in its images.
 
     Args:
-        number: the slot's.
-        rows: most of a step.
-        vocab: of the logits.
+        number: index of the slot.
+        rows: maximum rows of a step.
+        vocab: width of the logits.
         model: the model.
-        objects: buffer of what a `DraftingEncoder` sees in a prefill's images, see `ImageEncoder`.
+        objects: buffer of a `DraftingEncoder`'s detections, see `ImageEncoder`.
     """
 
     def __init__(self, number: int, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
         device, dim, pin = model.device, model.limits.dim, model.device.type == "cuda"
         self.number = number
-        # What the host reads of nearly every step lies in line: one copy, as the driver takes 10 µs for each.
+        # Outputs of nearly every step are contiguous for one copy, because each copy costs 10 µs in the driver.
         read = torch.zeros(rows * SAMPLED + objects.numel(), device=device)
         read_host = torch.zeros(len(read), pin_memory=pin)
         self._read, self._read_host = read, read_host
@@ -120,7 +123,9 @@ class StepOutputs:
         self.host = read_host[: rows * SAMPLED].view(rows, SAMPLED)
         self._found = read_host[rows * SAMPLED :].view_as(objects).numpy()
         self.logits = torch.zeros(rows, vocab, device=device)
-        self.hidden = torch.zeros(rows, dim, dtype=model.dtype, device=device)  # what the logits were made of
+        self.hidden = torch.zeros(
+            rows, dim, dtype=model.dtype, device=device
+        )  # hidden states that the logits were computed from
         self.scores = torch.zeros(rows, MAX_SCORED, device=device)
         self.host_scores = torch.zeros(rows, MAX_SCORED, pin_memory=pin)
         self.drafted: list[tuple[int, Rows]] = []  # by them, see `speculative.drafted_from_images`
@@ -128,7 +133,7 @@ class StepOutputs:
         self.ready: Event | None = None
 
     def copy(self, count: int, *, scored: bool) -> None:
-        """Copy what the host reads of so many rows to it; on the copy stream."""
+        """Copy the outputs of `count` rows to the host on the copy stream."""
         if self.drafted:
             self._read_host.copy_(self._read, non_blocking=True)
         else:
@@ -137,7 +142,7 @@ class StepOutputs:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
-        """Put into the rows what the device has read from their images, once that is copied."""
+        """Store the detections of the rows' images in the rows, after the copy."""
         if not self.drafted:
             return
         wanted = np.array([asked.get(rows[0].sequence.prompt, NO_CLASS) for _, rows in self.drafted], np.float32)
@@ -148,20 +153,20 @@ class StepOutputs:
 
 
 class Executor(Generic[PreparedT]):
-    """One model on one device, with `depth` step slots. `prepare` may be called by any thread, the rest by one.
+    """One model on one device with `depth` step slots. `prepare` is thread-safe; other methods belong to one thread.
 
     Args:
         model: the model.
-        config: sizes.
-        products: what most products are computed in.
-        fallbacks: what runs slower than it could here; there may be more later.
-        cache: where keys and values go; page 0 is for what is written and never read.
-        runner: runs a step's parts.
+        config: engine configuration.
+        products: dtype of most GEMMs.
+        fallbacks: collects notes on features that run slower than possible.
+        cache: paged KV cache; page 0 absorbs writes of padding rows.
+        runner: runs the parts of a step.
         images: encodes images on the compute stream.
         compute, copy: the streams.
-        run: runs work on the compute stream, by the key of what it launches.
-        sizes: what steps are padded to.
-        texts: whether it is asked for text as well.
+        run: runs work on the compute stream, keyed by its CUDA graph.
+        sizes: padding sizes.
+        texts: whether text tasks are supported in addition to objects.
 
     Attributes:
         model, products, fallbacks: as above.
@@ -187,11 +192,11 @@ class Executor(Generic[PreparedT]):
         self._runner, self._images, self._compute, self._copy = runner, images, compute, copy
         self._run, self._sizes = run, sizes
         limits, device, depth, rows = model.limits, model.device, config.depth, config.max_sequences
-        self._device, self._spare = device, rows  # the slot of rows that only fill a step; its pages are page 0
+        self._device, self._spare = device, rows  # batch slot of padding rows; its pages are page 0
         self._unread = set[int]()  # slots whose step is launched
         self._on_ready: Callable[[], None] | None = None
         self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
-        # Past the last prefix page a sequence has at most the rest of the context.
+        # After the last prefix page, a sequence has at most the rest of the context.
         width = cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
         self._steps = DecodeInputs(depth, device, rows, cache.prefix_length)
         shapes = rows, images.batch_sizes[-1], MAX_PROMPT_TOKENS, cache.prefix_pages, width
@@ -209,35 +214,35 @@ class Executor(Generic[PreparedT]):
 
     @property
     def encoder(self) -> object:
-        """What encodes crops: the model's vision encoder, or a faster form of it."""
+        """The model's vision encoder or a faster implementation of it."""
         return self._images.encoder
 
     @property
     def streams(self) -> dict[str, Stream]:
-        """By name: 'compute' and 'copy'."""
+        """Streams by name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
     def prepare(self, image: Pixels) -> PreparedT:
-        """Cut an image, (height, width, 3) uint8 RGB or as a video decoder gives it, into crops."""
+        """Split an image, (height, width, 3) uint8 RGB or a decoded video frame, into crops."""
         return self._images.prepare(image)
 
     # ---- a step
 
     def launch(self, slot: int, step: Step[PreparedT]) -> None:
-        """Put a step's forward and its greedy sampling on the compute stream."""
+        """Launch a step's forward pass and greedy sampling on the compute stream."""
         self._slots[slot].drafted = drafted_from_images(step)
         self._unread.add(slot)
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
         try:
             self._compute.run(torch.inference_mode()(partial(work, slot, step)))
         except BaseException:
-            self._unread.discard(slot)  # nobody reads it: the device is not busy with it until the slot's next step
+            self._unread.discard(slot)  # the failed step is never read
             raise
 
     def finalize(self, slot: int, step: Step[PreparedT]) -> None:
-        """Sample what was not sampled with the forward, and put the copy of all samples on the copy stream behind it.
+        """Sample the rows that are not greedy, then queue the copy of all samples on the copy stream.
 
-        To be called once the step ahead is committed, if any row writes text: what a grammar allows depends on it.
+        If any row writes text, the previous step must be committed first, because grammars depend on it.
         """
         held, count = self._slots[slot], len(step.sequences)
         try:
@@ -267,29 +272,29 @@ class Executor(Generic[PreparedT]):
             held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """Have a callback called, in any thread, whenever a step's values are there; False where `has_run` must do."""
+        """Register a callback for steps that have run, in any thread; return False if `has_run` must be polled."""
         return False
 
     def has_run(self, slot: int) -> bool:
-        """Whether a finalized step's values are there, or it has failed: `read` will not wait."""
+        """Return whether a finalized step has run or failed, so that `read` does not block."""
         ready = self._slots[slot].ready
         return ready is not None and bool(ready.query())
 
     def wait(self, slot: int, step: Step[PreparedT]) -> None:
-        """Wait until it has run.
+        """Wait until a step has run.
 
         Raises:
-            BaseException: as `read`, which raises it again.
+            BaseException: any error of the step; `read` raises it again.
         """
         ready = self._slots[slot].ready
         assert ready is not None
         ready.synchronize()
 
     def read(self, slot: int, step: Step[PreparedT]) -> list[Sampled]:
-        """The values of a step that has run, one tuple a row.
+        """Return the samples of a step that has run, one tuple per row.
 
         Raises:
-            BaseException: what any part of the step has raised.
+            BaseException: any error of the step.
         """
         held = self._slots[slot]
         self._unread.discard(slot)
@@ -300,11 +305,11 @@ class Executor(Generic[PreparedT]):
 
     @property
     def n_graphs(self) -> int:
-        """CUDA graphs of steps; none on a CPU."""
+        """Number of captured CUDA graphs of steps; 0 on a CPU."""
         return 0
 
     def close(self) -> None:
-        """Wait for the work on the streams, and end them."""
+        """Wait for the work on the streams, and close them."""
         for part in (self._images, self._compute, self._copy):
             part.close()
 
@@ -323,7 +328,7 @@ class Executor(Generic[PreparedT]):
         return ("decode", slot.number, rows, kind, adapted), work
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the embeddings of what rows sample go, and their phases."""
+        """Return the batch slots for the embeddings of the rows' samples, and the rows' phases."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
     def _decode_step(self, slot: StepOutputs, rows: int, kind: int, adapted: bool = False) -> None:
@@ -354,7 +359,7 @@ class Executor(Generic[PreparedT]):
 
     def _prefill(self, slot: int, step: Step[PreparedT]) -> None:
         rows, held = step.sequences, self._slots[slot]
-        # Keeps a GPU busy for milliseconds, in which the rest is put together.
+        # Encoding keeps a GPU busy for milliseconds, while the host prepares the rest.
         self._images.encode(slot, step.images)
         prompts = self._prefills.fill(slot, step, held.drafted)
         whole = bucket_of(self._sizes.batch, len(rows))
@@ -395,8 +400,8 @@ class Executor(Generic[PreparedT]):
             self._last.copy_(F.embedding(inputs["lasts"], hidden))
 
     def _prefill_long(self, step: Step[PreparedT], prompts: PromptTokens, adapted: bool) -> None:
-        """What `_prefill_step` does, for more tokens than buffers have, and without a graph."""
-        # Of their own: kernels are compiled anew for an input that is not aligned.
+        """Run `_prefill_step` without a graph for more prompt tokens than the buffers hold."""
+        # Separate tensors: kernels are recompiled for unaligned inputs.
         ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
         self._write_tables()
         if n := len(step.imaged):
@@ -414,7 +419,7 @@ class Executor(Generic[PreparedT]):
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _fed(self, x: torch.Tensor) -> torch.Tensor:
-        """Embeddings (tokens, dim) of a prefill's tokens, those that are values of prompts and drafts replaced."""
+        """Return the embeddings (tokens, dim) of a prefill's tokens, with values of prompts and drafts inserted."""
         inputs, count = self._prefills.device, len(x)
         values = self._prefills.values[:count]
         if self._asked:
@@ -426,14 +431,14 @@ class Executor(Generic[PreparedT]):
         self._tables.index_copy_(0, device["batch_slots"].long(), device["tables"])
 
     def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings of the first n images, bos first, and their pages."""
+        """Return the embeddings of the first n images with BOS first, and their pages."""
         tokens = self._images.tokens[:n]
         x = tokens.new_empty(n, 1 + tokens.shape[1], tokens.shape[2])
         x[:, :1], x[:, 1:] = self.model.text.embed(self._bos), tokens  # `torch.cat` takes 66 µs for 8 images
         return x, self._prefills.device["prefixes"][:n]
 
     def _adapted(self, slots: torch.Tensor) -> Runner:
-        """A runner for the rows of the next call, with adapters in these slots."""
+        """Return a runner that uses these adapter slots in its next call."""
         return self._runner.with_adapters(self._adapter_bank(), slots)
 
     def _adapter_bank(self) -> AdapterBank:
@@ -447,7 +452,7 @@ class Executor(Generic[PreparedT]):
 
 
 def _kind_of(step: Step[Any]) -> int:
-    """What a step samples."""
+    """Return the bit flags of a step's samples."""
     kind = DRAFTED if step.drafted else 0
     for row in step.sequences:
         kind |= _KINDS[row.phase]
@@ -455,9 +460,9 @@ def _kind_of(step: Step[Any]) -> int:
 
 
 def _sampled_by(rows: int, kind: int) -> int:
-    """What the graph samples that serves a step of a kind: objects, text, or both, so that there are few graphs.
+    """Return the bit flags of the graph for a step: objects, text, or both, to limit the number of graphs.
 
-    Only a single row, whose step is the shortest, has its coordinates and its sizes apart.
+    Only single-row steps have separate graphs for coordinates and sizes.
     """
     objects = OBJECTS if rows > 1 or kind & DRAFTED else kind & OBJECTS
     return kind & (TEXT | DRAFTED) | (objects if kind & (OBJECTS | DRAFTED) else 0)

@@ -1,9 +1,4 @@
-"""CUDA graphs: work that is launched again and again in one call of the driver. Knows no models.
-
-A capture may fail for a moment: where other threads open decoders (NVDEC) in the same context, the driver ends captures
-that are under way. So one that fails is tried again. With 64 cameras in one process none of the graphs of 1080p came to
-be, and each step took its 100 launches, each of which waits for the GIL.
-"""
+"""CUDA graphs: repeated work launched with one driver call."""
 
 from __future__ import annotations
 
@@ -22,9 +17,9 @@ from saccade.engine.errors import Fallbacks, reason_of
 log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 Job = tuple[Hashable, Callable[[], None]]
-"""Work for `Graphs.run`."""
+"""Key and function for `Graphs.run`."""
 Progress = Callable[[int, int], None]
-"""Called with how many parts of something are done, and of how many."""
+"""Callback with the number of finished parts and the total."""
 _FIRST_RETRY = 8  # runs after a capture that failed; each further one after twice as many
 _TOLD_AT = 64  # such runs: by then decoders are open
 _TRIES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)  # to wait before each capture of a kind, whose images wait for it
@@ -32,20 +27,19 @@ _capturing = threading.Lock()  # one at a time: torch's allocator and generators
 
 
 class Graphs:
-    """Work by keys: run as it is the first time, and from a graph from then on.
+    """Work by key: run directly the first time, then captured and replayed as a CUDA graph.
 
-    Work for which there is no memory left to capture is remembered, and run as it is. Where a capture fails otherwise,
-    the work is captured again later.
+    If memory is too low to capture some work, it always runs directly.
 
     Args:
-        stream: where all of it runs, in order; no default one.
-        fallbacks: told if there is no memory for a graph, or it cannot be captured again and again.
+        stream: non-default stream of all work.
+        fallbacks: receives a note if memory is too low for a graph.
     """
 
     def __init__(self, stream: torch.cuda.Stream, fallbacks: Fallbacks) -> None:
         self._stream, self._fallbacks = stream, fallbacks
-        self._memory = torch.cuda.graph_pool_handle()  # shared: the graphs run one behind the other
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: there was no memory for it
+        self._memory = torch.cuda.graph_pool_handle()  # shared, because the graphs never overlap
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None if memory was too low
         self._retries: dict[Hashable, tuple[int, int]] = {}  # of those that failed: runs to the next try, and before it
 
     def __len__(self) -> int:
@@ -55,17 +49,17 @@ class Graphs:
         return self._graphs.get(key) is not None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Put work on the stream, which is the current one.
+        """Run work on the current stream.
 
         Args:
-            key: of the work: the same work for the same key.
-            work: what it launches, with tensors of fixed addresses.
+            key: identifies the work; equal keys mean equal work.
+            work: launches kernels on tensors with fixed addresses.
         """
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
             return
-        work()  # compiles kernels and lets libraries set themselves up, which a capture cannot
+        work()  # compiles kernels and initializes libraries, which is impossible during capture
         left, wait = self._retries.get(key, (0, _FIRST_RETRY))
         if left:
             self._retries[key] = left - 1, wait
@@ -77,7 +71,7 @@ class Graphs:
             with torch.cuda.stream(self._stream):
                 self._stream.synchronize()
                 self._graphs[key] = captured(work, self._memory)
-        except RuntimeError as error:  # torch has no memory, or the driver, whose error is of no other type
+        except RuntimeError as error:  # out of memory in torch or in the driver
             reason = reason_of(error)
             if lacks_memory(error):
                 self._graphs[key] = None
@@ -93,13 +87,13 @@ class Graphs:
 
 
 class GraphsByKind(Generic[K]):
-    """Some graphs for each kind of work, captured aside while other threads use the device and a stream runs them.
+    """CUDA graphs per kind of work, captured by a separate stream while the device is in use.
 
-    Graphs are kept, as one that runs cannot be dropped. All of them run on one stream, one behind the other.
+    Graphs are never dropped, because a running graph cannot be freed. All graphs run sequentially on one stream.
 
     Args:
-        device: where they run.
-        most: kinds that there are graphs of.
+        device: the CUDA device.
+        most: maximum number of kinds with graphs.
     """
 
     def __init__(self, device: torch.device, most: int) -> None:
@@ -109,19 +103,19 @@ class GraphsByKind(Generic[K]):
         self._read: list[torch.Tensor] = []  # by the graphs
 
     def get(self, kind: K) -> list[torch.cuda.CUDAGraph] | None:
-        """The graphs of a kind, none where they cannot be had; None before `capture`."""
+        """Return the graphs of a kind, [] if capture is impossible, or None before `capture`."""
         return self._graphs.get(kind)
 
     def capture(
         self, kind: K, name: str, works: Callable[[], tuple[Sequence[Callable[[], object]], list[torch.Tensor]]]
     ) -> list[torch.cuda.CUDAGraph]:
-        """Capture the graphs of a kind; none if there are too many kinds, or no memory. One thread at a time.
+        """Capture the graphs of a kind; return [] if there are too many kinds or too little memory. Not thread-safe.
 
         Args:
-            kind: of the work.
-            name: of it, in a warning.
-            works: called on the stream where they are captured: does what has to be done before, such as compiling
-                kernels, and gives the work of each graph, and the tensors that it reads.
+            kind: key of the work.
+            name: name of the work in a warning.
+            works: called on the capture stream: compiles kernels, then returns the work of each graph and the tensors
+                it reads.
         """
         if kind in self._graphs or len(self._graphs) >= self._most:
             return self._graphs.get(kind, [])
@@ -153,15 +147,15 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def captured(work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
-    """A graph of work on the current stream, which is no default one, that has been done before: no first time in it.
+    """Return a CUDA graph of work on the current non-default stream; the work must have run before.
 
     Args:
-        work: what it runs; what it allocates is the graph's.
-        memory: of `torch.cuda.graph_pool_handle`, shared with graphs that never run beside this one.
+        work: launches the kernels; tensors it allocates belong to the graph.
+        memory: `torch.cuda.graph_pool_handle`, shared with graphs that never run concurrently.
     """
     with _capturing:
         graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-        gc.disable()  # graphs of an engine that is collected in this thread meanwhile would end the capture
+        gc.disable()  # garbage collection of other graphs in this thread would abort the capture
         try:
             return _capture(graph, work, memory)
         finally:
@@ -175,7 +169,7 @@ def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], object], memory: An
         work()
     except BaseException:  # such as OutOfMemoryError: an image captures graphs of its size while an engine serves
         with suppress(RuntimeError):  # it may have failed itself
-            graph.capture_end()  # or nothing else could be done on the stream
+            graph.capture_end()  # otherwise the stream stays unusable
         raise
     graph.capture_end()
     return graph

@@ -1,10 +1,10 @@
-"""Images on CUDA: uploaded and cut into crops, and encoded by the vision encoder in graphs.
+"""Image encoding on CUDA: upload, splitting into crops, and the vision encoder in CUDA graphs.
 
     upload stream    image → (YUV → RGB) → resize → crops
     compute stream   crops → features → image tokens
 
-Most images that are one crop are uploaded together, see `uploads`; others, and the first for which an idle device
-waits, by the submitting thread. Knows nothing of prompts or steps.
+Single-crop images are uploaded in batches, see `cuda_uploads`. Other images, and the first image while the device is
+idle, are uploaded by the submitting thread, see `tiled_uploads`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from saccade.engine.runtime.graph_capture import Graphs, Job
 from saccade.engine.runtime.step_inputs import bucket_of
 from saccade.engine.runtime.uploads import CudaUploads, StagedImage, TiledImage, TiledUploads
 
-_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # images of a single crop that are encoded together
+_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # batch sizes of single-crop images
 
 PreparedImage = TiledImage | StagedImage
-"""An image that can be encoded."""
+"""An image ready for encoding."""
 
 
 class CudaImageEncoder:
-    """One model's vision encoder. `prepare` may be called by any thread, the rest by one, on one stream.
+    """A model's vision encoder on CUDA. `prepare` is thread-safe; other methods belong to one thread and stream.
 
     Args:
         model: the model.
-        most: images at a time.
-        depth: step slots.
-        stream: that images are encoded on.
-        graphs: of that stream.
-        fallbacks: told what does not run here.
+        most: maximum number of images per batch.
+        depth: number of step slots.
+        stream: stream for encoding.
+        graphs: CUDA graphs of that stream.
+        fallbacks: collects notes on unsupported features.
 
     Attributes:
-        idle: whether the device has nothing to do, as far as any thread can know.
-        batch_sizes: how many images are encoded together; fewer are padded to the next of these.
-        tokens: (most, tokens, dim) of the images that `encode` was called for, in order.
-        encoder: what encodes crops here.
-        objects: (most, objects, 5) that a `DraftingEncoder` has seen in them; of another encoder there is room for one.
+        idle: returns whether the device is probably idle.
+        batch_sizes: sizes that batches of images are padded to.
+        tokens: (images, tokens, dim) of the images of the last `encode`, in order.
+        encoder: implementation of the vision encoder.
+        objects: (images, objects, 5) detections of a `DraftingEncoder`; other encoders have one unused entry.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class CudaImageEncoder:
         self._joined = torch.zeros_like(self.tokens[0])
 
     def prepare(self, image: Pixels) -> PreparedImage:
-        """Copy an image to where it waits for the next upload; or upload it, unless it is on the device, and cut it.
+        """Stage an image for the next batched upload, or upload and split it now. Does not wait for the device.
 
-        Does not wait for the device. What is given may change afterwards, unless it is on the device.
+        The caller may change host pixels afterwards; pixels on the device must not change.
         """
         vision = self._vision
         if not self._kernels:
@@ -108,9 +108,9 @@ class CudaImageEncoder:
 
     @torch.inference_mode()
     def _cut(self, image: Pixels, tiling: Tiling) -> TiledImage:
-        """Upload an image, unless it is on the device, and cut it there; without kernels it is the crops already."""
+        """Upload an image, unless it is on the device, and split it there; without kernels the host splits it."""
         vision = self._vision
-        # What is on the device was decoded on its default stream, and its memory is written again there.
+        # Decoded frames on the device belong to its default stream, where their memory is reused.
         on_device = isinstance(image, YuvImage) and image.y.is_cuda
         stream = torch.cuda.default_stream(self._device) if on_device else self._uploads.stream
         with torch.cuda.stream(stream):
@@ -133,7 +133,7 @@ class CudaImageEncoder:
         return rgb_of_yuv(here.y, here.u, here.v, here.factors)
 
     def encode(self, slot: int, images: Sequence[PreparedImage]) -> None:
-        """See `ImageEncoder.encode`; its stream is the current one."""
+        """See `ImageEncoder.encode`; the current stream is used."""
         stream = self._stream
         single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
         staged: list[tuple[int, StagedImage]] = []
@@ -153,9 +153,9 @@ class CudaImageEncoder:
             self._crops[:count].copy_(self._uploads.crops[slot][:count])
         for place, pixels in loose:
             self._crops[place : place + 1].copy_(pixels)
-        if single:  # the encoder runs once over all images that are a single crop
+        if single:  # single-crop images are encoded together
             self._graphs.run(*self._encode_job(bucket_of(self.batch_sizes, count), True))
-            for place in range(count - 1, -1, -1):  # from the last on: none is written over that is still to be moved
+            for place in range(count - 1, -1, -1):  # backwards, so that no source is overwritten
                 if single[place] != place:
                     self.tokens[single[place]].copy_(self.tokens[place])
         for number, image in enumerate(images):
@@ -167,14 +167,14 @@ class CudaImageEncoder:
                 self.tokens[number].copy_(self._joined)
 
     def jobs(self) -> list[Job]:
-        """What is worth a graph before the first `encode`: images that are one crop. Tilings are captured as met."""
+        """Return the graphs to capture at startup: single-crop images. Tilings are captured on first use."""
         return [self._encode_job(n, True) for n in self.batch_sizes]
 
     def _encode_job(self, n: int, single: bool) -> Job:
         return ("encode", n, single), partial(self._encode_crops, n, single)
 
     def close(self) -> None:
-        """Wait for the uploads under way."""
+        """Wait for the uploads in flight."""
         self._tiled.close()
         self._uploads.close()
 
@@ -190,18 +190,18 @@ class CudaImageEncoder:
             self._crop_features[:n] = features
 
     def _join(self, tiling: Tiling) -> None:
-        """Image tokens from the features of an image's crops."""
+        """Compute the image tokens from the features of an image's crops."""
         self._joined[:] = self._vision.join(self._crop_features[: crop_count(tiling)], tiling)
 
 
 def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> torch.Tensor:
-    """The global crop and, unless the tiling is 1×1, the tiles row by row, byte for byte as `make_crops` on the host.
+    """Return the global crop and, unless the tiling is 1×1, the tiles in row-major order, equal to `make_crops`.
 
     Args:
         image: (height, width, 3) uint8 RGB on a CUDA device.
         tiling: (rows, columns).
         size: side of a crop in pixels.
-        margin: pixels by which tiles overlap at each side.
+        margin: overlap of tiles on each side, in pixels.
 
     Returns:
         (n, size, size, 3) uint8.
@@ -212,7 +212,7 @@ def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> to
 
 
 def cut_crops_into(image: torch.Tensor, tiling: Tiling, out: torch.Tensor, margin: int) -> list[torch.Tensor]:
-    """`cut_crops` to a place; returns what the kernels read besides the image, which a graph needs."""
+    """Write `cut_crops` to `out`; return other tensors of the kernels, which a CUDA graph must keep alive."""
     from saccade.engine.kernels.resize import resize, weights_of
 
     (height, width, _), size, device = image.shape, out.shape[1], image.device

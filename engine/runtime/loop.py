@@ -1,15 +1,13 @@
-"""The loop: plan → launch → wait → commit → finalize, in one thread, for as long as there is work.
+"""The step loop: plan → launch → wait → commit → finalize, in one thread, while there is work.
 
-    plan      what the next step is, while a slot is free; a step launched is sampled at once, unless it writes text
-    report    hand out what is complete, and admit what comes next, while the device is busy
-    wait      for whichever comes first: the oldest step's values, something from another thread, or a moment
-    commit    hand the oldest step's values to its sequences
-    finalize  sample a step that writes text, as what it may write depends on the step just committed
+    plan      choose the next step while a slot is free; steps without text are also sampled at launch
+    report    deliver finished results and admit the next images while the device is busy
+    wait      until the oldest step has run, another thread posts an action, or a deadline passes
+    commit    pass the oldest step's samples to its sequences
+    finalize  sample a step that writes text; its grammar depends on the step just committed
 
-With two slots a step's forward runs while the host still reads the step ahead of it; with one, nothing overlaps and
-nothing else differs. A step that fails, at any point, ends its own requests and nothing else; so a lost device is one
-error for each of them. Other threads post to the loop what it is to do between two steps. Knows nothing of names or
-results.
+With two slots, a step's forward pass runs while the host reads the previous step; with one slot, nothing overlaps. A
+failed step ends only its own requests. Other threads post actions, which run between two steps.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Flight(Generic[ImageT]):
-    """A step in flight: its slot, when it was launched, and whether its sampling is on the streams."""
+    """A step in flight: its slot, launch time, and whether its sampling is launched."""
 
     slot: int
     step: Step[ImageT]
@@ -48,18 +46,18 @@ class Flight(Generic[ImageT]):
 
 
 class StepLoop(Generic[ImageT]):
-    """Runs requests to their end. `submit` and `cancel` may be called from any thread at any moment.
+    """Runs requests to completion in its own thread. `submit` and `cancel` are thread-safe.
 
     Args:
         executor: runs the steps.
-        scheduler: decides them.
-        config: the engine's.
-        n_preparers: threads that cut images of admitted windows.
-        clock: seconds, as the scheduler's.
+        scheduler: plans the steps.
+        config: engine configuration.
+        n_preparers: threads that split images into crops.
+        clock: returns seconds; must be the scheduler's clock.
 
     Attributes:
-        monitor: what it counts, and how it is traced.
-        flights: steps in flight, the oldest first.
+        monitor: counters and trace.
+        flights: steps in flight, oldest first.
     """
 
     def __init__(
@@ -96,40 +94,40 @@ class StepLoop(Generic[ImageT]):
 
     @property
     def n_pages(self) -> int:
-        """Pages of the cache that requests share."""
+        """Pages of the KV cache that requests share."""
         return self._scheduler.resources.pages_total
 
     def require_open(self) -> None:
-        """Do nothing while requests are taken.
+        """Check that the loop accepts requests.
 
         Raises:
-            EngineClosedError: if the loop was stopped, or has failed.
+            EngineClosedError: if the loop was stopped or has failed.
         """
         if self._closing is not None:
-            # A new error each time: one that is raised again and again collects the tracebacks of all its callers.
+            # A new error each time, because a reused exception accumulates tracebacks.
             cause = None if isinstance(self._closing, EngineClosedError) else self._closing
             raise EngineClosedError(str(self._closing) if cause is None else f"the engine has failed: {cause}")
 
     def require_other_thread(self) -> None:
-        """Do nothing in other threads than the loop's.
+        """Check that the caller is not the loop's thread.
 
         Raises:
-            EngineError: in the loop's, which runs what `call_when_done` is given, `on_text`, and tasks.
+            EngineError: in the loop's thread, which runs `call_when_done` callbacks, `on_text` and tasks.
         """
         if threading.current_thread() is self._thread:
             raise EngineError(
-                "a result cannot be waited for in the engine's own thread, which has to make it: "
-                "use add_done_callback, whose calls have a thread of their own"
+                "waiting for a result in the engine's own thread would deadlock; "
+                "use add_done_callback, which calls from another thread"
             )
 
     def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:
-        """Queue a request; its outcome is reported by `request.done`, in the loop's thread.
+        """Queue a request; `request.done` reports its outcome in the loop's thread.
 
-        A frame that a newer one supersedes ends here, also while the loop is busy: on a CPU a step takes as long as a
-        camera takes for two frames, and six 4K cameras held five each.
+        A frame that a newer one supersedes is released at once, even while the loop is busy. On a CPU, a step takes as
+        long as two camera frames, and six 4K cameras kept five frames each.
 
         Raises:
-            EngineClosedError: if the loop was stopped, or has failed.
+            EngineClosedError: if the loop was stopped or has failed.
         """
         superseded = None
         with self._wake:
@@ -143,12 +141,12 @@ class StepLoop(Generic[ImageT]):
             superseded.done(superseded, SupersededError())
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
-        """End a request as soon as possible; does nothing if it is over."""
+        """End a request as soon as possible; finished requests are ignored."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.cancel(request, error))
 
     def configure(self, stream: Hashable, settings: StreamSettings | None) -> None:
-        """Set how a stream shares the engine; None forgets it."""
+        """Set a stream's share of the engine, or remove the stream with None."""
         admission = self._scheduler.admission
         with suppress(EngineClosedError):
             if settings is None:
@@ -157,15 +155,15 @@ class StepLoop(Generic[ImageT]):
                 self._post(lambda: admission.configure(stream, settings))
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a kept prefix; does nothing once the loop has ended."""
+        """Release a cached prefix; ignored after the loop has ended."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.release_prefix(kept))
 
     def run_idle(self, work: Callable[[], T]) -> T:
-        """Run something in the loop's thread, and wait for it.
+        """Run a function in the loop's thread and return its result.
 
         Raises:
-            EngineError: unless no request is waiting or being answered, and no prefix is kept; or in the loop's thread.
+            EngineError: if a request is queued or in flight, a prefix is cached, or the caller is the loop's thread.
         """
         self.require_other_thread()
         outcome: Future[T] = Future()
@@ -184,11 +182,11 @@ class StepLoop(Generic[ImageT]):
         return outcome.result()
 
     def counters(self) -> dict[str, float]:
-        """All that is counted, see `Monitor.counters`."""
+        """Return all counters; see `Monitor.counters`."""
         return self.monitor.counters(self._scheduler)
 
     def stop(self, error: BaseException) -> None:
-        """Finish what has begun, end what has not with `error`, then end the thread; does not wait."""
+        """Finish requests in flight, end queued requests with `error`, then end the thread, without waiting."""
         with self._wake:
             if self._closing is None:
                 self._closing = error
@@ -196,7 +194,7 @@ class StepLoop(Generic[ImageT]):
                 self._wake.notify()
 
     def close(self, error: BaseException) -> None:
-        """`stop`, and wait for the thread."""
+        """Call `stop` and wait for the thread."""
         self.stop(error)
         self._thread.join()
 
@@ -212,18 +210,18 @@ class StepLoop(Generic[ImageT]):
             self._put(action)
 
     def _put(self, action: Callable[[], None]) -> None:
-        """Queue something, with the lock held."""
+        """Queue an action; the lock must be held."""
         self._inbox.append(action)
         if len(self._inbox) >= self._wanted:
             self._wake.notify()
 
     def _ring(self) -> None:
-        """Wake the loop: a step's values are there."""
+        """Wake the loop because a step's samples are ready."""
         with self._wake:
             self._wake.notify()
 
     def _deliver(self, window: PrefillWindow[ImageT], image: ImageT | None, error: BaseException | None) -> None:
-        """Take what a preparer has made, also while the loop is closing."""
+        """Accept a prepared image, also while the loop is closing."""
         at = self._clock()  # the loop may be waiting for a step
         with self._wake:
             self._put(lambda: self._prepared(window, image, error, at))
@@ -251,7 +249,7 @@ class StepLoop(Generic[ImageT]):
         self._scheduler.cancel_all(error)
 
     def tick(self) -> None:
-        """Plan and launch a step if there is one; else, or while no slot is free, wait and commit what has landed."""
+        """Launch the next step if there is one; otherwise, or if no slot is free, wait and commit finished steps."""
         with self.monitor.span("schedule"):
             now = self._clock()
             self._scheduler.expire(now)
@@ -276,11 +274,11 @@ class StepLoop(Generic[ImageT]):
         self.monitor.sample(self._scheduler, (flight.step for flight in self.flights))
 
     def _plan(self, now: float) -> tuple[Step[ImageT] | None, float, float]:
-        """The next step; and if there is none, until when, and for how many things from outside, to wait for one.
+        """Return the next step, or None with a deadline and a number of inbox items to wait for.
 
-        While a prefill runs, the next images are admitted as long before its end as preparing them takes. At once where
-        prefills follow each other and the next is full, of images that will not be newer: the device has one more in
-        line then. At 64 streams with 4 ms a prefill it waited 0.6 ms for each, and 0.25 since.
+        While a prefill runs, the next images are admitted as long before its end as their preparation takes. They are
+        admitted at once if prefills are consecutive, the next one is full, and no newer frames can arrive. At 64
+        streams with 4 ms per prefill, this cut the idle time per prefill from 0.6 to 0.25 ms.
         """
         scheduler, free = self._scheduler, self.slots.can_launch
         step = scheduler.next_step() if free else None
@@ -292,7 +290,7 @@ class StepLoop(Generic[ImageT]):
             prefill = len(ahead.step.windows), max(ahead.launched_at, self._landed_at)
             full = self._lead.follow and scheduler.unfilled <= 0
             if self._admitted_early != ahead.step.number:
-                if not full:  # callers answer a result with their next image, which this prefill may still take
+                if not full:  # callers may submit their next image after a result, in time for this prefill
                     scheduler.report()
                     self._run_inbox()
                     full = self._lead.follow and scheduler.unfilled <= 0
@@ -329,7 +327,7 @@ class StepLoop(Generic[ImageT]):
             self._finalize(flight)
 
     def _finalize(self, flight: Flight[ImageT]) -> None:
-        """Have a step sampled and copied."""
+        """Launch a step's sampling and copies."""
         with self.monitor.finalizing(flight.step):
             self._scheduler.finalize(flight.step)
             if self._try(self._executor.finalize, flight):
@@ -337,13 +335,12 @@ class StepLoop(Generic[ImageT]):
                 flight.finalized = True
 
     def _try(self, part: Callable[[int, Step[ImageT]], None], flight: Flight[ImageT]) -> bool:
-        """Put a part of a step on the streams; False if that failed, and the step with it."""
+        """Launch a part of a step; return False if the launch failed, which fails the step."""
         try:
             part(flight.slot, flight.step)
         except Exception as error:
-            # Some of it may be on the streams. What takes its batch slots and pages next comes behind it on the compute
-            # stream, but images that are freed, and what the host sends and reads, do not: wait until it is over.
-            # No other step has an error to tell meanwhile: the one before it has its event, and there is none behind.
+            # Part of the failed step may be in flight. Later users of its batch slots and pages follow on the compute
+            # stream. Freed images and host buffers have no such order, so wait for the streams.
             for stream in self._executor.streams.values():
                 with suppress(Exception):
                     stream.record().synchronize()
@@ -354,9 +351,9 @@ class StepLoop(Generic[ImageT]):
         return True
 
     def _wait(self, until: float, wanted: float) -> None:
-        """Wait for the oldest step, for so many things from outside, or for a moment: the loop waits here only.
+        """Wait for the oldest step, `wanted` inbox items or a deadline. This is the only place where the loop waits.
 
-        A device that calls nobody is asked again and again while there is something else to wait for.
+        A device without completion callbacks is polled while there is something else to wait for.
         """
         slot = self.flights[0].slot if self.flights else None
         if slot is not None and until == wanted == math.inf:
@@ -377,7 +374,7 @@ class StepLoop(Generic[ImageT]):
 
     @property
     def _at_end(self) -> bool:
-        """Whether nothing is left to do, and nothing will come."""
+        """Whether all work is done and the loop is closing."""
         return not (self._closing is None or self._inbox or self.flights or self._scheduler.active)
 
     @property
@@ -389,9 +386,9 @@ class StepLoop(Generic[ImageT]):
             return True
 
     def _run_inbox(self) -> None:
-        """Run what is queued by now."""
+        """Run the actions that are queued now."""
         for _ in range(len(self._inbox)):
-            # One by one: what a collected stream adds in this thread is not lost, nor what is behind one that raises.
+            # One by one, so that actions added meanwhile or after a failing action are not lost.
             self._inbox.popleft()()
 
     def _commit(self) -> None:
@@ -417,7 +414,7 @@ class StepLoop(Generic[ImageT]):
     def _prepared(
         self, window: PrefillWindow[ImageT], image: ImageT | None, error: BaseException | None, at: float
     ) -> None:
-        """Take the image of a window that was given to the preparer, or the error that there was instead, made `at`."""
+        """Record the prepared image of a window, or the error, made at time `at`."""
         self._lead.prepared(at - window.admitted_at)
         if error is not None or image is None:
             self._scheduler.cancel(window.request, error or EngineError("no image was made"))
@@ -431,11 +428,11 @@ class StepLoop(Generic[ImageT]):
 
 
 class Preparer:
-    """Daemon threads that cut the images of admitted windows into crops while steps run.
+    """Daemon threads that split images of admitted windows into crops while steps run.
 
     Args:
-        n_threads: most of them; each starts with a window that it is needed for.
-        deliver: called in one of them with each window and its image, or the error that there was; must not raise.
+        n_threads: maximum number of threads; each starts when it is first needed.
+        deliver: called in a thread with each window and its image or error; must not raise.
     """
 
     def __init__(
@@ -446,7 +443,7 @@ class Preparer:
         self._most, self._threads = n_threads, list[threading.Thread]()
 
     def put(self, window: PrefillWindow[Any]) -> None:
-        """Prepare a window's image; called by one thread."""
+        """Queue a window's image for preparation; call from one thread."""
         if len(self._threads) < self._most:
             name = f"saccade-prepare-{1 + len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -455,7 +452,7 @@ class Preparer:
         self._windows.put(window)
 
     def close(self) -> None:
-        """End the threads after what they have, and wait for that."""
+        """Finish queued images, end the threads and wait for them."""
         for _ in self._threads:
             self._windows.put(None)
         for thread in self._threads:

@@ -1,6 +1,6 @@
-"""Counters of the engine, readable from any thread, and spans for a trace while one is recorded.
+"""Thread-safe counters of the engine, and spans of a trace while one is recorded.
 
-The step loop reports what it is doing; the streams report when it was done. Knows nothing of requests or models.
+The step loop reports what it does; the streams report when their work ran.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _NOTHING = nullcontext()
 # ---- the trace
 
 TRACKS = ("host", "compute", "copy")
-"""In the order in which they are shown."""
-CAPACITY = 200_000  # spans, some minutes of steps: older ones are dropped
+"""Tracks in display order."""
+CAPACITY = 200_000  # maximum number of spans (minutes of steps); older ones are dropped
 
 _PROCESS = 1
 
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """Something that took time: its track, start, end and arguments."""
+    """A timed operation with its track, start, end and arguments."""
 
     name: str
     track: str
@@ -42,13 +42,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return self.end - self.start
 
 
 @dataclass(slots=True, frozen=True)
 class Count:
-    """A number at a time."""
+    """A value at a time."""
 
     name: str
     at: float
@@ -56,11 +56,11 @@ class Count:
 
 
 class Trace:
-    """Spans and counts, the newest `capacity` of each. Any thread may add and read."""
+    """The newest `capacity` spans and counts. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.started = time.perf_counter()
-        # Appending to a deque is one operation: no lock.
+        # Appending to a deque is atomic, so no lock is needed.
         self._spans: deque[Span] = deque(maxlen=capacity)
         self._counts: deque[Count] = deque(maxlen=capacity)
 
@@ -69,22 +69,22 @@ class Trace:
         self._spans.append(span)
 
     def count(self, name: str, value: float) -> None:
-        """Record a number."""
+        """Record a value."""
         self._counts.append(Count(name, time.perf_counter(), value))
 
     def spans(self, track: str) -> list[Span]:
-        """Spans of a track, by start."""
+        """Return the spans of a track by start time."""
         return sorted((span for span in self._spans.copy() if span.track == track), key=lambda span: span.start)
 
     def counts(self) -> list[Count]:
-        """Numbers, in order."""
+        """Return the values in order."""
         return list(self._counts.copy())
 
     def to_dict(self) -> dict[str, object]:
-        """The trace in Chrome's format, in microseconds: complete events (X), counters (C), names of tracks (M)."""
+        """Return the trace in Chrome's format, in microseconds: complete events (X), counters (C), track names (M)."""
         spans = sorted(self._spans.copy(), key=lambda span: (span.start, -span.end))  # what holds another comes first
         counts = self.counts()
-        # Work that was under way when the trace began has begun before it.
+        # Work in flight at the start of the trace began earlier.
         zero = min([self.started, *(span.start for span in spans[:1])])
 
         def micros(at: float) -> float:
@@ -107,10 +107,10 @@ class Trace:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> None:
-        """Write it as a JSON file, which https://ui.perfetto.dev and chrome://tracing open.
+        """Write the trace as JSON for https://ui.perfetto.dev or chrome://tracing.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the file cannot be written.
         """
         Path(path).write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
 
@@ -124,7 +124,7 @@ def _named(what: str, track: int, **args: object) -> dict[str, object]:
 
 @dataclass(slots=True, eq=False)
 class StepPart:
-    """A part of a step: its name, the step's number, kind, sequences and drafted values; how often the loop idled."""
+    """A part of a step: name, step number, kind, sequences, number of idle periods so far, and drafted values."""
 
     name: str
     step: int
@@ -141,11 +141,11 @@ class StepPart:
 
 
 class Track:
-    """What one stream has done. Called in the stream's order, by one thread at a time.
+    """Busy and idle time of one stream. Called in the stream's order, by one thread at a time.
 
     Attributes:
-        busy_s: seconds that its work took.
-        bubble_s: seconds in which it was idle although the engine had work.
+        busy_s: seconds of work.
+        bubble_s: seconds without work while the engine had requests.
     """
 
     __slots__ = ("_monitor", "_name", "_rests", "_until", "bubble_s", "busy_s")
@@ -156,11 +156,11 @@ class Track:
         self._rests = -1
 
     def about(self) -> StepPart:
-        """What is being put on the stream."""
+        """Return the step part that is being launched."""
         return self._monitor.doing
 
     def ran(self, about: StepPart, start: float, end: float) -> None:
-        """Note that it has run, on the host's clock."""
+        """Record that a step part ran from `start` to `end` on the host's clock."""
         if about.rests == self._rests:
             self.bubble_s += max(0.0, start - self._until)
         self.busy_s += end - start
@@ -172,11 +172,11 @@ class Track:
 
 
 class Monitor:
-    """Counts of one loop, which alone writes them except where stated; any thread may read.
+    """Counters of one loop. Only the loop writes them unless stated otherwise; reading is thread-safe.
 
     Attributes:
-        doing: the part of a step that is being put on the streams.
-        trace: where spans are recorded, while there is one.
+        doing: the step part that is being launched.
+        trace: the trace being recorded, or None.
         idle_s: seconds that the loop has waited for work.
     """
 
@@ -187,16 +187,16 @@ class Monitor:
         self.idle_s = 0.0
         self.doing = StepPart("", 0, "", 0, 0)
         self._requests: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
-        self._lock = threading.RLock()  # a stream that is collected while it is held counts its request
+        self._lock = threading.RLock()  # reentrant: garbage collection of a stream may count its request
         self._rests = 0
         self._compute = Track("compute", self)
         self._streams: Mapping[str, Stream] = {}
         self._watching = False
 
     def attach(self, streams: Mapping[str, Stream]) -> None:
-        """Watch the stream 'compute' once the counters are read, and the others while a trace is recorded.
+        """Time the 'compute' stream once counters are read, and other streams while a trace is recorded.
 
-        On a GPU, to time what is launched takes as long as to launch some of it.
+        Timing a launch on a GPU costs as much as some launches.
         """
         self._streams = streams
 
@@ -205,13 +205,13 @@ class Monitor:
         """Record a trace until the end of the block.
 
         Raises:
-            RuntimeError: if one is being recorded already.
+            RuntimeError: if a trace is already being recorded.
         """
         with self._lock:
             if self.trace is not None:
-                raise RuntimeError("the engine is being traced already")
+                raise RuntimeError("a trace is already being recorded")
             self.trace = trace = Trace()
-            for name, stream in self._streams.items():  # anew, so that their clocks agree with the host's
+            for name, stream in self._streams.items():  # restart timing, so that device clocks match the host's
                 stream.watch(self._compute if name == "compute" else Track(name, self))
             self._watching = True
         try:
@@ -225,7 +225,7 @@ class Monitor:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """The loop waits for work."""
+        """Count the block as waiting for work."""
         start = time.perf_counter()
         try:
             yield
@@ -234,19 +234,19 @@ class Monitor:
             self._rests += 1
 
     def launching(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """The next step's forward is put on the streams; returns a block to do it in."""
+        """Return a context for launching a step's forward pass."""
         self.steps[step.kind] += 1
         self.sequences[step.kind] += len(step.groups)
         self.doing = self._part(step.kind, step)
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """The same for its sampling and its copy to the host."""
+        """Return a context for launching a step's sampling and copies."""
         self.doing = self._part("sample", step)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """The oldest step is read and committed."""
+        """Return a context for reading and committing the oldest step."""
         return _NOTHING if self.trace is None else self.span("commit", self._part("commit", step))
 
     def _part(self, name: str, step: Step[Any]) -> StepPart:
@@ -254,27 +254,27 @@ class Monitor:
         return StepPart(name, step.number, step.kind, count, self._rests, len(step.sequences) - count)
 
     def waiting(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """The host waits for that step."""
+        """Return a context for waiting for a step."""
         return _NOTHING if self.trace is None else self.span("wait", self._part("wait", step))
 
     def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
-        """A block that the host thread spends on something."""
+        """Return a context that records a span of the host thread."""
         return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
-        """Record the numbers that a trace shows as curves; `flying` are the steps in flight."""
+        """Record the values that a trace shows as curves; `flying` are the steps in flight."""
         if self.trace is not None:
             self.trace.count("sequences in flight", sum(len(step.sequences) for step in flying))
             self.trace.count("images waiting", scheduler.waiting)
             self.trace.count("free pages", scheduler.resources.pool.n_free)
 
     def ended(self, how: Outcome) -> None:
-        """Count a request that is over. Any thread may call this."""
+        """Count a finished request. Thread-safe."""
         with self._lock:
             self._requests[how] += 1
 
     def counters(self, scheduler: Scheduler[Any]) -> dict[str, float]:
-        """All counts; those that only ever grow end in `_total`. Streams are timed from the first call on."""
+        """Return all counters; names of monotonic ones end in `_total`. Streams are timed from the first call on."""
         compute = self._streams.get("compute")
         if compute is not None:
             with self._lock:

@@ -1,8 +1,8 @@
-"""Redraws the outlines of results by a model's refiner, in a thread of its own: the loop goes on meanwhile.
+"""Refinement of outlines by a model's refiner in a separate thread.
 
-    crop around the box (a quarter of it wider on each side) → features → mask in five rounds → path
+    crop around the box (enlarged by a quarter on each side) → features → mask in five rounds → path
 
-On CUDA the network is one graph on a stream of its own. A refiner that fails leaves the coarse path.
+On CUDA the network is one CUDA graph on its own stream. If a refiner fails, the coarse path stays.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from saccade.engine.outline import Mask, draw, fill
 from saccade.engine.results import Outline, Result
 from saccade.engine.runtime.graph_capture import Graphs
 
-_WIDER = 0.25  # of the box on each side
-_SMALLEST = 0.0015  # of the image: smaller holes and islands are not drawn
+_WIDER = 0.25  # fraction of the box added on each side
+_SMALLEST = 0.0015  # fraction of the image; smaller holes and islands are dropped
 log = logging.getLogger(__name__)
 
 Done = Callable[[Result], None]
 
 
 class RefineThread:
-    """A refiner, and the thread that it runs in. Any thread may call it.
+    """A refiner and its thread. Thread-safe.
 
     Args:
-        refiner: on the device.
-        vision: cuts and normalizes crops.
-        encoder: what encodes them here.
-        device: where both run.
-        fallbacks: told if there is no memory for a graph.
+        refiner: the refiner, on the device.
+        vision: splits and normalizes crops.
+        encoder: encodes crops.
+        device: device of both.
+        fallbacks: receives a note if memory is too low for a CUDA graph.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RefineThread:
         self._thread.start()
 
     def put(self, result: Result, pixels: Pixels, done: Done) -> None:
-        """Have a result's outlines redrawn from its image; `done` gets it in this object's thread."""
+        """Queue a result for refinement with its image; `done` receives it in this object's thread."""
         with self._lock:
             if not self._over:
                 self._queue.put((result, pixels, done))
@@ -72,13 +72,13 @@ class RefineThread:
         done(result)
 
     def stop(self) -> None:
-        """End the thread after what it has; does not wait."""
+        """End the thread after its queued results, without waiting."""
         with self._lock:
             self._over = True
             self._queue.put(None)
 
     def close(self) -> None:
-        """`stop`, and wait for the thread."""
+        """Call `stop` and wait for the thread."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -98,7 +98,7 @@ class RefineThread:
 
     @torch.inference_mode()
     def _better(self, crop: NDArray[np.uint8], mask: Mask) -> Mask:
-        """The object's pixels in a crop (height, width, 3), of which `mask` (height, width) is a coarse guess."""
+        """Return the object's pixels in a crop (height, width, 3); `mask` (height, width) is the coarse mask."""
         size, given = (self._size, self._size), torch.from_numpy(crop.copy()).permute(2, 0, 1)
         scaled = F.interpolate(given[None].float(), size, mode="bilinear").round_().to(torch.uint8)
         coarse = F.interpolate(torch.from_numpy(mask).float()[None, None], size)[0, 0]  # the nearest pixels
@@ -108,7 +108,7 @@ class RefineThread:
 
     @torch.inference_mode()
     def _probabilities(self, pixels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Of each pixel of a scaled crop, on the host; waits for it."""
+        """Return the probability of each pixel of a scaled crop on the host; synchronizes."""
         self._pixels.copy_(pixels)
         if self._stream is None or self._graphs is None:
             self._mask.copy_(mask)
@@ -127,12 +127,12 @@ class RefineThread:
 
 
 def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[np.uint8], Mask], Mask]) -> Result:
-    """A result whose outlines are drawn around better masks.
+    """Return a result with outlines drawn around refined masks.
 
     Args:
-        result: about the image.
+        result: the result of the image.
         image: (height, width, 3) uint8 RGB.
-        better: gives a mask (height, width) of a crop (height, width, 3) and of a coarse mask.
+        better: returns a refined mask (height, width) for a crop (height, width, 3) and a coarse mask.
     """
     parts = tuple(
         _redrawn(one, image, better) if isinstance(one, Outline) else one for one in result.extras.get(Outline.key, ())
@@ -141,7 +141,7 @@ def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[
 
 
 def _redrawn(outline: Outline, image: NDArray[np.uint8], better: Callable[[NDArray[np.uint8], Mask], Mask]) -> Outline:
-    """An outline around a better mask; itself where there is nothing to see."""
+    """Return the outline of a refined mask, or the given outline if the mask is empty."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = outline.box
     wider, higher = _WIDER * (x2 - x1), _WIDER * (y2 - y1)

@@ -1,7 +1,7 @@
-"""What a step needs from the host: small integers in one piece, a prefill's tokens, and how rows sample tokens.
+"""Host inputs of a step: small integers in one buffer, prompt tokens of a prefill, and sampling parameters.
 
-Sampling parameters (temperatures, seeds, masks of grammars) are filled in when a step is finalized; the copy stream
-brings them to the device.
+Sampling parameters (temperatures, seeds, grammar masks) are filled in when a step is finalized; the copy stream uploads
+them.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from saccade.engine.runtime.streams import Stream
 from saccade.engine.tasks.output_state import ANY_TOKEN, FROM_IMAGE, MAX_SCORED, FedValue, Sampled, TokenRule
 
 NO_CLASS = -2
-"""Of a prompt for which nothing is found."""
+"""Class of a prompt without matching detections."""
 
 
 def bucket_of(sizes: Sequence[int], count: int) -> int:
-    """The size, of those in order, that so many are padded to."""
+    """Return the smallest of the sorted sizes that is at least `count`."""
     return sizes[bisect_left(sizes, count)]
 
 
 class StepInputs:
-    """Named int32 arrays that travel to the device in one piece, from as many pinned buffers as there are slots.
+    """Named int32 arrays uploaded in one copy, with one pinned buffer per step slot.
 
     Args:
-        depth: slots.
-        device: where they go.
-        shapes: the arrays' shapes by name.
+        depth: number of step slots.
+        device: destination.
+        shapes: shapes of the arrays by name.
 
     Attributes:
-        host: for each slot, its arrays by name, to be written.
-        device: the arrays on the device, at fixed addresses, whichever slot they came from.
+        host: arrays by name for each slot, to be written.
+        device: arrays on the device at fixed addresses, shared by all slots.
     """
 
     def __init__(self, depth: int, device: torch.device, **shapes: tuple[int, ...]) -> None:
@@ -67,19 +67,19 @@ class StepInputs:
         self._whole = [pinned.numpy() for pinned in self._pinned]
 
     def copy_of(self, slot: int) -> NDArray[np.int32]:
-        """All that a slot's arrays hold now, for `reset`."""
+        """Return a copy of a slot's arrays for `reset`."""
         return self._whole[slot].copy()
 
     def reset(self, slot: int, whole: NDArray[np.int32]) -> None:
-        """Let a slot's arrays hold what they did; in one copy, as in each that numpy makes other threads may run."""
+        """Restore a slot's arrays in one copy; every NumPy copy may release the GIL."""
         self._whole[slot][:] = whole
 
     def send(self, slot: int) -> None:
-        """Copy a slot's arrays over; does not wait."""
+        """Upload a slot's arrays without waiting."""
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
     def fetch(self, slot: int) -> None:
-        """The same as a part of the slot's graphs, which then need no `send` in front of them."""
+        """Upload a slot's arrays as part of a CUDA graph, which then needs no `send`."""
         if self._kernels:
             from saccade.engine.kernels.common import fetch
 
@@ -88,7 +88,7 @@ class StepInputs:
             self.send(slot)
 
     def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
-        """Write what is fed at some places, as `sampling.embed_fed` takes it, to `kinds` and `values`."""
+        """Write the values to feed at some positions to `kinds` and `values`; see `sampling.embed_fed`."""
         host = self.host[slot]
         numbers = host["values"].view(np.float32)
         for place, value in values.items():
@@ -96,18 +96,18 @@ class StepInputs:
 
     @property
     def values(self) -> torch.Tensor:
-        """What is fed, (…, 2) float32, on the device."""
+        """Values to feed, (…, 2) float32, on the device."""
         return self.device["values"].view(torch.float32)
 
 
 class DecodeInputs(StepInputs):
-    """Of a decode step, whose graph fetches them, and of what is sampled behind a prefill, which are sent.
+    """Inputs of decode steps, which CUDA graphs fetch, and of sampling after a prefill, which are sent.
 
     Args:
-        depth: slots.
-        device: where they go.
-        rows: most of them; also the batch slot that is nobody's.
-        prefix_length: where rows feed that only fill a step.
+        depth: number of step slots.
+        device: destination.
+        rows: maximum rows; also the index of the unused batch slot.
+        prefix_length: position of padding rows.
     """
 
     def __init__(self, depth: int, device: torch.device, rows: int, prefix_length: int) -> None:
@@ -118,10 +118,10 @@ class DecodeInputs(StepInputs):
         self._spare, self._prefix_length = rows, prefix_length
 
     def fill(self, slot: int, rows: Sequence[ScheduledSequence[Any]], bucket: int) -> None:
-        """Write rows, to be fetched, and some that fill the bucket: they go to the spare slot."""
+        """Write rows and padding up to `bucket`; padding rows use the spare batch slot."""
         host, count = self.host[slot], len(rows)
         host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
-        # What is sampled behind a draft is fed by the host, if at all.
+        # Values after a draft come from the host, if any.
         host["outs"][:count] = [row.sequence.batch_slot if row.alone else self._spare for row in rows]
         host["phases"][:count] = [row.phase for row in rows]
         host["positions"][:count] = [row.position for row in rows]
@@ -135,7 +135,7 @@ class DecodeInputs(StepInputs):
         self.feed(slot, {place: row.value for place, row in enumerate(rows) if row.value is not None})
 
     def fill_sampled(self, slot: int, rows: Sequence[ScheduledSequence[Any]], bucket: int) -> None:
-        """Send what sampling behind a prefill needs of its rows: less, as no step's forward reads it."""
+        """Send the inputs for sampling after a prefill; no forward pass reads them."""
         host, spare = self.host[slot], self._spare
         outs = [row.sequence.batch_slot if row.alone else spare for row in rows]
         phases = [row.phase for row in rows]
@@ -147,12 +147,12 @@ class DecodeInputs(StepInputs):
 
 @dataclass(slots=True, frozen=True)
 class PromptTokens:
-    """The tokens of all prompts of a prefill, one prompt behind the other, each with its draft behind it.
+    """Tokens of all prompts of a prefill, concatenated; each prompt is followed by its draft.
 
     Attributes:
-        ids, positions, owners: of each token: its id, its place in its sequence, its sequence's batch slot.
-        values: what stands in place of some of them, see `Sequence.values`.
-        adapter_slots: of each token's adapter.
+        ids, positions, owners: ID, sequence position and batch slot of each token.
+        values: values that replace token embeddings, see `Sequence.values`.
+        adapter_slots: adapter slot of each token.
     """
 
     ids: list[int]
@@ -163,18 +163,18 @@ class PromptTokens:
 
 
 class PrefillInputs(StepInputs):
-    """Of a prefill: pages of its images and sequences, and the tokens behind the images.
+    """Inputs of a prefill: pages of its images and sequences, and the tokens after the images.
 
     Args:
-        depth: slots.
-        device: where they go.
-        rows: most that are sampled; also the batch slot that is nobody's.
-        images: most of them.
-        tokens: most behind the images.
-        prefix_pages: of an image.
-        pages: of a sequence.
-        prefix_length: where tokens are that only fill a prefill.
-        asked: the class that each prompt asks for, of an encoder that drafts answers, see `DraftingEncoder`.
+        depth: number of step slots.
+        device: destination.
+        rows: maximum sampled rows; also the index of the unused batch slot.
+        images: maximum images.
+        tokens: maximum tokens after the images.
+        prefix_pages: pages per image.
+        pages: pages per sequence.
+        prefix_length: position of padding tokens.
+        asked: class of each prompt for encoders that draft answers, see `DraftingEncoder`.
     """
 
     def __init__(
@@ -214,10 +214,10 @@ class PrefillInputs(StepInputs):
         self._nothing = self.copy_of(0)
 
     def fill(self, slot: int, step: Step[Any], drafted: Sequence[tuple[int, Rows]] = ()) -> PromptTokens:
-        """Send a prefill, without its tokens if they are too many for the buffers; returns these.
+        """Send a prefill and return its tokens, which are sent only if they fit the buffers.
 
         Args:
-            slot: which of the buffers.
+            slot: index of the buffers.
             step: the prefill.
             drafted: see `speculative.drafted_from_images`.
         """
@@ -267,7 +267,7 @@ class PrefillInputs(StepInputs):
         return tokens
 
     def _ask(self, slot: int, firsts: Sequence[int], drafted: Sequence[tuple[int, Rows]]) -> None:
-        """Have tokens read from images: as many as each draft has, from its first one behind the prompt on."""
+        """Mark the draft tokens after each prompt that are read from the image's detections."""
         host, counts = self.host[slot], _int([len(rows) - 1 for _, rows in drafted])
         at, sequences = _counted(_int(firsts), counts), [rows[0].sequence for _, rows in drafted]
         classes = _int([self._asked.get(one.prompt, NO_CLASS) for one in sequences])
@@ -284,21 +284,21 @@ def _int(numbers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """From each first number on, so many that follow each other."""
+    """Return consecutive numbers: `counts[i]` numbers from `firsts[i]` on."""
     numbers: NDArray[np.int64] = (firsts - counts.cumsum() + counts).repeat(counts) + np.arange(counts.sum())
     return numbers
 
 
 @functools.cache
 def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Of the first values that an answer of these phases feeds: which object's and which part, and their kinds."""
+    """Return the object index, part and kind of the first `count` values that an answer feeds."""
     which = np.stack(np.divmod(np.arange(count, dtype=np.int32), np.int32(len(phases))), axis=1)
     kinds = [Phase.SIZE if phases[part] is Phase.SIZE else Phase.Y for part in which[:, 1]]
     return which, np.array(kinds, np.int32)
 
 
 def _fed(numbers: tuple[float, ...]) -> FedValue:
-    """A value of a prompt: one number is a coordinate, two are a size."""
+    """Convert a prompt value: one number is a coordinate, two are a size."""
     return (Phase.Y, numbers[0], 0.0) if len(numbers) == 1 else (Phase.SIZE, numbers[0], numbers[1])
 
 
@@ -307,11 +307,11 @@ def _fed(numbers: tuple[float, ...]) -> FedValue:
 
 @dataclass(slots=True, frozen=True)
 class AllowedTokens:
-    """Rows of a step that take the likeliest token of a lasting mask; tensors of fixed addresses for each `count`.
+    """Rows that take the most likely token of a cached mask; tensors have fixed addresses for each `count`.
 
     Attributes:
-        count: of rows, the last of which may be there several times: as many as a graph is made for.
-        rows, which, masks: as `take_allowed` takes them.
+        count: number of rows, padded with duplicates of the last row to a captured size.
+        rows, which, masks: see `take_allowed`.
     """
 
     count: int
@@ -322,13 +322,13 @@ class AllowedTokens:
 
 @dataclass(slots=True, frozen=True)
 class TokenSampler:
-    """How rows of a step sample tokens that do not take the likeliest of all; to be used on the compute stream.
+    """Sampling of the rows of a step that are not plain greedy; use on the compute stream.
 
     Attributes:
-        rows: (n,) int64, which rows of the step; the others take the likeliest.
-        draw: from logits (n, vocab) to tokens (n,) int64.
-        grounded: (n,) int64, 1 where the coordinate token brings a coordinate; None where no row may.
-        scored: (n, ids) int64 whose log probabilities are wanted; None where no row's are.
+        rows: (n,) int64 rows of the step; all other rows are greedy.
+        draw: maps logits (n, vocab) to tokens (n,) int64.
+        grounded: (n,) int64, 1 if the coordinate token is followed by a coordinate; None if no row allows it.
+        scored: (n, ids) int64 token IDs whose log probabilities are requested, or None.
     """
 
     rows: torch.Tensor
@@ -337,16 +337,16 @@ class TokenSampler:
     scored: torch.Tensor | None = None
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log probabilities (n, ids) float32 of what is `scored`, of all tokens of logits (rows, vocab)."""
+        """Return float32 log probabilities (n, ids) of the `scored` tokens from logits (rows, vocab)."""
         assert self.scored is not None
         return logits.index_select(0, self.rows.contiguous()).float().log_softmax(-1).gather(1, self.scored)
 
 
-_MOST_KEPT = 16  # lasting masks, of 51 KB each
+_MOST_KEPT = 16  # cached masks of 51 KB each
 
 
 class SamplingInputs:
-    """Pinned and device buffers for `depth` slots of `n_rows` rows, at fixed addresses."""
+    """Pinned and device buffers for `depth` slots of `n_rows` rows at fixed addresses."""
 
     def __init__(self, depth: int, n_rows: int, vocab: int, device: torch.device) -> None:
         self._temperatures = _PinnedBuffer(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
@@ -358,11 +358,10 @@ class SamplingInputs:
         self._scored = _PinnedBuffer(device, torch.int64, depth, n_rows, min(vocab, MAX_SCORED))
 
     def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | AllowedTokens | None:
-        """The sampler of a step's tokens, to be run on the compute stream; its inputs are put on the copy stream.
+        """Return the sampler of a step's tokens for the compute stream, or None if all rows are greedy.
 
-        None where all rows take the likeliest token. What else a row wants costs the others nothing: only such rows
-        are in the sampler. To be called once the step is finalized by the scheduler, and the last step of the slot is
-        committed.
+        The inputs are queued on the copy stream. Only rows that are not greedy are in the sampler. Call it after the
+        scheduler has finalized the step and the slot's previous step is committed.
         """
         rows = [number for number, row in enumerate(step.sequences) if _is_special(row)]
         if not rows:
@@ -377,7 +376,7 @@ class SamplingInputs:
         warm = any(one.temperature > 0 for one in sampling)
         grounded, n_scored = any(rule.grounded for rule in rules), max(len(rule.scored) for rule in rules)
         sent = [self._temperatures, self._seeds]
-        # A step's number is the position of what it feeds: no two steps of a sequence that are drawn share one.
+        # The step number is the position of the fed token, which is unique within a sequence.
         prefill = step.kind is StepKind.PREFILL
         ends = [len(row.sequence.prompt) - 1 if prefill and row.value is None else 0 for row in chosen]
         steps = [row.position + end for row, end in zip(chosen, ends, strict=True)]
@@ -423,7 +422,7 @@ class SamplingInputs:
         return AllowedTokens(count, numbers, which, self._kept)
 
     def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
-        """The row of `_kept` that a rule's mask has, or gets; None if there is no room for it."""
+        """Return the row of `_kept` for a rule's mask, adding it if necessary, or None if there is no space."""
         assert rule.allowed is not None
         kept = self._lasting.get(id(rule.allowed))
         if kept is None:
@@ -453,7 +452,7 @@ def _put(place: torch.Tensor, mask: torch.Tensor) -> None:
 
 
 class _PinnedBuffer:
-    """A pinned buffer (slots, rows, …) on the host, and its copy on the device."""
+    """A pinned host buffer (slots, rows, …) and its copy on the device."""
 
     __slots__ = ("device", "host")
 
@@ -466,7 +465,7 @@ class _PinnedBuffer:
 
 
 def _is_special(row: ScheduledSequence[Any]) -> bool:
-    """Whether a row wants more than the likeliest of all tokens."""
+    """Return whether a row is not plain greedy."""
     if row.phase not in TEXT_PHASES:
         return False
     rule = row.rule
@@ -475,12 +474,12 @@ def _is_special(row: ScheduledSequence[Any]) -> bool:
 
 
 def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) -> list[Sampled]:
-    """What a step's rows have sampled, with the log probabilities that their rules have wanted.
+    """Return the samples of a step's rows with the requested log probabilities.
 
     Args:
         sampled: (at least rows, 3) on the host.
-        scores: (at least rows, `MAX_SCORED`) likewise.
-        step: its rows.
+        scores: (at least rows, `MAX_SCORED`) on the host.
+        step: the step.
     """
     values: list[Sampled] = list(map(tuple, sampled[: len(step.sequences)].tolist()))
     for number, row in enumerate(step.sequences):
@@ -499,17 +498,17 @@ def sample_again(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample the rows of a sampler in place of the likeliest tokens that they have got; the others stay as they are.
+    """Replace the greedy tokens of a sampler's rows by sampled tokens.
 
     Args:
         model: the model.
-        sampler: which rows, and how.
+        sampler: the rows and how to sample them.
         hidden: (rows, dim) of the whole step.
-        logits: (rows, vocab) likewise, as the next ones.
-        phases: (rows,).
+        logits: (rows, vocab) of the whole step.
+        phases: (rows,) `Phase`.
         batch_slots: (rows,) rows of `state`.
-        sampled: (rows, 3) float32.
-        state: (batch slots, dim).
+        sampled: (rows, 3) float32, written.
+        state: (batch slots, dim), written.
     """
     if isinstance(sampler, AllowedTokens):
         take_allowed(model.text, sampler.rows, sampler.masks, sampler.which, logits, batch_slots, sampled, state)

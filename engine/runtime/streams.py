@@ -1,7 +1,6 @@
-"""Streams: work that runs in the order it was given, and when it ran. On CUDA the driver's, on a CPU a worker thread.
+"""Streams that run work in order: CUDA streams, and worker threads on a CPU, with timing.
 
-Both are alike, so overlap and order are as real on a CPU as on a GPU, and so are mistakes in them.
-Knows nothing of models.
+Both have the same interface, so overlap and ordering errors are testable on a CPU.
 """
 
 from __future__ import annotations
@@ -20,64 +19,64 @@ class Event(Protocol):
     """A point in a stream."""
 
     def query(self) -> bool:
-        """Whether the stream has come this far."""
+        """Return whether the stream has reached this point."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the stream has come this far.
+        """Wait until the stream has reached this point.
 
         Raises:
-            BaseException: what any work before this point, since the event before it, has raised.
+            BaseException: any error of the work since the previous event.
         """
         ...
 
 
 class Watcher(Protocol):
-    """Notified when work on a stream has run."""
+    """Receives notifications when work on a stream has run."""
 
     def about(self) -> Any:
-        """What the work is that is being submitted; called in the submitting thread."""
+        """Return a description of the work being submitted; called in the submitting thread."""
         ...
 
     def ran(self, about: Any, start: float, end: float) -> None:
-        """It has run, from `start` to `end` in seconds of `time.perf_counter`. Called in the stream's order."""
+        """Record that work ran from `start` to `end` (`time.perf_counter`); called in the stream's order."""
         ...
 
 
 class Stream(Protocol):
-    """Work that runs in the order it was given."""
+    """Runs work in submission order."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Put work on the stream; does not wait for it.
+        """Submit work without waiting.
 
         Raises:
-            BaseException: what the work has raised, if it was run here; else its event raises it.
+            BaseException: an error while launching; errors of asynchronous work are raised by its event.
         """
         ...
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """An event behind all work given so far.
+        """Return an event after all work submitted so far.
 
         Args:
-            again: an earlier event of this stream, which nobody waits for any more: it may be the one.
-            reached: called behind it, in a thread of the stream's; on CUDA it is not.
+            again: an earlier event of this stream without waiters, which may be reused.
+            reached: called in a thread of the stream when the event is reached; not called on CUDA.
         """
         ...
 
     def wait(self, event: Event) -> None:
-        """Let work given from now on begin only after the event."""
+        """Let work submitted from now on start only after the event."""
         ...
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Notify a watcher, or none any more, of the work submitted from now on."""
+        """Notify a watcher (None for none) about work submitted from now on."""
         ...
 
     def settle(self, *, wait: bool = False) -> None:
-        """Notify the watcher of what has run by now, or wait for all that was submitted; any thread may call this."""
+        """Notify the watcher about finished work; with `wait`, first wait for all work. Thread-safe."""
         ...
 
     def close(self) -> None:
-        """End the stream after the work it has."""
+        """Close the stream after its submitted work."""
         ...
 
 
@@ -98,7 +97,7 @@ class _CpuEvent:
 
 
 class CpuStream:
-    """A worker thread."""
+    """A stream run by a worker thread."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -108,12 +107,12 @@ class CpuStream:
         self._thread.start()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Put work on the stream; what it raises is raised by the next event, and the work up to there is skipped."""
+        """Submit work; an error skips the following work up to the next event, which raises it."""
         watcher = self._watcher
         self._work.put(work if watcher is None else _watched(work, watcher))
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """See `Stream.record`; always a new event."""
+        """See `Stream.record`; always returns a new event."""
         event = _CpuEvent()
 
         def reach() -> None:
@@ -126,7 +125,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Let work given from now on begin only after the event; its error becomes this stream's."""
+        """Let work submitted from now on start only after the event; its error becomes this stream's error."""
 
         def wait() -> None:
             try:
@@ -137,11 +136,11 @@ class CpuStream:
         self._work.put(_always(wait))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Notify a watcher, or none any more, of the work submitted from now on, in the worker's thread."""
+        """Notify a watcher (None for none) in the worker's thread about work submitted from now on."""
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """Wait for the work submitted, if asked to; the watcher knows of what has run."""
+        """Wait for the submitted work if `wait` is true; the watcher is already notified."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))
@@ -149,7 +148,7 @@ class CpuStream:
                 pass
 
     def close(self) -> None:
-        """End the thread after the work it has."""
+        """End the thread after its submitted work."""
         self._work.put(None)
         self._thread.join()
 
@@ -163,7 +162,7 @@ class CpuStream:
 
 
 def _always(work: Callable[[], None]) -> Callable[[], None]:
-    """Mark work that runs even behind work that failed."""
+    """Mark work that also runs after failed work."""
 
     def marked() -> None:
         work()
@@ -186,10 +185,10 @@ def _watched(work: Callable[[], None], watcher: Watcher) -> Callable[[], None]:
 
 
 class _CudaTimer:
-    """When work on a stream ran, by an event before it and one behind it. The two are read once they are reached.
+    """Times work on a stream with an event before and after it.
 
-    The device's clock is set by the host's at the start, and then followed from event to event: the time between two
-    is given in single precision, which is too coarse across minutes.
+    The device clock is synchronized with the host clock once and then advanced from event to event. CUDA reports the
+    time between two events in single precision, which is too coarse across minutes.
     """
 
     def __init__(self, stream: torch.cuda.Stream, watcher: Watcher) -> None:
@@ -200,7 +199,7 @@ class _CudaTimer:
         self._known, self._known_at = _reference(stream.device)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Launch work, and have it timed."""
+        """Launch work and time it."""
         self.settle(wait=False)
         about = self._watcher.about()
         start, end = self._event(), self._event()
@@ -213,7 +212,7 @@ class _CudaTimer:
         return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
 
     def settle(self, *, wait: bool) -> None:
-        """Notify of all that has run, or wait until all has."""
+        """Notify the watcher about finished work, or wait for all work."""
         with self._lock:
             while self._pending:
                 about, start, end = self._pending[0]
@@ -230,7 +229,7 @@ class _CudaTimer:
 
 
 def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
-    """An event and the host's time of it, the closest of a few tries; waits, on a stream where nothing else is."""
+    """Return an event and its host time, the most accurate of several tries; synchronizes on an idle stream."""
     stream = torch.cuda.Stream(device)
     tries = []
     for _ in range(5):
@@ -245,7 +244,7 @@ def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
 
 
 class CudaStream:
-    """A CUDA stream; launching happens in the calling thread, and fails there."""
+    """A CUDA stream; work is launched in the calling thread and raises there."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -253,9 +252,9 @@ class CudaStream:
         self._timer: _CudaTimer | None = None
 
     def run(self, work: Callable[[], None]) -> None:
-        """Launch work on the stream; some of it may be there when launching raises."""
+        """Launch work on the stream; if launching raises, part of the work may already be queued."""
         timer = self._timer
-        torch.cuda.set_stream(self.stream)  # 1 µs; the context manager asks for the stream before, which takes 15
+        torch.cuda.set_stream(self.stream)  # 1 µs; the context manager also queries the stream, which takes 15
         try:
             if timer is None:
                 work()
@@ -265,26 +264,26 @@ class CudaStream:
             torch.cuda.set_stream(self._default)
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """See `Stream.record`: to make an event takes the driver 2 µs. `reached` is not called.
+        """See `Stream.record`. `reached` is not called, and events are reused because creating one takes 2 µs.
 
-        A driver's thread that calls Python would wait for the GIL, longer than it takes to ask.
+        A driver thread that calls Python would wait for the GIL for longer than polling takes.
         """
-        # A blocking event interrupts the host, which sleeps.
+        # A blocking event lets the host sleep until an interrupt.
         event = again if isinstance(again, torch.cuda.Event) else torch.cuda.Event(blocking=True)
         event.record(self.stream)
         return event
 
     def wait(self, event: Event) -> None:
-        """Let work given from now on begin only after the event."""
+        """Let work submitted from now on start only after the event."""
         assert isinstance(event, torch.cuda.Event)
         self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Notify a watcher, or none any more, of the work submitted from now on."""
+        """Notify a watcher (None for none) about work submitted from now on."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Notify the watcher of what has run by now, or wait for all that was submitted."""
+        """Notify the watcher about finished work; with `wait`, first wait for all work."""
         timer = self._timer
         if timer is not None:
             timer.settle(wait=wait)

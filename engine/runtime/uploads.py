@@ -1,18 +1,21 @@
-"""Images on their way to CUDA: many of one crop each together (`CudaUploads`), others one by one (`TiledUploads`).
+"""Image uploads to CUDA: single-crop images in batches (`CudaUploads`), other images one by one (`TiledUploads`).
 
-    submitting thread                  pixels → pinned memory, but for those that a GPU has decoded
+`CudaUploads` stages images in pinned memory on arrival and resizes all images of a prefill together:
+
+    submitting thread                  pixels → pinned memory, except for frames decoded on the GPU
     upload stream, at the launch       pinned memory → device → crops
 
-To send and resize one image by itself takes the interpreter 150 µs and the driver's lock six times, of which a small
-model on an H200 has less than 400 µs an image. Of a prefill that is nearly full of images alike all are resized by one
-graph: nano answers 32 streams 1,820 times a second on an H100 so, and 1,690 without.
+Uploading one image alone holds the GIL for 150 µs; a small model on an H200 has less than 400 µs per image. If a
+prefill is nearly full of equal-sized images, one CUDA graph resizes all: nano reaches 1,820 images/s with 32 streams on
+an H100, and 1,690 without.
+
+`TiledUploads` copies an image in pieces and splits it with a CUDA graph:
 
     submitting thread, and helpers     a piece of the image → pinned memory → device
-    upload stream, behind the pieces   image → (YUV → RGB) → resize → crops
+    upload stream, after the pieces    image → (YUV → RGB) → resize → crops
 
-A Full HD image is 6 MB, for which one thread that copies, allocates and launches takes 2.3 ms, three with a graph 1.2:
-a frame in FP8 takes an H200 22.8 ms in place of 23.8. An image has a place of its own, with fixed addresses, until it
-is dropped; few have at a time. Knows nothing of what crops are for.
+For a Full HD image of 6 MB, one thread takes 2.3 ms to copy, allocate and launch; three threads and a graph take 1.2
+ms. An image occupies one of a few buffers with fixed addresses until it is dropped.
 """
 
 from __future__ import annotations
@@ -36,29 +39,29 @@ from saccade.engine.runtime.graph_capture import GraphsByKind
 
 _LARGEST = 1 << 23  # bytes of an image that is staged or has a place; a larger one, as in 4K, is worth its own copy
 ALIGNED = 256
-"""Bytes of which a part is a multiple."""
+"""Alignment of parts in bytes."""
 _PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
 _MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
 _STAGED_GRAPHS = 32  # sizes
 _ABOUT = 13  # as `kernels.resize.ABOUT`
 _RGB = (0,) * (_ABOUT - 2)
-_SPARE = 8  # images that a graph may resize for nothing
+_SPARE = 8  # maximum padding images in a graph
 
 _Kind = tuple[int, int, bool]
-"""Rows and columns of an image, and whether it is YUV."""
+"""Rows and columns of an image, its tiling, and YUV factors or None."""
 _PLACES = 4
 _PIECE = 1 << 20  # bytes that are copied, and then sent; a Full HD frame with ½, 1 and 2 MB: 23.08, 22.76, 22.73 ms
-_HELPERS = 2  # threads that copy beside the submitting one; with none, 1 and 2: 23.34, 22.87, 22.76 ms
-_TILED_GRAPHS = 16  # kinds of images
+_HELPERS = 2  # additional copying threads; with 0, 1 and 2: 23.34, 22.87, 22.76 ms per frame
+_TILED_GRAPHS = 16  # maximum kinds of images with graphs
 
 _TiledKind = tuple[int, int, Tiling, Factors | None]
 """Rows and columns of an image, its tiling, and of YUV its factors."""
 CutInto = Callable[[torch.Tensor, Tiling, torch.Tensor], list[torch.Tensor]]
-"""Cuts an image (height, width, 3) into crops (n, size, size, 3) on the device; returns what else its kernels read."""
+"""Function that splits an image (height, width, 3) into crops (n, size, size, 3) and returns its other tensors."""
 
 
 class PinnedPart:
-    """Bytes `start` to before `end` of pinned memory, until this is dropped."""
+    """Bytes `start` to `end` (exclusive) of pinned memory; dropping the object frees them."""
 
     __slots__ = ("_dropped", "end", "start")
 
@@ -70,15 +73,10 @@ class PinnedPart:
 
 
 class PinnedMemory:
-    """Pinned memory that is given in parts, and allocated with the first one. Any thread may take parts.
-
-    What waits in line goes over in one copy, and nothing is allocated for it: to allocate pinned memory takes the
-    interpreter 15 µs, and each copy the driver's lock. The lowest free place is taken, so that the same few megabytes
-    are written again and again while they are in the processor's cache: a copy of 691 KB takes 57 µs into 32 MB, 126 µs
-    into 128 MB (on the H200's host).
+    """A pinned buffer that is allocated on first use and given out in parts. Thread-safe.
 
     Args:
-        size: in bytes.
+        size: size in bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -89,7 +87,7 @@ class PinnedMemory:
         self._lock = threading.Lock()
 
     def take(self, count: int) -> PinnedPart | None:
-        """So many bytes, aligned; None where there are not so many free ones in line."""
+        """Return `count` contiguous bytes, aligned, or None if there is no free range."""
         count = -(-count // ALIGNED) * ALIGNED
         with self._lock:
             dropped = {self._dropped.popleft() for _ in range(len(self._dropped))}
@@ -108,11 +106,11 @@ class PinnedMemory:
         return PinnedPart(start, start + count, self._dropped)
 
     def tensor(self, start: int, end: int) -> torch.Tensor:
-        """Bytes of it."""
+        """Return a view of bytes `start` to `end`."""
         return self._memory[start:end]
 
     def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
-        """The first bytes of a part."""
+        """Return the first bytes of a part as an array."""
         return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
 
 
@@ -121,12 +119,12 @@ class PinnedMemory:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class StagedImage:
-    """An image of (rows, columns) pixels, in pinned memory or on the device, until it is dropped; to be one crop.
+    """A single-crop image of (rows, columns) pixels in pinned memory or on the device; dropping it frees its memory.
 
     Attributes:
-        place: in pinned memory: RGB, or the luma of YUV; or the luma on the device.
-        yuv: where u and v are behind it, and the rest of `kernels.resize.ABOUT`; None of RGB.
-        chroma: on the device.
+        place: RGB or luma in pinned memory, or luma on the device.
+        yuv: offsets of u and v and other fields of `kernels.resize.ABOUT`, or None for RGB.
+        chroma: u and v on the device.
     """
 
     rows: int
@@ -137,22 +135,22 @@ class StagedImage:
 
     @property
     def tiling(self) -> Tiling:
-        """That of one crop."""
+        """Tiling of a single crop."""
         return 1, 1
 
 
 class CudaUploads:
-    """What comes to a device, and the crops that are made of it there. `stage` may be called by any thread.
+    """Uploads staged images and resizes them to crops. `stage` is thread-safe.
 
     Args:
-        device: where they go.
-        depth: step slots.
-        most: images at a time.
+        device: destination.
+        depth: number of step slots.
+        most: maximum number of images per batch.
         size: side of a crop in pixels.
 
     Attributes:
-        stream: on which images are sent.
-        crops: of each slot, (most, size, size, 3) uint8 on the device.
+        stream: stream of the uploads.
+        crops: (most, size, size, 3) uint8 on the device for each slot.
     """
 
     def __init__(self, device: torch.device, depth: int, most: int, size: int) -> None:
@@ -171,14 +169,14 @@ class CudaUploads:
         self._ready = [torch.cuda.Event() for _ in range(depth)]
 
     def compile_for(self, rows: int, columns: int, *, yuv: bool) -> None:
-        """Have what images of a size and kind need compiled, which takes a second the first time."""
+        """Compile the kernels for a size and format; the first call takes a second."""
         if (rows, columns, yuv) not in self._compiled:
             self._compile(rows, columns, yuv)
 
     def stage(self, image: Pixels) -> StagedImage | None:
-        """Copy an image to where it waits, unless it is on the device; None if it is too large, or there is no room.
+        """Copy an image to pinned memory, unless it is on the device; None if it is too large or memory is full.
 
-        `compile_for` must have been called for its size and kind.
+        `compile_for` must have been called for its size and format.
         """
         rows, columns, _ = image.shape
         yuv = isinstance(image, YuvImage)
@@ -202,16 +200,16 @@ class CudaUploads:
         return StagedImage(rows, columns, part, about)
 
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
-        """Send images and resize them, each to its place in the slot's crops; does not wait.
+        """Upload and resize images to their places in the slot's crops, without waiting.
 
-        The images must be kept, and the slot must not be used again, before the event that is returned.
+        Until the returned event, the images must stay alive and the slot must not be reused.
 
         Args:
-            slot: whose crops.
-            images: with their places.
-            current: the stream that is the current one, which stays so.
+            slot: step slot of the crops.
+            images: images with their places.
+            current: the current stream, which stays current.
         """
-        # What is on the device was decoded on its default stream, and its memory is written again there.
+        # Decoded frames on the device belong to its default stream, where their memory is reused.
         decoded = any(isinstance(image.place, torch.Tensor) for _, image in images)
         stream = torch.cuda.default_stream(self._device) if decoded else self.stream
         torch.cuda.set_stream(stream)
@@ -227,7 +225,7 @@ class CudaUploads:
         return ready
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the uploads in flight."""
         self.stream.synchronize()
 
     def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], *, on_stream: bool) -> None:
@@ -264,7 +262,7 @@ class CudaUploads:
             graphs[slot].replay()
 
     def _resize(self, slot: int, alike: Mapping[_Kind, Sequence[object]]) -> None:
-        """Resize images, of whose kinds there are so many behind each other."""
+        """Resize contiguous groups of images of the same kind."""
         from saccade.engine.kernels.resize import resize_all
 
         count, at = sum(map(len, alike.values())), 0
@@ -291,7 +289,7 @@ class CudaUploads:
             self._compiled.add(kind)
 
     def _prepare(self, kind: _Kind) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
-        """What the graphs of images of a kind do, one for each slot, and read; see `GraphsByKind.capture`."""
+        """Return the graphs of a kind, one per slot, and the tensors they read; see `GraphsByKind.capture`."""
         from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import weights_of
 
@@ -314,7 +312,7 @@ def _kind_of(image: StagedImage) -> _Kind:
 
 
 def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:
-    """`kernels.resize.ABOUT` numbers of an image that lies at an address on the device, and becomes a crop."""
+    """Return the `kernels.resize.ABOUT` fields of an image at a device address that becomes crop `number`."""
     if image.yuv is None:
         return base, number, *_RGB
     u, v, *others = image.yuv
@@ -325,7 +323,7 @@ def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:
 
 
 class Lease:
-    """A place, until this is dropped."""
+    """Exclusive use of a buffer until the object is dropped."""
 
     __slots__ = ("_free", "number")
 
@@ -337,7 +335,7 @@ class Lease:
 
 
 def lease_of(free: deque[int]) -> Lease | None:
-    """The place that was used last, which is in the CPU's cache; None if none is free."""
+    """Lease the most recently used buffer, which is in the CPU cache, or return None if none is free."""
     try:
         return Lease(free, free.pop())
     except IndexError:
@@ -346,7 +344,7 @@ def lease_of(free: deque[int]) -> Lease | None:
 
 @dataclass(slots=True, frozen=True)
 class TiledImage:
-    """Crops (n, size, size, 3) uint8 on the device, ready behind the event, until it is dropped."""
+    """Crops (n, size, size, 3) uint8 on the device, valid after the event until the object is dropped."""
 
     pixels: torch.Tensor
     tiling: Tiling
@@ -355,7 +353,7 @@ class TiledImage:
 
 
 class _Place:
-    """Where an image is, on the host and on the device, and its crops."""
+    """Host buffer, device buffer and crops of one image."""
 
     def __init__(self, crops: tuple[int, ...], device: torch.device) -> None:
         self.pinned = torch.zeros(_LARGEST, dtype=torch.uint8, pin_memory=True)
@@ -366,12 +364,12 @@ class _Place:
 
 
 class TiledUploads:
-    """Sends images and cuts them. `send` may be called by any thread.
+    """Uploads images and splits them into crops. `send` is thread-safe.
 
     Args:
-        device: where they go.
-        stream: on which they are sent and cut.
-        crops: shape of the most crops of an image.
+        device: destination.
+        stream: stream of uploads and splitting.
+        crops: shape of the maximum number of crops per image.
         cut_into: see `CutInto`.
     """
 
@@ -387,14 +385,13 @@ class TiledUploads:
 
     @property
     def all_free(self) -> bool:
-        """Whether no image has a place."""
+        """Whether all buffers are free."""
         return len(self._free) == _PLACES
 
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
-        """Copy an image that is not on the device, send it and cut it; None if it is too large, or no place is free.
+        """Upload a host image and split it; None if it is too large, or no buffer or CUDA graph is available.
 
-        Does not wait for a place. The first one of its kind takes a second, in which kernels are compiled; None, too,
-        where there is no graph for it.
+        The first image of a kind takes a second to compile kernels. The call does not wait for a free buffer.
         """
         rows, columns, _ = image.shape
         factors = image.factors if isinstance(image, YuvImage) else None
@@ -414,14 +411,14 @@ class TiledUploads:
         return TiledImage(place.crops[: crop_count(tiling)], tiling, place.ready, lease)
 
     def close(self) -> None:
-        """End the helpers."""
+        """End the helper threads."""
         self._helpers.shutdown()
 
     def _copy(self, place: _Place, pieces: list[Piece]) -> None:
-        """Copy and send pieces on the current stream, with those helpers that have time.
+        """Copy and upload pieces on the current stream with the available helper threads.
 
         Raises:
-            BaseException: what any of them has raised, once none is at work.
+            BaseException: any error of a thread, after all threads have stopped.
         """
         left = iter(pieces)  # each piece is taken by one thread
         helping: list[Future[None]] = []
@@ -441,13 +438,13 @@ class TiledUploads:
         _copy_some(place, left)
 
     def _capture(self, kind: _TiledKind) -> list[torch.cuda.CUDAGraph]:
-        """Graphs that cut images of a kind, one for each place; none if there are too many, or they cannot be had."""
+        """Return graphs that split images of a kind, one per buffer; [] if capture fails or kinds are too many."""
         with self._lock:
             name = f"images of {kind[1]} x {kind[0]} are sent"
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
-        """What the graphs do and read, see `GraphsByKind.capture`; the places are made with the first ones."""
+        """Return the graphs' work and the tensors they read, see `GraphsByKind.capture`. Allocates the buffers once."""
         if not self._places:
             with torch.inference_mode(False):  # helpers write to them
                 self._places = [_Place(self._crops, self._device) for _ in range(_PLACES)]
@@ -476,7 +473,7 @@ def _copy_some(place: _Place, left: Iterator[Piece]) -> None:
 
 @dataclass(slots=True, frozen=True)
 class Piece:
-    """Bytes `start` to before `end` of what is sent: `here` they are, `there` they are to be copied to."""
+    """A piece of an upload: `here` is the source, `there` the pinned destination of bytes `start` to before `end`."""
 
     here: NDArray[np.uint8]
     there: NDArray[np.uint8]
@@ -485,12 +482,12 @@ class Piece:
 
 
 def pieces_of(memory: NDArray[np.uint8], image: Pixels, size: int = _PIECE) -> Iterator[Piece]:
-    """An image in pieces of whole rows, of about so many bytes: RGB, or luma and both chromas behind each other.
+    """Yield pieces of whole rows of about `size` bytes: RGB, or luma followed by both chroma planes.
 
     Args:
-        memory: bytes where it is to be.
-        image: it, in main memory.
-        size: of a piece, in bytes.
+        memory: destination bytes.
+        image: image in main memory.
+        size: target size of a piece in bytes.
     """
     planes = [plane.numpy() for plane in (image.y, image.u, image.v)] if isinstance(image, YuvImage) else [image]
     at = 0

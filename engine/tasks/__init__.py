@@ -1,6 +1,6 @@
-"""What can be asked of an image: detect, point, gaze, segment, query, caption, and the table of all tasks.
+"""Tasks on images (detect, point, gaze, segment, query, caption) and the registry of tasks.
 
-A new task subclasses `Task` in a file of its own and is made known with `register_task`.
+To add a task, subclass `Task` in a new file and register it with `register_task`.
 """
 
 from saccade.engine.tasks.objects import Detect, Gaze, ObjectsTask, Point

@@ -1,4 +1,4 @@
-"""The tasks that find objects: boxes, points, and what a person looks at. Knows no devices and no threads."""
+"""Tasks that find objects: boxes, points and gaze targets."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 GazeForm = Literal["words", "reference"]
 
-_EDGE = 0.02  # an object this close to a window's inner edge was cut by it, and is whole in another window
-_MERGE_IOU = 0.5  # above it two objects of different windows are one
-_INSIDE = 0.8  # so are two of which the smaller lies in the larger by this part, if an edge may have cut the smaller
-_NEAR_EDGE = 0.08  # an object this close to a window's inner edge may be a part of what goes on behind it
+_EDGE = 0.02  # an object this close to an inner window edge is cut off; another window contains it whole
+_MERGE_IOU = 0.5  # IoU above which objects of two windows are duplicates
+_INSIDE = 0.8  # or if this fraction of a possibly cut object lies inside the other
+_NEAR_EDGE = 0.08  # an object this close to an inner window edge may be cut off
 
 
 @dataclass(slots=True, frozen=True)
 class ObjectsTask(Task):
-    """Find every `label`: what `Detect` and `Point` share.
+    """Base class of `Detect` and `Point`: find every `label`.
 
     Attributes:
-        label: what to find, one name or phrase.
-        max_objects: stop after this many; 0 finds none.
-        conf: an object is begun while its score, p(coord) / (p(coord) + p(eos)), is above this, 0 to 1. 0.5 is the
-            model's own greedy choice; lower values trade precision for recall.
+        label: name or phrase to find.
+        max_objects: maximum number of objects; 0 finds none.
+        conf: minimum score p(coord) / (p(coord) + p(eos)) of an object, 0 to 1. 0.5 is the model's greedy choice; lower
+            values trade precision for recall.
 
     Raises:
-        ValueError: if one of them is of another type or out of its range.
+        ValueError: if a value has a wrong type or is out of range.
     """
 
     label: str
@@ -64,27 +64,27 @@ class ObjectsTask(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """The task for a label."""
+        """Create the task from a label."""
         return cls(text, max_objects, conf)
 
     @property
     def asked(self) -> str:
-        """The label."""
+        """Label of the task."""
         return self.label
 
     @property
     def empty(self) -> bool:
-        """Whether no object is wanted."""
+        """Whether `max_objects` is 0."""
         return self.max_objects == 0
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """One task for each of the model's names that the label stands for."""
+        """Return one task for each class of the model that the label stands for."""
         if vocabulary is None:
             return [self]
         return [replace(self, label=name) for name in vocabulary.resolve([self.label])]
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Token ids that ask for all objects of the label."""
+        """Return the prompt for all objects with the label."""
         return prompts.objects(self.skill, self.label)
 
 
@@ -97,11 +97,11 @@ class Detect(ObjectsTask):
     tiled = True
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Objects of x, y and size."""
+        """Return the state machine for x, y and size of each object."""
         return BoxesOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Boxes: those of one answer, without repetitions where the model has a limit; those of all windows fused."""
+        """Return the boxes, without duplicates inside one answer (if the model has a limit) and across windows."""
         views = [(window, _objects(output, limits.repeat_iou)) for output, window in answers]
         found = views[0][1] if len(views) == 1 else fuse(views, width, height)[: self.max_objects]
         return [_box(self.label, one) for one in found]
@@ -113,7 +113,7 @@ class Point(ObjectsTask):
     """Find every `label` as its centre point.
 
     Attributes:
-        refs: what it is about: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        refs: parts of the image to consider: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
     """
 
     skill = "point"
@@ -125,35 +125,35 @@ class Point(ObjectsTask):
         object.__setattr__(self, "refs", require_refs(self.refs))
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Token ids that ask for it."""
+        """Return the prompt for all points of the label."""
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """What it is about."""
+        """Return the coordinates of the references by prompt position."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Objects of x and y."""
+        """Return the state machine for x and y of each object."""
         return PointsOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Points in the order of the answer."""
+        """Return the points in the order of the answer."""
         return [Spot(self.label, one.score, one.x, one.y) for one in _points(answers)]
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Gaze(Task):
-    """Find what the person looks at who has an eye at `eye`, as a point labelled 'gaze'; none if it is not in sight.
+    """Find what the person with an eye at `eye` looks at, as a point labelled 'gaze'; empty if it is not visible.
 
     Attributes:
         eye: (x, y) as fractions of the image's width and height.
-        conf: as for `ObjectsTask`.
-        form: how the model is asked: in `words` around the eye, as Moondream 2's reference does; or by a `reference`,
-            the prompt of `Point` for the name 'gaze' with the eye as its reference, as one source has it.
+        conf: minimum score, see `ObjectsTask`.
+        form: prompt format: `words` around the eye (Moondream 2's reference), or `reference` (the point prompt for
+            'gaze' with the eye as reference).
 
     Raises:
-        ValueError: if one of them is of another type or out of its range.
+        ValueError: if a value has a wrong type or is out of range.
     """
 
     skill = "gaze"
@@ -164,19 +164,19 @@ class Gaze(Task):
 
     def __post_init__(self) -> None:
         if self.form not in get_args(GazeForm):
-            raise ValueError(f"form is one of {', '.join(get_args(GazeForm))}; got {self.form!r}")
+            raise ValueError(f"form must be one of {', '.join(get_args(GazeForm))}; got {self.form!r}")
         object.__setattr__(self, "eye", tuple(self.eye))
         if len(self.eye) != 2 or not all(is_number(value) and 0 <= value <= 1 for value in self.eye):
-            raise ValueError(f"eye is a point (x, y) of numbers from 0 to 1; got {self.eye!r}")
+            raise ValueError(f"eye must be a point (x, y) of numbers from 0 to 1; got {self.eye!r}")
         require_conf(self.conf)
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """The task for 'x,y'."""
+        """Create the task from 'x,y'."""
         try:
             x, y = map(float, text.split(","))
         except ValueError:
-            raise ValueError(f"an eye is x,y as fractions of the image, such as 0.4,0.25; got '{text}'") from None
+            raise ValueError(f"eye must be x,y as fractions of the image, such as 0.4,0.25; got '{text}'") from None
         return cls((x, y), conf)
 
     @property
@@ -186,23 +186,23 @@ class Gaze(Task):
 
     @property
     def empty(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Token ids that ask for it."""
+        """Return the prompt for the gaze target."""
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """The eye's coordinates."""
+        """Return the eye's coordinates by prompt position."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """One object of x and y."""
+        """Return the state machine for one point."""
         return PointsOutput(1, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """The point, if there is one."""
+        """Return the point, if there is one."""
         return [Spot(self.skill, one.score, one.x, one.y) for one in _points(answers)]
 
 
@@ -212,7 +212,7 @@ def _objects(output: OutputState, repeat_iou: float | None) -> list[DecodedObjec
 
 
 def _points(answers: Answers) -> list[DecodedObject]:
-    """What was found in the whole image: points are asked of no window."""
+    """Return the points in the whole image; points are not tiled."""
     return [one for output, _ in answers for one in _objects(output, None)]
 
 
@@ -225,16 +225,16 @@ def _box(label: str, found: DecodedObject) -> Box:
 
 
 def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, height: int) -> list[DecodedObject]:
-    """Each object once, best score first, with the score that the model gave it.
+    """Merge the objects of several windows; each object once, best score first.
 
-    Two boxes of different windows are one object if they overlap much: the better one stays. A box that a window's edge
-    has cut, or may have cut, yields to one that contains it and reaches out of the window. Boxes of one window stay
-    beside each other: the model saw both.
+    Two boxes of different windows are duplicates if their IoU is high; the better one is kept. A box that is or may be
+    cut off by a window edge is dropped if another box contains it and extends beyond the window. Boxes of one window
+    are never merged.
 
     Args:
-        found: what was found in each window, in fractions of the window.
-        width: of the image in pixels.
-        height: likewise.
+        found: objects of each window, in fractions of the window.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
 
     Returns:
         Objects in fractions of the image.
@@ -255,7 +255,7 @@ def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, he
 
 @dataclass(slots=True, frozen=True)
 class _View:
-    """An object in the image, as one window shows it; `cut`: it is close to an inner edge of the window."""
+    """An object from one window; `cut` means that it is close to an inner edge of the window."""
 
     object: DecodedObject
     window: Window
@@ -263,7 +263,7 @@ class _View:
     cut: bool
 
     def repeats(self, other: _View) -> bool:
-        """Whether it is the same object as one that is kept."""
+        """Return whether it is a duplicate of a kept object."""
         if self.number == other.number:
             return False
         shared = _intersection(self.object, other.object)
@@ -275,7 +275,7 @@ class _View:
 
 
 def _near_edge(found: DecodedObject, window: Window, width: int, height: int) -> bool:
-    """Whether a window's object is close to an edge of the window that is none of the image."""
+    """Return whether an object is close to an edge of its window that is not an edge of the image."""
     return (
         (found.x - found.width / 2 < _NEAR_EDGE and window.x > 0)
         or (found.x + found.width / 2 > 1 - _NEAR_EDGE and window.x + window.width < width)
@@ -285,7 +285,7 @@ def _near_edge(found: DecodedObject, window: Window, width: int, height: int) ->
 
 
 def place(found: DecodedObject, window: Window, width: int, height: int) -> DecodedObject | None:
-    """A window's object in the whole `width` × `height` image; None if an inner edge has cut it."""
+    """Return a window's object in coordinates of the whole image, or None if an inner window edge cuts it off."""
     left, right = found.x - found.width / 2, found.x + found.width / 2
     top, bottom = found.y - found.height / 2, found.y + found.height / 2
     if (
@@ -305,14 +305,14 @@ def place(found: DecodedObject, window: Window, width: int, height: int) -> Deco
 
 
 def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObject]:
-    """The objects of one answer without those that overlap an earlier box by an IoU of more than the limit."""
+    """Return the objects of one answer without those that overlap an earlier box by more than an IoU of `limit`."""
     return _first_of(objects, lambda a, b: _iou(a, b) > limit)
 
 
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """The objects that are not the same as one kept before them."""
+    """Return the objects that are not duplicates of an earlier kept object."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):
@@ -321,8 +321,8 @@ def _first_of(
 
 
 def _iou(a: DecodedObject, b: DecodedObject) -> float:
-    """Intersection over union of two boxes; 0 for points."""
-    # Asked first, as few boxes of an answer touch: of 50 boxes there are 1225 pairs.
+    """Return the intersection over union of two boxes; 0 for points."""
+    # Quick test first: most pairs are disjoint, and 50 boxes have 1225 pairs.
     if 2 * abs(a.x - b.x) >= a.width + b.width or 2 * abs(a.y - b.y) >= a.height + b.height:
         return 0.0
     shared = _intersection(a, b)

@@ -1,9 +1,9 @@
-"""The state machine of one answer: what each step samples, and when the answer is complete. No torch.
+"""State machine of one answer: the kind of sample at each step, and the end of the answer.
 
-Launching and reading a step need not agree in time: `next_phase` is called when a step is launched, `commit` when its
-values are read, up to a step later. What may come next is known without the answer, except for its end: an object is x,
-y and size, text is tokens; so a step can be launched before the one ahead of it is read. What a token may be can depend
-on what was sampled, so `rule` is called between the two, when the step is finalized. `text_output` has those of text.
+Launching and reading of steps overlap: `next_phase` is called when a step is launched, and `commit` when its samples
+are read, up to one step later. The sequence of phases does not depend on samples, except for the end, so a step can
+launch before the previous one is read. Allowed tokens may depend on samples, so `rule` is called when the step is
+finalized. `text_output` has the state machines of text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from saccade.engine.models.protocol import TEXT_PHASES, Phase
 
 @dataclass(slots=True, frozen=True)
 class DecodedObject:
-    """An object as the model decoded it, before it becomes a result.
+    """An object as decoded by the model.
 
     Attributes:
-        score: p(coord) against p(eos), 0 to 1.
-        x, y: centre, as fractions of the image that was prefilled; not clipped.
-        width, height: likewise; 0 for points.
+        score: p(coord) / (p(coord) + p(eos)), 0 to 1.
+        x, y: centre, as fractions of the prefilled image; not clipped.
+        width, height: size as fractions of the prefilled image; 0 for points.
     """
 
     score: float
@@ -36,7 +36,7 @@ class DecodedObject:
 
 @dataclass(slots=True, frozen=True)
 class Sampling:
-    """How tokens are sampled: `temperature` 0 takes the most likely one; `seed` is a signed number of 64 bits."""
+    """Sampling parameters: `temperature` 0 is greedy; `seed` is a signed 64-bit integer."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -46,24 +46,24 @@ class Sampling:
 GREEDY = Sampling()
 
 FedValue = tuple[Phase, float, float]
-"""What a sampled value is fed as: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, id, 0)."""
+"""Input of a step: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, token ID, 0)."""
 
 FROM_IMAGE: FedValue = (Phase.TOKEN, -1.0, 0.0)
-"""Stands for a value of a draft that the executor reads from the image, before it has done so."""
+"""Placeholder of a draft value that the executor reads from the image."""
 
 Sampled = tuple[float, ...]
-"""What a step yields for a row: three numbers by its phase, then the log probabilities of `TokenRule.scored`."""
+"""Samples of a row: three numbers by phase, then the log probabilities of `TokenRule.scored`."""
 
 
 class TokenRule(NamedTuple):
-    """What the token of a step may be, and what else is wanted of it.
+    """Constraints on the token of a step.
 
     Attributes:
-        allowed: ids that may be sampled, at least one; None for any.
-        forbidden: ids that may not.
-        grounded: the coordinate token is sampled with a coordinate, which is fed in place of its embedding.
-        scored: ids whose log probabilities are wanted, at most `MAX_SCORED`; of all tokens, whatever is allowed.
-        lasting: `allowed` is one of a few sequences that many steps share: their masks are kept on the device.
+        allowed: allowed token IDs, at least one, or None for all.
+        forbidden: forbidden token IDs.
+        grounded: a sampled coordinate token comes with a coordinate, whose embedding is fed next.
+        scored: at most `MAX_SCORED` token IDs whose log probabilities over all tokens are returned.
+        lasting: whether many steps share `allowed`, so that its mask is cached on the device.
     """
 
     allowed: Sequence[int] | None = None
@@ -75,17 +75,16 @@ class TokenRule(NamedTuple):
 
 ANY_TOKEN = TokenRule()
 MAX_SCORED = 128
-"""Most log probabilities of a row in one step: what buffers are made for."""
+"""Maximum number of log probabilities per row and step."""
 
 
 class OutputState(ABC):
-    """The state machine of one answer, whose steps go through `phases` in turn.
+    """State machine of one answer, whose steps cycle through `phases`.
 
     Attributes:
-        steps: most steps that the answer can take; 0 where the context has no room for it.
-        sampling: how its tokens are sampled.
-        back: by how many positions the step that `next_phase` has just given goes back: what was fed at its position
-            and behind it is forgotten.
+        steps: maximum number of steps; 0 if the context is too short.
+        sampling: sampling parameters.
+        back: number of positions that the step of the last `next_phase` goes back; later entries are overwritten.
     """
 
     __slots__ = ("_launched", "back", "sampling", "steps")
@@ -98,11 +97,11 @@ class OutputState(ABC):
 
     @property
     def positions(self) -> int:
-        """Most positions behind the prompt that are fed. What is sampled last never is."""
+        """Maximum number of positions fed after the prompt; the last sample is never fed."""
         return max(0, self.steps - 1)
 
     def next_phase(self) -> Phase | None:
-        """What the next launched step samples; None when no further step is wanted."""
+        """Return the phase of the next step to launch, or None if no more steps are needed."""
         if self._launched == self.steps:
             return None
         phase = self.phases[self._launched % len(self.phases)]
@@ -110,73 +109,73 @@ class OutputState(ABC):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Every token id that `rule` may ever give, for a check before the first step."""
+        """Return all token IDs that `rule` may return, for validation."""
         return ()
 
     def rule(self) -> TokenRule:
-        """What the token behind all that is committed may be; asked once for each step of a text phase, in order."""
+        """Return the constraints on the next token; called once per text step in order."""
         return ANY_TOKEN
 
     @abstractmethod
     def commit(self, sampled: Sampled) -> bool:
-        """Take what the oldest uncommitted step sampled; True when the answer is complete.
+        """Take the samples of the oldest uncommitted step; return True when the answer is complete.
 
         Args:
-            sampled: by phase: X_OR_EOS (coord logit − eos logit, x, –), Y (y, –, –), SIZE (width, height, –),
-                a text phase (token id, coordinate where it is grounded, –, log probabilities that were wanted…).
+            sampled: values by phase: X_OR_EOS (coord logit − eos logit, x, –), Y (y, –, –), SIZE (width, height, –),
+                text (token ID, coordinate if grounded, –, requested log probabilities…).
         """
 
     @property
     def draftable(self) -> bool:
-        """Whether the next answer to its prompt may be drafted with the values of this one, see `core.speculative`."""
+        """Whether the values of this answer may be drafts of the next answer, see `core.speculative`."""
         return False
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """What its next steps feed, whatever is sampled: those steps can be run at once, behind the prompt."""
+        """Inputs of the next steps that do not depend on samples, so that these steps can run with the prompt."""
         return ()
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Let others do a part of the work beside it: each has tokens behind the prompt, and what is done there.
+        """Return parts of the work for parallel sequences, each with its tokens after the prompt and its state machine.
 
-        They share what this holds, which is complete once all of them are. To be called once, before the first step.
+        The parts share this object's state, which is complete when all parts are. Call once, before the first step.
 
         Args:
-            most: that there may be; if more are needed, there are none.
+            most: maximum number of parts; if more are needed, the result is empty.
         """
         return ()
 
     @property
     def visible(self) -> bool:
-        """Whether the values of the answer can be read from the image, without being asked for; see `FROM_IMAGE`."""
+        """Whether detections in the image can draft the answer; see `FROM_IMAGE`."""
         return False
 
     def retract(self, steps: int) -> None:
-        """Take back the newest launched steps: they are not committed, and will be launched again."""
+        """Take back the newest `steps` launched steps, which will be launched again."""
         self._launched -= steps
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """What the next step is fed after a sample, or after one that was guessed; None where the answer would end."""
+        """Return the input of the next step after a sample or draft value, or None if the answer ends."""
         if phase is Phase.SIZE:
             return Phase.SIZE, sampled[0], sampled[1]
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Everything that was fed for the answer so far, in order, where it is `draftable`."""
+        """Return all values fed for the answer so far, in order, if it is `draftable`."""
         return []
 
     def finish(self) -> None:  # noqa: B027 - most answers hold nothing back
-        """Called once when the answer is complete, before its task collects it."""
+        """Finish the answer; called once before its task collects it."""
 
 
 @dataclass(slots=True, eq=False)
 class DraftMemory:
-    """The last answer to one prompt of a stream, and whether drafting pays there.
+    """The last answer to a prompt of a stream, and statistics of its drafts.
 
     Attributes:
-        values: of the last answer.
-        pause: answers for which nothing is drafted.
-        failures: answers in a row whose drafts did not pay.
+        values: values of the last answer.
+        pause: number of answers without drafts.
+        failures: number of consecutive answers whose drafts saved too little.
     """
 
     values: tuple[FedValue, ...] = ()
@@ -184,14 +183,14 @@ class DraftMemory:
     failures: int = 0
 
     def draft(self) -> tuple[FedValue, ...]:
-        """What to begin the next answer with."""
+        """Return the draft for the next answer."""
         if self.pause:
             self.pause -= 1
             return ()
         return self.values
 
     def learn(self, values: Sequence[FedValue], paid: bool | None, longest_pause: int) -> None:
-        """Take a complete answer, and whether its draft has paid; None where nothing was drafted."""
+        """Store a complete answer, and whether its draft paid off (None without a draft)."""
         self.values = tuple(values)
         if paid is not None:
             self.failures = 0 if paid else self.failures + 1
@@ -199,12 +198,12 @@ class DraftMemory:
 
 
 class ObjectsOutput(OutputState):
-    """Objects one after another until the model stops: what detect and point share.
+    """Base class of detect and point answers: objects until the model stops.
 
     Args:
-        max_objects: stop after this many.
-        conf: begin an object only while its score is above this.
-        max_steps: most steps that the context has room for.
+        max_objects: maximum number of objects.
+        conf: minimum score of an object.
+        max_steps: maximum number of steps that fit the context.
     """
 
     __slots__ = ("_committed", "_height", "_logit_limit", "_score", "_width", "_x", "_y", "objects")
@@ -218,18 +217,18 @@ class ObjectsOutput(OutputState):
         self.objects: list[DecodedObject] = []
 
     def begins(self, margin: float) -> bool:
-        """Whether one more object begins: coordinate logit − end logit, as sampled at X_OR_EOS, is above `conf`'s."""
+        """Return whether another object starts: coordinate logit − end logit is above the logit of `conf`."""
         return margin > self._logit_limit
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take one step's values; True at a stop or after the last object."""
+        """Take one step's samples; return True after the last object."""
         phase = self.phases[self._committed % len(self.phases)]
         self._committed += 1
         if phase is Phase.X_OR_EOS:
             margin, self._x, *_ = sampled
             if not self.begins(margin):
                 return True
-            # An object is there only if those before it are: at a `conf` above any of their scores it is not reported.
+            # An object exists only if all earlier ones do, so its score is limited by theirs.
             self._score = min(self._score, 1 / (1 + math.exp(-margin)) if margin > -700 else 0.0)
         elif phase is Phase.Y:
             self._y = sampled[0]
@@ -241,22 +240,22 @@ class ObjectsOutput(OutputState):
 
     @property
     def draftable(self) -> bool:
-        """Always: objects are not drawn."""
+        """Always True: objects are sampled greedily."""
         return True
 
     @property
     def visible(self) -> bool:
-        """Always: objects are places."""
+        """Always True: detections can draft objects."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """A coordinate or a size; None where the model would stop."""
+        """Return a coordinate or size, or None if the model stops."""
         if phase is Phase.X_OR_EOS:
             return (Phase.Y, sampled[1], 0.0) if self.begins(sampled[0]) else None
         return super().fed(phase, sampled)
 
     def values(self) -> list[FedValue]:
-        """Those of whole objects."""
+        """Return the values of all complete objects."""
         values: list[FedValue] = []
         for one in self.objects:
             values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
@@ -266,19 +265,19 @@ class ObjectsOutput(OutputState):
 
 
 class BoxesOutput(ObjectsOutput):
-    """Answers of detect: x, y and size in turn."""
+    """Answer of detect: x, y and size for each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y, Phase.SIZE)
 
 
 class PointsOutput(ObjectsOutput):
-    """Answers of point: x and y in turn."""
+    """Answer of point: x and y for each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y)
 
 
 def logit(p: float) -> float:
-    """log(p / (1 - p)), without bounds at 0 and 1."""
+    """Return log(p / (1 - p)), which is infinite at 0 and 1."""
     return -math.inf if p <= 0 else math.inf if p >= 1 else math.log(p / (1 - p))

@@ -1,7 +1,7 @@
-"""The task that outlines one object: a box, and inside it a path that is written token by token.
+"""Segmentation task: a box, and a path inside it that is generated token by token.
 
-An answer is two coordinates and a size, which are forced, then text tokens that spell SVG path data: command letters,
-minus signs, and integers in 1/960 of the box. Knows no devices and no threads.
+An answer is two coordinates and a size, then text tokens of SVG path data: command letters, minus signs, and integers
+in 1/960 of the box.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, PathTokens, Prompts, Ref
 
 SCALE = 960
-"""An integer of a path is a fraction of the box in this many parts."""
+"""Units of path integers per box side."""
 _FORCED = (Phase.Y, Phase.Y, Phase.SIZE)
 _NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
 _LAST_MARK = 20  # token ids up to this are marks, not text
@@ -43,18 +43,18 @@ _LAST_MARK = 20  # token ids up to this are marks, not text
 class Segment(Task):
     """Outline one `object`.
 
-    A stream's first piece is the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`); the others are pieces of the path.
+    Streaming sends the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`) first, then pieces of the path.
 
     Attributes:
-        object: what to outline, one name or phrase.
-        refs: where it is: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
-        max_tokens: most tokens of the path.
-        grammar: only tokens that continue a path are sampled; without, the answer ends where it is no path.
-        temperature, top_p, seed: as for `TextTask`.
+        object: name or phrase to outline.
+        refs: location: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        max_tokens: maximum number of path tokens.
+        grammar: sample only tokens that continue a valid path; otherwise the answer ends at the first invalid token.
+        temperature, top_p, seed: see `TextTask`.
         polygon: also list the path's polygons in records.
 
     Raises:
-        ValueError: if one of them is of another type or out of its range.
+        ValueError: if a value has a wrong type or is out of range.
     """
 
     skill = "segment"
@@ -76,29 +76,29 @@ class Segment(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """The task for a name."""
+        """Create the task from a name."""
         return cls(text)
 
     @property
     def asked(self) -> str:
-        """The name."""
+        """Name of the object."""
         return self.object
 
     @property
     def empty(self) -> bool:
-        """Whether no path is wanted."""
+        """Whether `max_tokens` is 0."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Token ids that ask for it."""
+        """Return the prompt for the outline."""
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """The references."""
+        """Return the coordinates of the references by prompt position."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """A box, then a path."""
+        """Return the state machine for a box and a path."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
         sampling = Sampling(self.temperature, self.top_p, seed)
         tokens = prompts.path_tokens
@@ -107,7 +107,7 @@ class Segment(Task):
         return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """The outline."""
+        """Return the outline."""
         found = []
         for output, _ in answers:
             assert isinstance(output, SegmentOutput)
@@ -118,10 +118,10 @@ class Segment(Task):
 
 
 class PathWriter:
-    """Path data from symbols as they come: numbers pair up, and a command is written with its first pair.
+    """Converts path symbols to SVG path data: numbers form pairs, and a command is written with its first pair.
 
     Attributes:
-        broken: whether a symbol came that cannot stand there; nothing is written from then on.
+        broken: whether an invalid symbol came; nothing is written afterwards.
     """
 
     __slots__ = ("_command", "_due", "_minus", "_number", "_pieces", "_waiting", "broken")
@@ -137,23 +137,23 @@ class PathWriter:
 
     @property
     def text(self) -> str:
-        """All that is written."""
+        """Path data written so far."""
         return "".join(self._pieces)
 
     @property
     def unfinished(self) -> bool:
-        """Whether a command lacks numbers, or a number its pair."""
+        """Whether a command lacks numbers or a number lacks its pair."""
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:
-        """Ids of the tokens that may follow: M and two numbers, then L, C, M with their numbers or Z, and the end."""
+        """Return allowed token IDs: M with two numbers first, then L, C, M with numbers, or Z, or the end token."""
         first, later, number, digits = tokens.sets
         if self._minus:
             return digits
         return number if self._due else later if self._command else first
 
     def add(self, symbol: str | int | None) -> str:
-        """Take a command letter, '-', an integer, or None for anything else; the piece that it completes."""
+        """Take a command letter, '-', an integer, or None for anything else; return the completed piece of text."""
         if self.broken:
             return ""
         if isinstance(symbol, int):
@@ -185,21 +185,21 @@ class PathWriter:
 
 
 class SegmentOutput(OutputState):
-    """A forced coordinate, coordinate and size, then tokens of a path until the end token.
+    """Answer of segment: coordinate, coordinate and size, then path tokens until the end token.
 
     Args:
-        tokens: that spell paths.
-        max_tokens: most of them, the end token not among them.
-        max_steps: most steps that the context has room for.
-        grammar: whether only such tokens may be sampled.
-        sampling: how they are.
+        tokens: tokens of the outline language.
+        max_tokens: maximum number of path tokens without the end token.
+        max_steps: maximum number of steps that fit the context.
+        grammar: whether only valid path tokens may be sampled.
+        sampling: sampling parameters.
         on_text: called with the box as JSON, then with each piece of the path.
 
     Attributes:
-        box: (x1, y1, x2, y2) as fractions of the image, inside of it.
-        writer: of the path.
-        complete: whether the answer ended by itself, as a path may.
-        n_tokens: of the path.
+        box: (x1, y1, x2, y2) as fractions of the image, clipped to it.
+        writer: writer of the path.
+        complete: whether the answer ended with the end token at a valid place.
+        n_tokens: number of path tokens.
     """
 
     __slots__ = ("_committed", "_grammar", "_on_text", "_tokens", "_values", "box", "complete", "n_tokens", "writer")
@@ -223,21 +223,21 @@ class SegmentOutput(OutputState):
         self.writer, self.complete = PathWriter(), False
 
     def next_phase(self) -> Phase | None:
-        """Y, Y and SIZE, then LATER_TOKEN."""
+        """Return Y, Y and SIZE, then LATER_TOKEN."""
         number = self._launched
         phase = super().next_phase()
         return phase if phase is None or number < len(_FORCED) else Phase.LATER_TOKEN
 
     def vocabulary(self) -> Iterable[int]:
-        """Every token that spells a path."""
+        """Return all path tokens."""
         return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
-        """What continues the path."""
+        """Return the tokens that continue the path."""
         return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take one step's values; True at the end of the path, or where it is none."""
+        """Take one step's samples; return True at the end of the path or at an invalid symbol."""
         number, self._committed = self._committed, self._committed + 1
         if number < len(_FORCED):
             self._values += sampled[: 2 if _FORCED[number] is Phase.SIZE else 1]

@@ -1,7 +1,6 @@
-"""What a task is: it brings its prompt, the state machine of its answer, and its part of the result; and all there are.
+"""Base class and registry of tasks; a task supplies its prompt, its answer's state machine and its part of the result.
 
-A task is a plain value. It knows no more of a model than `Prompts`, and the names that it was trained on
-(`Vocabulary`); it knows no devices and no threads.
+A task is a plain value. It depends on a model only through `Prompts` and the classes of the model (`Vocabulary`).
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, Prompts, Ref
 
 _SEPARATORS = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)\s*", re.IGNORECASE)
-_OVERLAP = 0.24  # of a window's side: an object up to that size is whole in some window
+_OVERLAP = 0.24  # overlap of windows as a fraction of their side; objects up to this size are whole in some window
 OnText = Callable[[str], None]
-"""Called with each piece of a text as it comes."""
+"""Callback for each new piece of a text."""
 
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """A part of an image, in pixels: a tile of those that cover it, or one that the caller chooses.
+    """A part of an image in pixels: a tile, or a window chosen by the caller.
 
-    A model that sees a 1920-pixel street as 256 pixels sees a pedestrian as four of them. Overlapping windows show them
-    larger (Akyon et al. 2022, arXiv:2202.06934); each costs as much as an image.
+    Overlapping windows enlarge small objects (Akyon et al. 2022, arXiv:2202.06934); each window costs as much as an
+    image. A model that sees a 1920-pixel street in 256 pixels sees a pedestrian as four pixels.
 
     Raises:
-        ValueError: if it has no pixels, or begins outside of every image.
+        ValueError: if it has no pixels, or starts at negative coordinates.
     """
 
     x: int
@@ -45,22 +44,22 @@ class Window:
 
     def __post_init__(self) -> None:
         if min(self.x, self.y) < 0 or min(self.width, self.height) < 1:
-            raise ValueError(f"a window begins at 0 or more and has 1 pixel or more; got {self}")
+            raise ValueError(f"a window must start at 0 or more and have at least 1 pixel; got {self}")
 
     @property
     def pixels(self) -> int:
-        """How many there are."""
+        """Number of pixels."""
         return self.width * self.height
 
 
 Answers = Sequence[tuple[OutputState, Window]]
-"""The complete answers of one task: one for each window of the image that it was asked of, the whole image first."""
+"""Complete answers of one task with their windows; the whole image comes first."""
 
 
 def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) -> list[Window]:
-    """The whole image; with `tiles` > 1, as many overlapping windows a side that cover it, row by row; the chosen ones.
+    """Return the whole image, then `tiles` × `tiles` overlapping windows if `tiles` > 1, then the chosen windows.
 
-    Of a chosen window only what lies in the image counts; one outside of it becomes its nearest pixel.
+    Chosen windows are clipped to the image; a window outside of it becomes the nearest pixel.
     """
     found = [Window(0, 0, width, height)]
     if tiles > 1:
@@ -75,13 +74,13 @@ def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) 
 
 
 def clip(window: Window, width: int, height: int) -> Window:
-    """The part of a window that lies in a `width` × `height` image, at least one pixel."""
+    """Return the part of a window inside a `width` × `height` image, at least one pixel."""
     x, y = min(window.x, width - 1), min(window.y, height - 1)
     return Window(x, y, min(window.width, width - x), min(window.height, height - y))
 
 
 class Vocabulary:
-    """The closed list of names of one model, with synonyms; a synonym may stand for several names ('vehicle')."""
+    """The classes of a closed-vocabulary model with synonyms; a synonym may stand for several classes ('vehicle')."""
 
     __slots__ = ("_known", "classes", "model")
 
@@ -92,16 +91,16 @@ class Vocabulary:
         self._known |= {name.lower(): (name,) for name in self.classes}
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """Names of the model for phrases such as 'People', 'cars', 'truck or bus', in order, none twice.
+        """Return the model's classes for phrases such as 'People', 'cars', 'truck or bus', in order without duplicates.
 
         Raises:
-            UnknownClassError: for the first phrase that means none of the names.
-            ValueError: for what is no text.
+            UnknownClassError: names the first phrase that matches no class.
+            ValueError: if a label is not a string.
         """
         found: dict[str, None] = {}
         for label in labels:
             if not isinstance(label, str):
-                raise ValueError(f"a label is one text, such as 'person' or 'truck or bus'; got {label!r:.100}")
+                raise ValueError(f"a label must be a string, such as 'person' or 'truck or bus'; got {label!r:.100}")
             phrases = [p for p in _SEPARATORS.split(label) if p.strip()]
             for phrase in [label] if self._lookup(label) or not phrases else phrases:
                 names = self._lookup(phrase)
@@ -120,7 +119,7 @@ class Vocabulary:
 
 
 def _singulars(word: str) -> list[str]:
-    """The word and what it may be the plural of."""
+    """Return a word and its possible singular forms."""
     forms = [word]
     if word.endswith("ies"):
         forms.append(word[:-3] + "y")
@@ -132,11 +131,11 @@ def _singulars(word: str) -> list[str]:
 
 
 class Task(ABC):
-    """A question about an image. Subclasses are frozen dataclasses that check their arguments when they are made.
+    """A question about an image. Subclasses are frozen dataclasses that validate their arguments.
 
     Attributes:
-        skill: what a model must have learned for it; also its name in configurations and records.
-        tiled: whether it is also asked of the tiles of an image.
+        skill: skill that the model needs; also the name in configurations and records.
+        tiled: whether the task also runs on the tiles of an image.
     """
 
     __slots__ = ()
@@ -146,117 +145,119 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """The task for what a person typed; the limits of objects apply where it finds objects."""
+        """Create the task from text that a person typed; `max_objects` and `conf` apply to object tasks."""
 
     @property
     @abstractmethod
     def asked(self) -> str:
-        """What was asked, as a person would type it."""
+        """Text of the task as a person would type it."""
 
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Whether nothing is wanted of it, so that the model need not be asked."""
+        """Whether nothing is requested, so that the model is not called."""
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """The tasks in the model's own names; `vocabulary` is None where any words may be asked for.
+        """Return the tasks for the model's classes; `vocabulary` is None for open-vocabulary models.
 
         Raises:
-            UnknownClassError: if the vocabulary is closed and has no such name.
+            UnknownClassError: if the vocabulary has no matching class.
         """
         return [self]
 
     @property
     def needs_image(self) -> bool:
-        """Whether it can only be asked of an image."""
+        """Whether the task requires an image."""
         return True
 
     @abstractmethod
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Token ids that ask it."""
+        """Return the prompt's token IDs."""
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """What stands in the prompt in place of the embeddings of some tokens, see `Sequence.values`."""
+        """Return values that replace token embeddings of the prompt, see `Sequence.values`."""
         return {}
 
     @abstractmethod
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """The state machine of an answer that may take `max_steps`; text is reported to `on_text` as it comes.
+        """Return the state machine of an answer of at most `max_steps`; new text is passed to `on_text`.
 
         Raises:
-            PromptError: if the model cannot answer so.
+            PromptError: if the model does not support this kind of answer.
         """
 
     @abstractmethod
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Its part of the result on a `width` × `height` image; without answers if it is `empty`."""
+        """Return the task's part of the result for a `width` × `height` image; no `answers` if the task is `empty`."""
 
 
 TASKS: dict[str, type[Task]] = {}
-"""Every task by its skill, in the order in which results and configurations list them."""
+"""All tasks by skill, in the order of results and configurations."""
 
 
 def register_task(task: type[Task]) -> type[Task]:
-    """Make a task known by its skill.
+    """Register a task by its skill.
 
     Raises:
         ValueError: if another task has the same skill.
     """
     if TASKS.setdefault(task.skill, task) is not task:
-        raise ValueError(f"there is a task '{task.skill}' already")
+        raise ValueError(f"task '{task.skill}' is already registered")
     return task
 
 
 def require_text(name: str, value: object) -> None:
-    """Raise ValueError unless a value is a string that is not empty."""
+    """Check that a value is a non-empty string; raise ValueError otherwise."""
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} is a string that is not empty; got {value!r}")
+        raise ValueError(f"{name} must be a non-empty string; got {value!r}")
 
 
 def require_count(name: str, value: object) -> None:
-    """Raise ValueError unless a value is a whole number of 0 or more."""
+    """Check that a value is an integer of at least 0; raise ValueError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is a whole number of 0 or more; got {value!r}")
+        raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number, and not nan."""
+    """Return whether a value is a number other than NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def require_conf(value: object) -> None:
-    """Raise ValueError unless a value is a number from 0 to 1."""
+    """Check that a value is a number from 0 to 1; raise ValueError otherwise."""
     if not isinstance(value, int | float) or not is_number(value) or not 0 <= value <= 1:
-        raise ValueError(f"conf is a number from 0 to 1; got {value!r}")
+        raise ValueError(f"conf must be a number from 0 to 1; got {value!r}")
 
 
 def require_sampling(temperature: object, top_p: object, seed: object) -> None:
-    """Raise ValueError unless tokens can be sampled so."""
+    """Check sampling parameters; raise ValueError if one is invalid."""
     if not isinstance(temperature, int | float) or not is_number(temperature) or not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature is 0 or more; got {temperature!r}")
+        raise ValueError(f"temperature must be a number of at least 0; got {temperature!r}")
     if not isinstance(top_p, int | float) or not is_number(top_p) or not 0 < top_p <= 1:
-        raise ValueError(f"top_p is above 0 and at most 1; got {top_p!r}")
+        raise ValueError(f"top_p must be above 0 and at most 1; got {top_p!r}")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise ValueError(f"seed is a whole number; got {seed!r}")
+        raise ValueError(f"seed must be an integer; got {seed!r}")
 
 
 def require_refs(refs: Any) -> tuple[Ref, ...]:
-    """Points (x, y) and boxes (x1, y1, x2, y2) as tuples; raise ValueError for anything else."""
+    """Return points (x, y) and boxes (x1, y1, x2, y2) as tuples; raise ValueError for anything else."""
     try:
         return tuple(_ref(one) for one in refs)
     except TypeError:
-        raise ValueError(f"refs are several points or boxes; got {refs!r}") from None
+        raise ValueError(f"refs must be a list of points or boxes; got {refs!r}") from None
 
 
 def _ref(value: Any) -> Ref:
     numbers = tuple(value)
     if len(numbers) not in (2, 4) or not all(is_number(one) and 0 <= one <= 1 for one in numbers):
-        raise ValueError(f"a ref is a point (x, y) or a box (x1, y1, x2, y2) of numbers from 0 to 1; got {value!r}")
+        raise ValueError(
+            f"a ref must be a point (x, y) or a box (x1, y1, x2, y2) of numbers from 0 to 1; got {value!r}"
+        )
     if len(numbers) == 4 and not (numbers[0] <= numbers[2] and numbers[1] <= numbers[3]):
-        raise ValueError(f"a box is (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2; got {value!r}")
+        raise ValueError(f"a box must be (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2; got {value!r}")
     return numbers
 
 
 def shorten(words: str) -> str:
-    """Words as an error message shows them."""
+    """Return text shortened to 40 characters for an error message."""
     return words if len(words) <= 40 else words[:39] + "…"

@@ -1,4 +1,4 @@
-"""The tasks that are answered in words: questions and captions. Knows no devices and no threads."""
+"""Text tasks: questions and captions."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, Text
 if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, Prompts, Ref
 
-_INCOMPLETE = "\ufffd"  # what a character decodes to while some of its bytes are missing
+_INCOMPLETE = "\ufffd"  # replacement character of incomplete UTF-8
 CaptionLength = Literal["short", "normal", "long"]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TextTask(Task):
-    """How free text is generated: what `Query` and `Caption` share. Given by name only.
+    """Base class of `Query` and `Caption`: parameters of text generation (keyword-only).
 
     Attributes:
-        temperature: 0 takes the most likely token each time; 1 samples from the model's own distribution.
-        top_p: sample from the fewest most likely tokens whose probabilities reach this; above 0, to 1 for all.
-        stop: strings that end the text; it is cut before the first of them. One may be given as it is.
-        seed: the same seed gives the same answer to the same request; None is another one each time.
+        temperature: 0 is greedy; 1 samples from the model's distribution.
+        top_p: sample from the smallest set of tokens with this total probability; above 0, 1 for all tokens.
+        stop: a string or strings that end the text; the text is cut before the first match.
+        seed: equal seeds give equal answers to equal requests; None draws a new seed each time.
 
     Raises:
-        ValueError: if one of them is of another type or out of its range.
+        ValueError: if a value has a wrong type or is out of range.
     """
 
     temperature: float = 0.0
@@ -57,16 +57,16 @@ class TextTask(Task):
             require_text("a stop string", one)
 
     def sampling(self) -> Sampling:
-        """How its tokens are sampled, with a seed of its own if none was given."""
+        """Return the sampling parameters, with a random seed if none was given."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
         return Sampling(self.temperature, self.top_p, seed)
 
     def text_output(self, prompts: Prompts, max_tokens: int, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Free text."""
+        """Return the state machine of free text."""
         return _FreeText(prompts, max_tokens, max_steps, self.sampling(), tuple(self.stop), on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """The text, empty if nothing was wanted; with the reasoning and the probabilities that were."""
+        """Return the text with optional reasoning and probabilities; empty if nothing was requested."""
         text, tokens, cut, reasoning, probabilities = "", 0, False, None, None
         for output, _ in answers:
             answer = output
@@ -83,21 +83,21 @@ class TextTask(Task):
 
     @property
     def title(self) -> str:
-        """What was asked, as the result lists it."""
+        """Title of the task in the result."""
         return self.asked
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Query(TextTask):
-    """Answer `question` in free text of at most `max_tokens` tokens, or with one of `choices`. Needs no image.
+    """Answer `question` in at most `max_tokens` tokens, or with one of `choices`. The image is optional.
 
     Attributes:
-        choices: if any, the answer is one of these strings, with a probability for each; `max_tokens` and `stop` mean
-            nothing for it. A choice counts with and without a space before it, its first letter small or capital.
-        reasoning: let the model reason first, in at most `max_tokens` more tokens; where the context has no room for
-            both, a quarter of it is left to the answer.
-        refs: what the question is about: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        choices: the answer is one of these strings, with a probability for each; `max_tokens` and `stop` are ignored. A
+            leading space and the case of the first letter do not matter.
+        reasoning: let the model reason first, in at most `max_tokens` additional tokens; in a short context, a quarter
+            is reserved for the answer.
+        refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
     """
 
     skill = "query"
@@ -113,17 +113,17 @@ class Query(TextTask):
         require_text("question", self.question)
         require_count("max_tokens", self.max_tokens)
         if isinstance(self.choices, str):
-            raise ValueError(f"choices are several strings; got one, '{self.choices}'")
+            raise ValueError(f"choices must be a list of strings; got one string, '{self.choices}'")
         object.__setattr__(self, "choices", tuple(self.choices))
         for choice in self.choices:
             require_text("a choice", choice)
         if not isinstance(self.reasoning, bool):
-            raise ValueError(f"reasoning is True or False; got {self.reasoning!r}")
+            raise ValueError(f"reasoning must be True or False; got {self.reasoning!r}")
         object.__setattr__(self, "refs", require_refs(self.refs))
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """The task for a question, with what stands in brackets behind it: `[yes|no]`, `[reasoning]` or both."""
+        """Create the task from a question with optional suffixes: `[yes|no]`, `[reasoning]` or both."""
         question, options = text.strip(), []
         while found := _BRACKETS.fullmatch(question):
             question, inside = found[1].strip(), found[2]
@@ -137,40 +137,40 @@ class Query(TextTask):
 
     @property
     def asked(self) -> str:
-        """The question as `parse` takes it."""
+        """The question in the format of `parse`."""
         choices = f" [{'|'.join(self.choices)}]" if self.choices else ""
         return f"{self.question}{choices}{' [reasoning]' if self.reasoning else ''}"
 
     @property
     def title(self) -> str:
-        """The question."""
+        """Text of the question."""
         return self.question
 
     @property
     def empty(self) -> bool:
-        """Whether no token is wanted."""
+        """Whether no token is requested."""
         return self.max_tokens == 0 and not self.choices
 
     @property
     def needs_image(self) -> bool:
-        """Whether it is about parts of one."""
+        """Whether the question refers to parts of an image."""
         return bool(self.refs)
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Token ids that ask the question."""
+        """Return the prompt for the question."""
         return prompts.query(self.question, self.refs, self.reasoning)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """What the question is about."""
+        """Return the coordinates of the references by prompt position."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Free text, or one of the choices; behind a reasoning if there is one."""
+        """Return the state machine of free text or choices, after reasoning if requested."""
         if not self.reasoning:
             return self._answer(prompts, max_steps, on_text)
         tokens = prompts.reasoning
         if tokens is None:
-            raise PromptError("this model has not learned to reason: ask without reasoning")
+            raise PromptError("this model does not support reasoning; set reasoning=False")
         left = max_steps - len(tokens.suffix)
         kept = max(map(len, self._options(prompts))) if self.choices else min(self.max_tokens, max(1, left // 4))
         reasoned = max(0, min(self.max_tokens, left - kept))
@@ -186,13 +186,13 @@ class Query(TextTask):
             raise PromptError(str(error)) from None
 
     def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
-        """The choices' spellings as tokens; one that two choices share is that of the choice that is written so."""
+        """Return the token sequences of all spellings of the choices; exact spellings win conflicts."""
         options: dict[tuple[int, ...], str] = {}
         for spell in _SPELLINGS:
             for choice in self.choices:
                 ids = tuple(prompts.ids(spell(choice)))
                 if not ids or prompts.eos_id in ids:
-                    raise PromptError(f"'{shorten(choice)}' cannot be a choice: the model would end before or in it")
+                    raise PromptError(f"'{shorten(choice)}' cannot be a choice: it contains the end token")
                 options.setdefault(ids, choice)
         return options
 
@@ -200,7 +200,7 @@ class Query(TextTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Caption(TextTask):
-    """Describe the image in free text of at most `max_tokens` tokens."""
+    """Describe the image in at most `max_tokens` tokens."""
 
     skill = "caption"
 
@@ -210,49 +210,48 @@ class Caption(TextTask):
     def __post_init__(self) -> None:
         TextTask.__post_init__(self)
         if self.length not in get_args(CaptionLength):
-            raise ValueError(f"length is one of {', '.join(get_args(CaptionLength))}; got {self.length!r}")
+            raise ValueError(f"length must be one of {', '.join(get_args(CaptionLength))}; got {self.length!r}")
         require_count("max_tokens", self.max_tokens)
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """The task for a length."""
+        """Create the task from a length."""
         length: Any = text
         return cls(length)
 
     @property
     def asked(self) -> str:
-        """The length."""
+        """Length of the caption."""
         return self.length
 
     @property
     def title(self) -> str:
-        """The length, named as one of a caption."""
+        """Length of the caption, as 'caption: LENGTH'."""
         return f"caption: {self.length}"
 
     @property
     def empty(self) -> bool:
-        """Whether no token is wanted."""
+        """Whether `max_tokens` is 0."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Token ids that ask for a description."""
+        """Return the prompt for a caption."""
         return prompts.caption(self.length)
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Free text."""
+        """Return the state machine of free text."""
         return self.text_output(prompts, self.max_tokens, max_steps, on_text)
 
 
 class Detokenizer:
-    """Text that grows with each token, and ends before the first stop string.
+    """Incremental detokenizer that ends before the first stop string.
 
-    Which stop string is the first does not depend on where tokens begin: it is the one that is complete first, and of
-    those the longest.
+    The stop string that is complete first ends the text; of several, the longest.
 
     Args:
-        decode: text of token ids.
+        decode: returns the text of token IDs.
         stop: strings that end the text.
-        on_text: called with each piece as soon as it is final, none of them empty; joined they are `text`.
+        on_text: called with each non-empty final piece; the pieces joined are `text`.
     """
 
     __slots__ = ("_decode", "_from", "_held", "_on_text", "_pieces", "_read", "_shown", "_stop", "_tokens")
@@ -265,19 +264,19 @@ class Detokenizer:
     ) -> None:
         self._decode, self._stop, self._on_text = decode, tuple(stop), on_text
         self._tokens: list[int] = []
-        # Tokens are decoded with those of the piece before, since some decoders join words by what is between them.
+        # Tokens are decoded together with those of the previous piece, because some decoders join words by context.
         self._from = self._read = 0
         self._shown = ""  # text of tokens[_from:_read]
-        self._held = ""  # decoded, but perhaps the beginning of a stop string
+        self._held = ""  # decoded text that may start a stop string
         self._pieces: list[str] = []
 
     @property
     def text(self) -> str:
-        """All that has been released."""
+        """Text released so far."""
         return "".join(self._pieces)
 
     def add(self, token: int) -> bool:
-        """Take a token; True when a stop string is complete."""
+        """Add a token; return True when a stop string is complete."""
         self._tokens.append(token)
         text = self._decode(self._tokens[self._from :])
         if text.endswith(_INCOMPLETE):
@@ -285,7 +284,7 @@ class Detokenizer:
         return self._take(text)
 
     def end(self) -> None:
-        """Release what was held back: nothing more comes. A second call, or one after a stop string, does nothing."""
+        """Release withheld text at the end; repeated calls and calls after a stop string are ignored."""
         if self._read < len(self._tokens):
             self._take(self._decode(self._tokens[self._from :]))
         self._emit(len(self._held))
@@ -311,12 +310,12 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of a text that a stop string begins with, short of all of it."""
+    """Return the length of the longest proper prefix of `stop` that ends `text`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class _FreeText(TextOutput):
-    """Free text, detokenized while its tokens come."""
+    """State machine of free text with incremental detokenization."""
 
     __slots__ = ("detokenizer",)
 

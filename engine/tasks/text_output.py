@@ -1,7 +1,4 @@
-"""The state machines of answers in words: free text, a choice with its probabilities, and reasoning before an answer.
-
-No torch, no tokenizer: what tokens stand for is known to those who made them.
-"""
+"""State machines of text answers: free text, choices with probabilities, and reasoning before an answer."""
 
 from __future__ import annotations
 
@@ -30,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class TextOutput(OutputState):
-    """Answers of query and caption: tokens until the end token, `max_tokens`, or a stop string.
+    """Answer of query and caption: tokens until the end token, `max_tokens` or a stop string.
 
     Args:
-        eos: the end token.
-        max_tokens: most tokens wanted.
-        max_steps: most steps that the context has room for.
-        sampling: how tokens are sampled.
-        on_token: called with each token but the end; True ends the answer with it.
+        eos: end token.
+        max_tokens: maximum number of tokens.
+        max_steps: maximum number of steps that fit the context.
+        sampling: sampling parameters.
+        on_token: called with each token except the end token; returning True ends the answer.
         on_finish: called when the answer is complete.
     """
 
@@ -58,26 +55,26 @@ class TextOutput(OutputState):
         self.tokens: list[int] = []
 
     def next_phase(self) -> Phase | None:
-        """TOKEN for the first, LATER_TOKEN from then on."""
+        """Return TOKEN first and LATER_TOKEN afterwards."""
         first = not self._launched
         phase = super().next_phase()
         return phase if phase is None or first else Phase.LATER_TOKEN
 
     @property
     def draftable(self) -> bool:
-        """Unless it is drawn, and so is meant to differ each time."""
+        """Whether the text is greedy; sampled text is meant to vary."""
         return self.sampling.temperature == 0
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """A token; None at the end of the text."""
+        """Return the token as input, or None at the end of the text."""
         return None if int(sampled[0]) == self._eos else (Phase.TOKEN, sampled[0], 0.0)
 
     def values(self) -> list[FedValue]:
-        """Its tokens."""
+        """Return the tokens as inputs."""
         return [(Phase.TOKEN, float(token), 0.0) for token in self.tokens]
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take a token; True at the end of the text."""
+        """Take a token; return True at the end of the text."""
         token = int(sampled[0])
         if token == self._eos:
             return True
@@ -85,17 +82,17 @@ class TextOutput(OutputState):
         return (self._on_token is not None and self._on_token(token)) or len(self.tokens) == self.steps
 
     def finish(self) -> None:
-        """Let `on_finish` release what was held back."""
+        """Call `on_finish`, which releases withheld text."""
         if self._on_finish is not None:
             self._on_finish()
 
 
 class _TreeWalk(OutputState):
-    """Scores some inner nodes of a tree of options, one each step, in depth-first order.
+    """Scores inner nodes of a tree of options, one per step, in depth-first order.
 
     Args:
-        nodes: the path of the first is fed already.
-        sampling: how tokens are sampled.
+        nodes: nodes to score; the path of the first is already fed.
+        sampling: sampling parameters.
     """
 
     __slots__ = ("_committed", "_nodes", "_ruled")
@@ -108,16 +105,16 @@ class _TreeWalk(OutputState):
 
     @property
     def positions(self) -> int:
-        """The depth of the nodes below the first."""
+        """Maximum depth of the nodes below the first node."""
         return max(len(node.path) for node in self._nodes) - len(self._nodes[0].path) if self.steps else 0
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """The tokens that lead from the first node to those right below one another."""
+        """Tokens of the chain that starts at the first node."""
         return [(Phase.TOKEN, float(node.path[-1]), 0.0) for node in _chains(self._nodes)[0][1:]]
 
     def next_phase(self) -> Phase | None:
-        """TOKEN for the root, LATER_TOKEN for all others."""
+        """Return TOKEN for the root and LATER_TOKEN for all other nodes."""
         number = self._launched
         phase = super().next_phase()
         if phase is None or not self._nodes[number].path:
@@ -127,13 +124,13 @@ class _TreeWalk(OutputState):
         return Phase.LATER_TOKEN
 
     def rule(self) -> TokenRule:
-        """Scores of the node's children; what is sampled leads to the next node."""
+        """Request the scores of a node's children, and force the token of the next node."""
         node, self._ruled = self._nodes[self._ruled], self._ruled + 1
         following = self._nodes[self._ruled].path[-1] if self._ruled < len(self._nodes) else next(iter(node.children))
         return TokenRule(allowed=(following,), scored=tuple(node.children))
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take the scores of a node's children; True after the last node."""
+        """Take the scores of a node's children; return True after the last node."""
         node = self._nodes[self._committed]
         self._committed += 1
         for token, score in zip(node.children, sampled[3:], strict=True):
@@ -142,31 +139,28 @@ class _TreeWalk(OutputState):
 
 
 class ChoiceOutput(_TreeWalk):
-    """Answers of query with choices: the probability of each, and the likeliest or one drawn by them.
+    """Answer of query with choices: a probability for each choice, and the most likely or a sampled choice.
 
-    The probability of an option is the product of its tokens', each behind those before it: that an answer drawn from
-    the model begins with the option. Where another choice's option continues it, the answers that begin with that one
-    are taken off. A choice has the sum of its options, and the probabilities of all choices are scaled to 1.
+    The probability of an option is the product of its token probabilities, minus that of other choices' options that
+    continue it. The probability of a choice is the sum of its options; all are normalized to 1.
 
-    The options are a tree of tokens. Each step feeds one inner node, in depth-first order, and yields the log
-    probabilities of its children; a branch that is done is overwritten by the next, see `back`. So where the options
-    begin with tokens of their own, and are one token long, the step that reads the prompt answers alone. With branches
-    it does so whatever the options are: of yes and no in letters, a tree of 14 inner nodes, there are 8.
+    The options form a tree of tokens. Each step feeds one inner node in depth-first order and returns the log
+    probabilities of its children; later branches overwrite earlier ones, see `back`. With single-token options, the
+    prefill alone answers. Branches make that possible for all options.
 
     Args:
-        options: what each token sequence stands for; none is empty.
-        max_steps: most steps that the context has room for; if the longest option needs more, `steps` is 0.
-        sampling: with a temperature T a choice is drawn by its probability to the power 1 / T, from the fewest
-            likeliest that reach `top_p`.
+        options: choice of each non-empty token sequence.
+        max_steps: maximum number of steps that fit the context; `steps` is 0 if the longest option needs more.
+        sampling: with temperature T, a choice is drawn by its probability to the power 1 / T, within `top_p`.
         on_finish: called with the choice when the answer is complete.
 
     Attributes:
-        probabilities: of each choice, in the order of the options; set by `finish`.
-        choice: the answer; likewise.
-        n_tokens: of the likeliest option that stands for it; likewise.
+        probabilities: probability of each choice, set by `finish`.
+        choice: the answer, set by `finish`.
+        n_tokens: tokens of the choice's most likely option, set by `finish`.
 
     Raises:
-        ValueError: if more than `MAX_SCORED` tokens can follow one another's beginning.
+        ValueError: if a node has more than `MAX_SCORED` children.
     """
 
     __slots__ = ("_on_finish", "_options", "_tree", "choice", "n_tokens", "probabilities")
@@ -181,7 +175,7 @@ class ChoiceOutput(_TreeWalk):
         self._options, self._on_finish = options, on_finish
         self._tree = _inner_nodes(options)
         if any(len(node.children) > MAX_SCORED for node in self._tree):
-            raise ValueError(f"at most {MAX_SCORED} choices can begin alike")
+            raise ValueError(f"at most {MAX_SCORED} choices may start with the same tokens")
         super().__init__(self._tree, sampling)
         if max(map(len, options)) > max_steps:
             self.steps = 0
@@ -189,7 +183,7 @@ class ChoiceOutput(_TreeWalk):
         self.choice, self.n_tokens = "", 0
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """The nodes that the tokens of the first option do not lead to, each chain of them behind its own tokens."""
+        """Return the chains of nodes that the first option does not reach, each after its own tokens."""
         own, *others = _chains(self._tree)
         if len(others) > most:
             return ()
@@ -197,11 +191,11 @@ class ChoiceOutput(_TreeWalk):
         return [(chain[0].path, _TreeWalk(chain, self.sampling)) for chain in others]
 
     def vocabulary(self) -> Iterable[int]:
-        """The tokens of all options."""
+        """Return the tokens of all options."""
         return {token for option in self._options for token in option}
 
     def finish(self) -> None:
-        """Make probabilities of the scores, decide, and report the choice."""
+        """Compute the probabilities, decide, and report the choice."""
         scores = {(*node.path, token): score for node in self._tree for token, score in node.children.items()}
         logs: dict[tuple[int, ...], float] = {}
         for path in sorted(scores, key=len):
@@ -223,20 +217,20 @@ class ChoiceOutput(_TreeWalk):
             self._on_finish(self.choice)
 
     def _longest_prefix(self, option: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The longest other option that an option continues."""
+        """Return the longest other option that is a prefix of an option, or None."""
         return next((option[:n] for n in range(len(option) - 1, 0, -1) if option[:n] in self._options), None)
 
 
 @dataclass(slots=True)
 class _Inner:
-    """A node of the options' tree that something follows: the tokens up to it, and its children's scores."""
+    """An inner node of the option tree: its path, and the scores of its children."""
 
     path: tuple[int, ...]
     children: dict[int, float] = field(default_factory=dict)
 
 
 def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
-    """The inner nodes in depth-first order, the root first."""
+    """Return the inner nodes in depth-first order, the root first."""
     nodes: dict[tuple[int, ...], _Inner] = {}
     for option in options:
         for n, token in enumerate(option):
@@ -252,7 +246,7 @@ def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
 
 
 def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
-    """Nodes in depth-first order, cut where one is not right below the one before it."""
+    """Split nodes in depth-first order into chains in which each node is a child of the previous one."""
     chains = [[nodes[0]]]
     for before, node in pairwise(nodes):
         if node.path[:-1] == before.path:
@@ -263,7 +257,7 @@ def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
 
 
 def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
-    """The likeliest choice, of equals the first; with a temperature one that is drawn."""
+    """Return the most likely choice (the first of equals), or a sampled one with a temperature."""
     ranked = sorted(probabilities, key=lambda choice: -probabilities[choice])
     if sampling.temperature == 0:
         return ranked[0]
@@ -276,21 +270,21 @@ def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
 
 
 class ReasoningOutput(OutputState):
-    """Reasoning in words and coordinates, and the answer behind it.
+    """Reasoning in words and coordinates, followed by the answer.
 
-    Whether a step belongs to the reasoning or to the answer is known once the step ahead of it is read. So steps are
-    launched as REASONING until then, and `rule` says what they are: the token that ends the reasoning is the first of
-    the suffix, so what is fed behind it is right whatever the step turns out to be.
+    Whether a step belongs to the reasoning is known only after the previous step is read. Steps are therefore launched
+    as REASONING, and `rule` decides later. The token that ends the reasoning is the first of the suffix, so the input
+    is correct in both cases.
 
     Args:
-        answer: the state machine of the answer.
-        tokens: the model's.
-        max_tokens: most tokens of the reasoning.
-        decode: text of token ids.
-        sampling: how its tokens are sampled; that of the answer must be the same.
+        answer: state machine of the answer.
+        tokens: special tokens for reasoning.
+        max_tokens: maximum number of reasoning tokens.
+        decode: returns the text of token IDs.
+        sampling: sampling parameters, equal to those of the answer.
 
     Attributes:
-        answer: as above.
+        answer: state machine of the answer.
     """
 
     __slots__ = (
@@ -327,11 +321,11 @@ class ReasoningOutput(OutputState):
 
     @property
     def positions(self) -> int:
-        """Those of the reasoning, the suffix and the answer."""
+        """Positions of the reasoning, the suffix and the answer."""
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """REASONING until the answer is known to have begun."""
+        """Return REASONING until the answer is known to have started."""
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
             self._open += 1
@@ -341,11 +335,11 @@ class ReasoningOutput(OutputState):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """The suffix, and what the answer may be."""
+        """Return the tokens of the suffix and of the answer."""
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
-        """What the step turns out to be: reasoning, suffix or answer."""
+        """Return the constraints of the step, which may belong to reasoning, suffix or answer."""
         if not self._open:
             return self.answer.rule()
         self._open -= 1
@@ -362,7 +356,7 @@ class ReasoningOutput(OutputState):
         return self.answer.rule()
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take a token; True when the answer is complete."""
+        """Take a token; return True when the answer is complete."""
         if self._suffix_left is None:
             return self._reason(int(sampled[0]), sampled[1])
         if self._suffix_left:
@@ -386,19 +380,19 @@ class ReasoningOutput(OutputState):
         return False
 
     def finish(self) -> None:
-        """Complete the answer."""
+        """Finish the answer."""
         self.answer.finish()
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the reasoning."""
+        """Number of reasoning tokens."""
         return self._reasoned
 
     @property
     def reasoning(self) -> Reasoning:
-        """The text, and the points that the coordinates of its pieces make in pairs; one without its pair is no point.
+        """Reasoning text, and points made of coordinate pairs; a coordinate without its pair is dropped.
 
-        Pieces are decoded one by one, as the reference does, and a piece with a single coordinate grounds nothing.
+        Pieces are decoded one by one, as in the reference.
         """
         text, grounding = "", []
         for ids, coordinates in self._chunks:

@@ -246,7 +246,7 @@ def test_an_unknown_device_is_one_line(device: str) -> None:
 
 
 def test_the_size_of_images_is_fixed_but_for_nano() -> None:
-    with pytest.raises(EngineError, match="sees images at one size: leave out imgsz"):
+    with pytest.raises(EngineError, match="has a fixed image size; imgsz"):
         Engine.load(str(GOLDEN), "cpu", imgsz=512)
 
 

@@ -199,7 +199,7 @@ def test_one_window_that_is_refused_ends_its_image_only(folder: Path) -> None:
     with Engine(loaded, info, vocabulary, EngineConfig(n_pages=8)) as small:
         for _ in range(20):  # the first window is refused while the others are on their way
             future = small.submit(IMAGE, [Detect("x", 20, 0.0)] * 3, tiles=3)
-            with pytest.raises(RequestTooLargeError, match="ask less at a time"):
+            with pytest.raises(RequestTooLargeError, match="send fewer prompts per image"):
                 future.result(WAIT_S)
         assert issubclass(RequestTooLargeError, EngineError)
         assert answered(small)

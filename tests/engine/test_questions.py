@@ -241,7 +241,7 @@ def test_points_are_asked_for_among_references(tiny: Engine) -> None:
     points = tiny.point(IMAGE, "cat", 4, 0.0, REFS).points
     assert [(one.x, one.y) for one in points] == by_hand(tiny, " cat")
     assert points != tiny.point(IMAGE, "cat", 4, 0.0).points
-    with pytest.raises(ValueError, match="a ref is a point"):
+    with pytest.raises(ValueError, match="a ref must be a point"):
         Point("cat", refs=((1.0,),))  # type: ignore[arg-type]
 
 
@@ -258,7 +258,7 @@ def test_gaze_is_asked_in_either_form(tiny: Engine) -> None:
     asked = tiny.point(IMAGE, "gaze", 1, 0.0, ((0.2, 0.3),)).points
     assert by_reference == asked
     assert by_reference != tiny.submit(IMAGE, [Gaze((0.2, 0.3), 0.0)]).result(WAIT_S).points.points
-    with pytest.raises(ValueError, match="form is one of words, reference"):
+    with pytest.raises(ValueError, match="form must be one of words, reference"):
         Gaze((0.2, 0.3), form="eyes")  # type: ignore[arg-type]
 
 

@@ -101,7 +101,7 @@ def test_a_result_begins_the_answers_of_the_next_image(tiny: Engine) -> None:
     )  # of the windows nothing is known
     assert places(unlike) == places(tiny.submit(images[0], [Detect("x", 6, 0.0)], 2).result(WAIT_S))
     assert tiny.counters()["draft_values_total"] > fed
-    with pytest.raises(ValueError, match="previous is the result"):
+    with pytest.raises(ValueError, match="previous must be the Result"):
         tiny.submit(images[0], TASKS, previous=tiny.submit(images[0], TASKS))  # type: ignore[arg-type]
 
 

@@ -62,7 +62,7 @@ def test_a_replaced_frame_ends_while_the_loop_is_busy(tiny: Engine) -> None:
 
 def test_settings_of_another_type_do_not_end_the_engine(tiny: Engine) -> None:
     for wrong in (5, None, {"weight": 2}):
-        with pytest.raises(ValueError, match="settings are StreamSettings; got"):
+        with pytest.raises(ValueError, match="settings must be StreamSettings; got"):
             tiny.configure_stream("door", wrong)  # type: ignore[arg-type]
     assert tiny.submit(IMAGE, [GOOD], stream="door").result(WAIT_S)
 

@@ -100,7 +100,7 @@ def test_a_label_without_a_name_is_refused_not_forgotten(typed: str) -> None:
 
 @pytest.mark.parametrize("label", [5, None, ["person", "dog"]])
 def test_a_label_is_one_text(label: object) -> None:
-    with pytest.raises(ValueError, match="a label is one text"):
+    with pytest.raises(ValueError, match="a label must be a string"):
         NANOS.resolve([label])  # type: ignore[list-item]
 
 

@@ -111,7 +111,7 @@ def test_events_of_an_outline_are_in_the_documented_order(outliner: str, photo: 
     ("change", "words"),
     [
         ({"object": ""}, "object"),
-        ({"spatial_refs": [[1, 2]]}, "a ref is a point"),
+        ({"spatial_refs": [[1, 2]]}, "a ref must be a point"),
         ({"image_url": "data:image/png;base64,AAAA"}, "image"),
         ({"settings": {"max_tokens": 0}}, "max_tokens"),
     ],
@@ -187,7 +187,7 @@ def test_questions_reason_point_and_choose(talker: str, photo: Image.Image) -> N
     assert (status, found["error"]["message"]) == (400, "this model takes no references: ask for a name alone")
     assert post(f"{talker}/v1/point", {**named, "spatial_refs": []})[0] == 200
     status, found = post(f"{talker}/v1/point", {**named, "spatial_refs": [[0.5, 7]]})
-    assert (status, "a ref is a point" in found["error"]["message"]) == (400, True)
+    assert (status, "a ref must be a point" in found["error"]["message"]) == (400, True)
     for wrong in ({"spatial_refs": [[1, 2, 3]]}, {"spatial_refs": [[0.5, 7]]}, {"choices": [""]}):
         status, answer = post(f"{talker}/v1/query", {**asked, **wrong})
         assert (status, "\n" in answer["error"]["message"]) == (400, False)

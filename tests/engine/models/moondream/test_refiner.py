@@ -360,7 +360,7 @@ def test_what_cannot_be_refined_is_one_line(folder: Path, file: Path, tmp_path: 
     assert "\n" not in str(caught.value)
     with pytest.raises(UnknownModelError, match=r"unknown refiner '.*none\.pt': use a file, or a hub ID"):
         Engine.load(str(folder), "cpu", refiner=str(tmp_path / "none.pt"))
-    with pytest.raises(ValueError, match="refiner is a path or a hub id, or None; got 7"):
+    with pytest.raises(ValueError, match="refiner must be a path, a hub ID or None; got 7"):
         EngineConfig(refiner=7)  # type: ignore[arg-type]
 
 
