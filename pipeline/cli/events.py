@@ -1,4 +1,4 @@
-"""The event commands: `saccade rules check`, `saccade backtest` and `saccade search`."""
+"""The event commands: `saccade rules`, `saccade backtest` and `saccade search`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def backtest(
     stream: Annotated[
         str | None, typer.Option(metavar="NAME", help="Stream whose settings to use, if the file has several.")
     ] = None,
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="Estimate the events per day of each rule, with a 95 % interval.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the events that rules find in videos, faster than real time.
@@ -37,7 +40,26 @@ def backtest(
     from saccade.pipeline.cli.commands.backtest import backtest as run_backtest
 
     tested = run_backtest(config, videos, given, stream)
-    print(tested.as_json() if as_json else tested.as_text())
+    print(tested.as_json(forecast) if as_json else tested.as_text(forecast))
+
+
+@rules.command("draft")
+def draft_rule(
+    sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="What should raise an event, in English.")],
+    path: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="YAML file with the zones and lines that it may name.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Stream whose zones to use, if the file has several.")
+    ] = None,
+) -> None:
+    """Write a rule for a sentence and check it; it is printed and not armed.
+
+    saccade rules draft "tell me when someone stands at the door for 10 s" cameras.yaml
+    """
+    from saccade.pipeline.cli.commands.rules import draft_for
+
+    print(draft_for(sentence, path, stream))
 
 
 @rules.command("check")

@@ -68,9 +68,13 @@ def test_a_run_writes_events_and_a_backtest_finds_the_same(rules: Path, tmp_path
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     check(events)
     assert [event["tracks"] for event in events if event["rule"] == "leaves"] == [[1], [1]]
-    tested = saccade("backtest", rules, DEMO_CLIP, "--json", cwd=tmp_path)
+    tested = saccade("backtest", rules, DEMO_CLIP, "--json", "--forecast", cwd=tmp_path)
     found = json.loads(tested.stdout)
     check(found["events"])
+    leaves = next(one for one in found["forecast"] if one["rule"] == "leaves")
+    assert (leaves["events"], leaves["per_day"]) == (1, pytest.approx(86400 / found["video_s"], rel=0.01))
+    assert leaves["low"] == pytest.approx(0.02532 * 86400 / found["video_s"], rel=0.01)
+    assert leaves["high"] == pytest.approx(5.5716 * 86400 / found["video_s"], rel=0.01)
     assert found["video_s"] == pytest.approx(6.5, abs=0.2)
 
 
@@ -83,6 +87,14 @@ def test_a_backtest_looks_at_no_more_frames_than_it_needs(make_clip: MakeClip, r
         saccade("backtest", rules, clip, "--json", "--vid-stride", 5, "--gate", "motion", cwd=rules.parent).stdout
     )
     assert (tested["vid_stride"], tested["video_s"]) == (5, 1.0)
+
+
+def test_a_drafted_rule_is_valid_in_its_file(rules: Path, tmp_path: Path, saccade: Command) -> None:
+    done = saccade("rules", "draft", "tell me when someone stands at the table for 2 s", rules, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:3] == ["rules:", "  - name: person-table", "    when: person in table for 2s"]
+    done = saccade("rules", "draft", "tell me when a gryphon is at the table", rules, cwd=tmp_path)
+    assert (done.returncode, "gryphon" in done.stderr) == (2, True)
 
 
 def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade: Command) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from saccade.pipeline.cli.commands.forecast import Forecast, forecast, forecast_text
 from saccade.pipeline.cli.terminal import json_text
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.config.file import load
@@ -37,20 +39,23 @@ class Backtest:
         video_s: total duration of the videos, in seconds.
         took_s: run time, in seconds.
         vid_stride: every Nth frame was processed; the largest N if the videos differ.
+        forecasts: expected events per day of each rule.
     """
 
     events: list[dict[str, Any]]
     video_s: float
     took_s: float
     vid_stride: int = 1
+    forecasts: Sequence[Forecast] = ()
 
-    def as_json(self) -> str:
-        """Return the result as JSON."""
+    def as_json(self, forecast: bool = False) -> str:
+        """Return the result as JSON, with the forecast if asked for."""
         pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2), "vid_stride": self.vid_stride}
-        return json_text({"events": self.events, **pace})
+        more = {"forecast": [asdict(one) for one in self.forecasts]} if forecast else {}
+        return json_text({"events": self.events, **pace, **more})
 
-    def as_text(self) -> str:
-        """Return the result as a table; times refer to the videos."""
+    def as_text(self, forecast: bool = False) -> str:
+        """Return the result as a table, with the forecast if asked for; times refer to the videos."""
         rows = [("video", "begins", "ends", "rule", "what", "score")]
         for event in self.events:
             tracks = ", ".join(str(number) for number in event["tracks"])
@@ -64,7 +69,8 @@ class Backtest:
         summary = f"{count} in {self.video_s:.1f} s of video, {pace:.1f} times as fast as it was recorded"
         if self.vid_stride > 1:
             summary += f"; of {self.vid_stride} frames one was looked at (--vid-stride 1 for all)"
-        return "\n".join([*(lines if self.events else []), summary])
+        foreseen = [forecast_text(self.forecasts)] if forecast else []
+        return "\n".join([*(lines if self.events else []), summary, *foreseen])
 
 
 def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
@@ -82,7 +88,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
         RunFailed: if a video could not be read to its end.
     """
     config = load(path, given, source="video.mp4")
-    chosen = _choose(config.each(), stream)
+    chosen = choose_stream(config.each(), stream)
     if not chosen.rules:
         raise ConfigError(f"{path}: the file has no rules; add a rules section")
     streams = [
@@ -108,7 +114,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
         if event["type"] == "end":
             ended.append(dict(event))
 
-    config = config.resolved()
+    config, now = config.resolved(), datetime.now()
     with opened_local(config, config.named()) as (local, opened):
         local.events.hub.add(keep)
         began = time.monotonic()
@@ -120,10 +126,12 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
             raise RunFailed from failed.error
         took_s = time.monotonic() - began
         strides = [stream.vid_stride for stream in streams]
-        video_s = sum(_seconds_of(run, stride) for run, stride in zip(runs, strides, strict=True))
+        lengths = [_seconds_of(run, stride) for run, stride in zip(runs, strides, strict=True)]
         order = {run.name: number for number, run in enumerate(runs)}
     ended.sort(key=lambda event: (order[event["stream"]], event["start_time"]))
-    return Backtest(ended, video_s, took_s, max(strides))
+    start = chosen.began or now
+    found = forecast(chosen.rules, [event["rule"] for event in ended], [(start, seconds) for seconds in lengths])
+    return Backtest(ended, sum(lengths), took_s, max(strides), found)
 
 
 def _stride_of(video: str) -> int:
@@ -138,7 +146,8 @@ def _seconds_of(run: Run, vid_stride: int) -> float:
     return float(run.report().read * vid_stride / rate) if rate else 0.0
 
 
-def _choose(streams: Sequence[ListedStream], name: str | None) -> ListedStream:
+def choose_stream(streams: Sequence[ListedStream], name: str | None) -> ListedStream:
+    """Return the stream of a name, or the only one; raises ConfigError if there is none."""
     if name is None and len(streams) == 1:
         return streams[0]
     named = {stream.name: stream for stream in streams if stream.name}

@@ -1,10 +1,12 @@
-"""`saccade rules check`: checks the rules of a configuration and lists them."""
+"""`saccade rules`: checks the rules of a configuration and lists them, and drafts a rule for a sentence."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from saccade.pipeline.cli.commands.backtest import choose_stream
 from saccade.pipeline.cli.commands.configs import check_labels
+from saccade.pipeline.cli.commands.draft import draft, draft_text
 from saccade.pipeline.config.file import load
 
 
@@ -25,3 +27,17 @@ def check(path: Path) -> str:
     return "\n".join(
         [*lines, "no rules" if not count else "1 rule is valid" if count == 1 else f"{count} rules are valid"]
     )
+
+
+def draft_for(sentence: str, path: Path | None, stream: str | None) -> str:
+    """Return a checked rule for a sentence as YAML, with the zones and lines of a file if one is given.
+
+    Raises:
+        ConfigError: if no rule can be made of the sentence, or the file cannot be used.
+        EngineError: if the model does not know the label.
+    """
+    config = load(path, {"detect": "person"}, source="video.mp4")
+    regions = choose_stream(config.each(), stream)
+    rule = draft(sentence, regions.zones, regions.lines)
+    check_labels(config.model_copy(update={"source": "", "streams": [regions.model_copy(update={"rules": [rule]})]}))
+    return draft_text(rule, regions.zones, regions.lines)
