@@ -1,1 +1,1 @@
-"""What developers time: steps, drafts and prompts. `python -m benchmarks --help`; not in the wheel."""
+"""Benchmarks for developers: `python -m benchmarks --help`; not part of the wheel."""

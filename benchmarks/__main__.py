@@ -1,4 +1,4 @@
-"""`python -m benchmarks …`: what developers time. What a user asks of a machine is `saccade bench`."""
+"""Command line `python -m benchmarks …` for developers. `saccade bench` has the benchmarks for users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench_prompts(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Measure what several prompts on one image cost, beside the same prompts on an image each."""
+    """Measure the cost of several prompts on one image, compared with one image per prompt."""
     from benchmarks.prompts import time_prompts
     from saccade.pipeline.bench.common import parse_counts, parse_size
 
@@ -48,9 +48,9 @@ def bench_decode(
     keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
     as_json: Json = False,
 ) -> None:
-    """Time decode steps by the GPU's clock, beside the time to read their bytes once.
+    """Time decode steps with the GPU's clock, compared with the time to read their bytes once.
 
-    Needs no weights with --model moondream-2-random or moondream-3-random: the published dimensions, random numbers.
+    Models moondream-2-random and moondream-3-random need no weights: published dimensions with random weights.
     """
     from benchmarks.decode import time_decode
     from saccade.pipeline.bench.common import parse_counts
@@ -77,7 +77,7 @@ def bench_drafts(
     size: Annotated[str, typer.Option(metavar="WxH", help="Without a CLIP: size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Count decode steps with and without the last frame's answer as a draft, on clips or with scripted answers."""
+    """Count decode steps with and without speculative decoding, on clips or with scripted answers."""
     from benchmarks.drafts import time_drafts, time_scripted
     from saccade.pipeline.bench.common import parse_size, parse_small
 
@@ -100,9 +100,9 @@ def bench_ingest(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Time how old the frames of a live stream are when they are decoded, beside PyAV's own loop at the same time.
+    """Measure the age of a live stream's frames at decoding, compared with PyAV's own loop at the same time.
 
-    The age is read from a clock burnt into the frames, if there is one, or else from the sender's RTCP reports.
+    The age comes from a clock burnt into the frames, or from the sender's RTCP reports.
     """
     from benchmarks.ingest import time_ingest
 
@@ -116,7 +116,7 @@ def bench_webrtc(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Time how old a WebRTC peer's frames are when they are decoded, beside stock aiortc at the same time."""
+    """Measure the age of a WebRTC peer's frames at decoding, compared with stock aiortc at the same time."""
     from benchmarks.webrtc import time_webrtc
 
     result = time_webrtc(codec, seconds=seconds)
@@ -130,9 +130,9 @@ def bench_pipeline(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
     as_json: Json = False,
 ) -> None:
-    """Time a frame from the decoder to its record on a WebSocket, less the model: median and 99th percentile.
+    """Measure a frame's time from decoder to WebSocket record without the model: median and 99th percentile.
 
-    The frames are those of the demo clip, 10 a second; every Nth if the model does not keep up with that.
+    The demo clip is played at 10 frames/s, or every Nth frame if the model is slower.
     """
     from benchmarks.pipeline import time_pipeline
 
@@ -147,9 +147,9 @@ def bench_track(
     frames: Annotated[int, typer.Option(min=10, max=100_000, help="How many frames to time.")] = 2000,
     as_json: Json = False,
 ) -> None:
-    """Time following objects, zones, lines and rules in CPU time a frame, without a model: median and 99th percentile.
+    """Measure the CPU time per frame of tracking, zones, lines and rules, without a model.
 
-    The objects walk about and pass each other; some are missed, some are found with a low score.
+    Simulated objects walk and pass each other; some are missed or have a low score.
     """
     from benchmarks.track import time_tracks
     from saccade.pipeline.bench.common import parse_counts
@@ -195,9 +195,9 @@ def bench_saccades(
     frames: Annotated[int, typer.Option(min=1, max=100_000, help="Most frames.")] = 200,
     as_json: Json = False,
 ) -> None:
-    """Count persons far away that are found with and without windows, and time a frame.
+    """Count detected distant persons with and without windows, and time a frame.
 
-    Without a CLIP: persons of 60 to 75 pixels at five places of a rendered 4K picture, two of which stand still.
+    Without CLIP, a rendered 4K scene shows persons of 60 to 75 pixels at five places, two of which stand still.
     """
     from benchmarks.saccades import find_far
     from saccade.engine import Engine
@@ -220,9 +220,9 @@ def bench_events(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Time how long after its frame an event begins, at a WebSocket client, and where that time goes.
+    """Measure the latency from a frame to the start of its event at a WebSocket client, with a breakdown.
 
-    Each way through the image begins many events; they are stored, with their clips, in a temporary folder.
+    Every path through the image starts many events; events and clips are stored in a temporary folder.
     """
     from benchmarks.events import time_events
 
@@ -241,9 +241,9 @@ def bench_questions(
     objects: Annotated[int | None, typer.Option(min=1, max=50, help="Objects in every answer.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure simulated cameras without and with questions of rules: age of frames, and time to an answer.
+    """Measure simulated cameras with and without questions of rules: frame age and time to answer.
 
-    Needs a model that answers questions, such as --model moondream-2-random.
+    A model that answers questions is needed, such as --model moondream-2-random.
     """
     from benchmarks.questions import time_questions
     from saccade.pipeline.bench.common import parse_range
@@ -275,9 +275,9 @@ def bench_soak(
     trace: Annotated[bool, typer.Option(help="Show what Python has allocated since minute 10; slow.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run looped cameras with every sink, events, recordings and clients, and print what the process holds each minute.
+    """Run looped cameras with all sinks, events, recordings and clients, and print resource usage every minute.
 
-    After that, the slope of each number after minute 10, with its confidence interval.
+    At the end, print the slope of each value after minute 10 with its confidence interval.
     """
     from benchmarks.soak.run import Soak, run_soak
 

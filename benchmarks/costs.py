@@ -1,4 +1,4 @@
-"""The bytes that a decode step must read, from a model's shape. Pure arithmetic."""
+"""Computes the bytes that a decode step must read from a model's shape."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ KV_SCALE = 2
 
 
 class MoondreamCosts:
-    """What the steps of one shape cost at least.
+    """Lower bounds of the cost of steps for one model shape.
 
     Args:
-        config: the model's; a tower that is a detector is counted without it.
+        config: configuration of the model; a detector as vision encoder is not counted.
     """
 
     __slots__ = ("_config",)
@@ -25,15 +25,14 @@ class MoondreamCosts:
     def decode_bytes(
         self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
     ) -> int:
-        """Bytes that a decode step of detect or point reads: weights once, and the cache of every sequence.
+        """Return the bytes that a decode step of detect or point reads: weights once, and each sequence's KV cache.
 
         Args:
-            sequences: of the step.
-            keys: of each sequence.
-            dtype: of the weights, as `model_loader.DTYPES` names it.
-            experts: that the step uses, the mean of a model's mixtures of experts; None for as many as sequences that
-                choose at random and apart use.
-            kv_dtype: of keys and values, see `EngineConfig.kv_dtype`.
+            sequences: number of sequences in the step.
+            keys: number of keys per sequence.
+            dtype: dtype of the weights, a name in `model_loader.DTYPES`.
+            experts: mean number of experts that the step uses per layer; None assumes independent random choices.
+            kv_dtype: dtype of the KV cache, see `EngineConfig.kv_dtype`.
         """
         text, region = self._config.text, self._config.region
         of_block, of_rest = WIDTHS[dtype]
@@ -54,15 +53,15 @@ class MoondreamCosts:
         return weights + text.n_layers * cache + of_rest * rest
 
     def _moe(self, layer: int) -> ExpertsConfig | None:
-        """The mixture of experts of a layer, if it has one."""
+        """Return the mixture of experts of a layer, or None."""
         moe = self._config.text.moe
         return None if moe is None or layer < moe.start_layer else moe
 
     def _attention(self) -> int:
-        """Weights of a layer's attention."""
+        """Return the number of attention weights per layer."""
         text = self._config.text
         return text.dim * ((text.n_heads + 2 * text.n_kv_heads) * text.head_dim + text.dim)
 
     def _expert(self, moe: ExpertsConfig) -> int:
-        """Weights of one expert."""
+        """Return the number of weights of one expert."""
         return 3 * self._config.text.dim * moe.expert_inner_dim

@@ -1,4 +1,4 @@
-"""`python -m benchmarks decode`: a decode step on the GPU, by its own clock, beside the time to read its bytes once."""
+"""`python -m benchmarks decode`: decode steps by the GPU's clock, compared with the time to read their bytes once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from saccade.engine.errors import EngineError
 
 @dataclass(slots=True, frozen=True)
 class DecodeRow:
-    """Steps of one size, in milliseconds of the GPU.
+    """Times of decode steps of one size, in milliseconds of the GPU.
 
     Attributes:
         rows: sequences in the step.
-        median_ms, p99_ms: of the step, sampling and next embedding included.
-        sampling_ms: median of the sampling alone.
-        floor_ms: its bytes at the bandwidth measured.
-        experts: that the steps used, the mean of layers, of which the floor counts the bytes; None without.
+        median_ms, p99_ms: whole step including sampling and next embedding.
+        sampling_ms: median of the sampling.
+        floor_ms: time to read the step's bytes at the measured bandwidth.
+        experts: mean number of experts used per layer, or None.
     """
 
     rows: int
@@ -31,7 +31,7 @@ class DecodeRow:
 
 @dataclass(slots=True, frozen=True)
 class DecodeBench:
-    """What `time_decode` measured; `bandwidth` in bytes a second, read and written, `length` in keys a sequence."""
+    """Results of `time_decode`; `bandwidth` in bytes per second (read and write), `length` in keys per sequence."""
 
     model: str
     device: str
@@ -41,11 +41,11 @@ class DecodeBench:
     rows: tuple[DecodeRow, ...]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table for people."""
+        """Return a table."""
         lines = [
             f"{self.model}, {self.dtype}, on {self.device}: decode steps at {self.length} keys, in ms",
             f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'floor':>7}",
@@ -68,10 +68,10 @@ def time_decode(
     length: int = 760,
     steps: int = 200,
 ) -> DecodeBench:
-    """Time decode steps of `counts` sequences of `length` keys each.
+    """Time decode steps of `counts` sequences with `length` keys each.
 
     Raises:
-        EngineError: if the model cannot be loaded, or not onto a GPU, or has not as many positions.
+        EngineError: if the model cannot be loaded onto a GPU, or `length` exceeds its context.
     """
     import numpy as np
     import torch

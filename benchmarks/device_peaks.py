@@ -1,4 +1,4 @@
-"""What a GPU can do at most, measured: bytes a second of a large copy."""
+"""Measured memory bandwidth of a GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _REPEATS = 12
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second, read and written."""
+    """Return the bandwidth of a large copy in bytes per second, reads plus writes."""
     source = torch.ones(1 << 28, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source))
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Median by the GPU's own clock."""
+    """Return the median time of `work` by the GPU's clock, in seconds."""
     times = []
     for _ in range(_REPEATS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

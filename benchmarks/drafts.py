@@ -1,7 +1,7 @@
-"""`python -m benchmarks drafts`: what it saves to begin an answer with the last frame's.
+"""`python -m benchmarks drafts`: savings of speculative decoding with the last frame's answer as draft.
 
-On clips: the decode steps of each frame's answers, one after another, plainly and drafted. And with scripted answers,
-which need no trained model: the latency of a frame while some of the objects have moved and the others have not.
+On clips, the benchmark counts decode steps per frame with and without drafts. With scripted answers, which need no
+trained model, it measures the latency of a frame if some objects have moved.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _WARM_UP = 10  # frames of each row that are not counted
 
 @dataclass(slots=True, frozen=True)
 class ClipRow:
-    """A clip.
+    """Results for one clip.
 
     Attributes:
-        clip: its name.
-        frames: how many were asked about.
-        objects: mean number of boxes of a frame.
-        plain, drafted: decode steps of a frame.
-        plain_ms, drafted_ms: median time of a frame.
-        accepted: of the values drafted, those that were right; 0 to 1.
-        differ: frames on which the boxes are not the same.
+        clip: name of the clip.
+        frames: number of frames.
+        objects: mean number of boxes per frame.
+        plain, drafted: decode steps per frame.
+        plain_ms, drafted_ms: median time per frame.
+        accepted: acceptance rate of drafted values, 0 to 1.
+        differ: number of frames with different boxes.
     """
 
     clip: str
@@ -63,7 +63,7 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Scripted answers of `objects` boxes, `moved` of which are elsewhere on each frame; `moved` None: no draft."""
+    """Results for scripted answers of `objects` boxes, `moved` of which change per frame (None: no drafts)."""
 
     objects: int
     moved: int | None
@@ -74,7 +74,7 @@ class ScriptedRow:
 
 @dataclass(slots=True, frozen=True)
 class DraftsBench:
-    """What `time_drafts` and `time_scripted` measured."""
+    """Results of `time_drafts` and `time_scripted`."""
 
     model: str
     device: str
@@ -82,11 +82,11 @@ class DraftsBench:
     rows: tuple[ClipRow | ScriptedRow, ...]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table for people."""
+        """Return a table."""
         lines = [f"{self.model} on {self.device} in {self.dtype}"]
         clips = [row for row in self.rows if isinstance(row, ClipRow)]
         if clips:
@@ -119,16 +119,16 @@ def time_drafts(
     frames: int = 100,
     stride: int = 1,
 ) -> DraftsBench:
-    """Ask about the frames of clips, one after another, plainly and with drafts.
+    """Run detection on the frames of clips, with and without drafts.
 
     Args:
-        model: name, folder, hub id, or a shape with random weights.
-        device: where it runs.
-        clips: files.
-        dtype: as `Engine.load` takes it.
-        label: what is asked for.
-        frames: most of each clip.
-        stride: every so many.
+        model: name, folder, hub ID, or a shape with random weights.
+        device: device of the model.
+        clips: video files.
+        dtype: see `Engine.load`.
+        label: label to detect.
+        frames: maximum frames per clip.
+        stride: use every Nth frame.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -168,7 +168,7 @@ def time_drafts(
 def _asked(
     engine: Engine, images: Sequence[RgbImage], label: str, key: str | None
 ) -> tuple[list[Result], float, float, float]:
-    """Results, decode steps of a frame, its median time in milliseconds, and the share of drafted values accepted."""
+    """Return results, decode steps per frame, median time in milliseconds, and the acceptance rate."""
     before, results, waits = engine.counters(), [], []
     for image in images:
         begun = time.perf_counter()
@@ -185,15 +185,15 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 
 
 class ScriptedOutput(BoxesOutput):
-    """Boxes that are known beforehand, whatever the model samples.
+    """State machine that returns predefined boxes regardless of the model's samples.
 
-    What a step samples behind a guess is the truth if what was fed of the same object is; else it is the guess: a model
-    that is shown the wrong place of an object goes on with the object that was there.
+    A sample after a draft value is correct if the fed values of the same object are correct; otherwise it repeats the
+    draft. This models a model that continues with the object it was shown.
 
     Args:
-        boxes: x, y, width and height of each.
-        before: those of the frame before.
-        max_steps: most steps that the context has room for.
+        boxes: x, y, width and height of each box.
+        before: boxes of the previous frame.
+        max_steps: maximum number of steps that fit the context.
     """
 
     __slots__ = ("_at", "_guess", "_next", "_old", "_peek", "_truth")
@@ -206,11 +206,11 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """They are not in the image."""
+        """Always False: the boxes are not in the image."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take a step, but not what it sampled."""
+        """Count a step and ignore its samples."""
         number, self._at = self._at, self._at + 1
         self._peek = number
         self._guess = list(self._next)
@@ -220,7 +220,7 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """The truth of what is committed, and behind it what the model is taken to guess; called in order."""
+        """Return the scripted value after committed values, and the assumed sample after draft values."""
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
             return None
@@ -235,13 +235,13 @@ Boxes = tuple[tuple[float, float, float, float], ...]
 
 @dataclass(slots=True, frozen=True)
 class ScriptedDetect(Detect):
-    """Find what is known beforehand: `boxes`, which were at `before` on the frame before."""
+    """Detection with predefined `boxes`; `before` are the boxes of the previous frame."""
 
     boxes: Boxes = ()
     before: Boxes = ()
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """The scripted answer."""
+        """Return the scripted state machine."""
         return ScriptedOutput(self.boxes, self.before, max_steps)
 
 
@@ -253,7 +253,7 @@ def _values(boxes: Boxes) -> list[FedValue]:
 
 
 def _scripted(objects: int, moved: int, frame: int) -> Boxes:
-    """Boxes of a frame: the first `moved` of them elsewhere on each; in bins, as the model can say them."""
+    """Return the boxes of a frame in bins; the first `moved` of them change per frame."""
     boxes = []
     for i in range(objects):
         by = frame % 32 if i < moved else 0
@@ -271,16 +271,16 @@ def time_scripted(
     size: tuple[int, int] = (640, 360),
     frames: int = 100,
 ) -> DraftsBench:
-    """Time frames one after another, whose answers are scripted: without drafts, and with some objects moved.
+    """Time consecutive frames with scripted answers, without drafts and with some moved objects.
 
     Args:
-        model: name, folder, hub id, or a shape with random weights.
-        device: where it runs.
-        objects: boxes of each answer.
-        moved: how many of them are elsewhere on each frame, a row each.
-        dtype: as `Engine.load` takes it.
-        size: of the images, in pixels.
-        frames: of each row.
+        model: name, folder, hub ID, or a shape with random weights.
+        device: device of the model.
+        objects: boxes per answer.
+        moved: numbers of boxes that change per frame, one row each.
+        dtype: see `Engine.load`.
+        size: image size in pixels.
+        frames: frames per row.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -295,7 +295,7 @@ def time_scripted(
 def run_scripted(
     engine: Engine, images: Sequence[RgbImage], objects: int, moved: Sequence[int], frames: int
 ) -> list[ScriptedRow]:
-    """What `time_scripted` does with an engine and images."""
+    """Run `time_scripted` with an existing engine and images."""
     rows = []
     for how_many in (None, *moved):
         key = None if how_many is None else ("bench", how_many)

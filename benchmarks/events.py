@@ -1,7 +1,7 @@
-"""`python -m benchmarks events`: how long after its frame an event begins, and where that time goes.
+"""`python -m benchmarks events`: latency from a frame to the start of its event, with a breakdown.
 
-The image is divided into zones, so that each way through it begins many events. Each is timed at a WebSocket
-client of this process, by the capture clock of the frame that began it; events, clips and snapshots are stored as well.
+Zones divide the image, so every path through it starts many events. Each event is timed at a WebSocket client in this
+process with the capture clock of its frame. Events, clips and snapshots are stored too.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _LONG_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class BeginBench:
-    """Times in milliseconds.
+    """Latencies in milliseconds.
 
     Attributes:
-        source: the address, free of credentials.
-        clock: what the capture times are from: `rtcp` or `arrival`.
-        frames, fps: results, and how many came a second.
-        events: how many began.
-        p50_ms, p95_ms, max_ms: from the capture of the frame that began an event to its record at the client.
-        parts: medians over those frames: of getting there from the camera, decoding, waiting, the model's two parts,
-            tracks and rules, and on to the client.
+        source: address without credentials.
+        clock: source of capture times: `rtcp` or `arrival`.
+        frames, fps: number of results, and results per second.
+        events: number of started events.
+        p50_ms, p95_ms, max_ms: from the capture of an event's first frame to its record at the client.
+        parts: medians by stage: transfer from the camera, decoding, queue, model (two parts), tracks and rules,
+            delivery.
         frame_p50_ms, frame_p95_ms: from the capture of any frame to its record at the client.
     """
 
@@ -56,11 +56,11 @@ class BeginBench:
     frame_p95_ms: float
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Three lines for people."""
+        """Return a summary of three lines."""
         parts = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in self.parts.items())
         return (
             f"{self.source}, {self.frames} frames at {self.fps:.1f} fps, clock {self.clock}\n"
@@ -71,14 +71,14 @@ class BeginBench:
 
 
 def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
-    """Watch a live address for `seconds` from its first result.
+    """Watch a live source for `seconds` from its first result.
 
     Args:
-        given: settings, with `source` and `detect`.
-        seconds: how long.
+        given: settings with `source` and `detect`.
+        seconds: duration in seconds.
 
     Raises:
-        SourceError, EngineError: if source or model cannot be used.
+        SourceError, EngineError: if the source or model cannot be used.
         ConfigError: if the source is not live, or nothing moved.
         RunFailed: if the run failed.
     """
@@ -150,7 +150,7 @@ def _figures(address: str, came: list[tuple[float, dict[str, Any]]]) -> BeginBen
 
 
 def _zones() -> dict[str, dict[str, object]]:
-    """Zones that divide the image, which an object is in at once."""
+    """Return zones that divide the image without overlap."""
     zones: dict[str, dict[str, object]] = {}
     for row in range(_ROWS):
         for column in range(_COLUMNS):

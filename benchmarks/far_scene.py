@@ -1,8 +1,7 @@
-"""A rendered scene with small persons whose places are known; in 4K, with three that move and two that stand still.
+"""A rendered 4K scene with small persons at known positions: three that move and two that stand still.
 
-Each place shows the demo clip at a fraction of its size, at another time of the clip; a still place shows one frame of
-it. The background is a blurred, noisy picture without persons. The truth is what the model finds in the clip at its
-full size.
+Each place shows the demo clip scaled down at a different time; a still place shows one frame. The background is a
+blurred, noisy picture without persons. The ground truth is the model's detections in the clip at full size.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the clip is shown.
+    """A place in the scene that shows the clip.
 
     Attributes:
-        x, y: left upper corner in pixels.
+        x, y: upper left corner in pixels.
         person: height of the tallest person in pixels.
-        offset: frame of the clip that it begins with.
-        still: whether one frame of the clip is shown all the time.
-        pace: frames of the clip for each frame of the scene.
+        offset: first frame of the clip.
+        still: whether the place shows one frame all the time.
+        pace: frames of the clip per frame of the scene.
     """
 
     x: int
@@ -54,20 +53,20 @@ PLACES = [
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A person on a frame of the scene, in pixels."""
+    """Ground-truth box of a person on a frame of the scene, in pixels."""
 
     box: Rect
     still: bool
 
 
 class FarScene:
-    """The scene.
+    """The rendered scene.
 
     Args:
-        clip: the frames that are shown in small, (height, width, 3) uint8 RGB.
-        persons: the boxes of persons on each of them, in fractions.
-        width, height: of the scene in pixels.
-        places: where the clip is shown.
+        clip: frames to show scaled down, (height, width, 3) uint8 RGB.
+        persons: boxes of persons on each frame, in fractions.
+        width, height: size of the scene in pixels.
+        places: places that show the clip.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class FarScene:
         )
 
     def frame(self, number: int) -> tuple[Image, list[Truth]]:
-        """A frame of the scene, (height, width, 3) uint8 RGB, and its persons."""
+        """Return a frame of the scene, (height, width, 3) uint8 RGB, and its persons."""
         image, truth = self._background.copy(), []
         for place, scale in zip(self._places, self._scales, strict=True):
             shown = self._frame_of(place, number)
@@ -120,16 +119,16 @@ class FarScene:
         return image, truth
 
     def frames(self, count: int) -> Iterator[tuple[Image, list[Truth]]]:
-        """The first frames."""
+        """Yield the first `count` frames."""
         return (self.frame(number) for number in range(count))
 
 
 def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
-    """Three places that move and two still ones in 4K, which do not overlap, with persons of 60 to 75 pixels.
+    """Return three moving and two still places in 4K without overlap, with persons of 60 to 75 pixels.
 
     Args:
-        seed: chooses them.
-        clip: width and height of the clip's frames, which persons fill to two thirds.
+        seed: random seed.
+        clip: width and height of the clip's frames; persons fill two thirds of the height.
     """
     width, height = 3840, 2160
     dice = np.random.default_rng(seed)
@@ -145,7 +144,7 @@ def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
 
 
 def read_clip(path: Path, engine: Engine) -> tuple[list[Image], list[list[Rect]]]:
-    """The frames of a clip, at 10 a second, and the persons that an engine finds on each at full size."""
+    """Return the frames of a clip at 10 frames/s, and the persons detected on each frame at full size."""
     from saccade.engine import Detect
 
     capture = cv2.VideoCapture(str(path))

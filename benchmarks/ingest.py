@@ -1,6 +1,6 @@
-"""`python -m benchmarks ingest`: how old the frames of a live stream are when decoded, beside PyAV's own loop.
+"""`python -m benchmarks ingest`: age of a live stream's frames at decoding, compared with PyAV's own loop.
 
-Both watch at the same time, so that the load of the machine is the same for both.
+Both loops run at the same time, so that the load of the machine is equal.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _PLAUSIBLE_MS = 30_000  # a clock that differs by more than this is no clock
 
 @dataclass(slots=True, frozen=True)
 class IngestBench:
-    """Ages of decoded frames in milliseconds; None where no clock could be read.
+    """Ages of decoded frames in milliseconds; None if no clock could be read.
 
     Attributes:
-        source: the address, free of credentials.
-        clock: where the ages are from: "burnt in" or "rtcp".
-        frames, fps: how many frames came, and how many a second.
+        source: address without credentials.
+        clock: source of the ages: "burnt in" or "rtcp".
+        frames, fps: number of frames, and frames per second.
         median_ms, p95_ms: age of Saccade's frames.
-        pyav_frames, pyav_median_ms, pyav_p95_ms: the same of `for frame in container.decode()` with PyAV's defaults.
+        pyav_frames, pyav_median_ms, pyav_p95_ms: the same for `for frame in container.decode()` with PyAV's defaults.
     """
 
     source: str
@@ -47,11 +47,11 @@ class IngestBench:
     pyav_p95_ms: float | None
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Three lines for people."""
+        """Return a summary of three lines."""
 
         def ages(median: float | None, p95: float | None) -> str:
             return "age unknown" if median is None or p95 is None else f"median {median:.1f} ms old, p95 {p95:.1f}"
@@ -64,9 +64,9 @@ class IngestBench:
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """The age of a frame whose top 20 rows hold the sender's clock; None if they hold none.
+    """Return the age of a frame from the sender's clock in its top 20 rows, or None if there is no clock.
 
-    The clock is Unix time in milliseconds, 32 bits from left to right, least significant first, bright for 1.
+    The clock is Unix time in milliseconds: 32 bits from left to right, least significant first, bright for 1.
 
     Args:
         image: (height, width, 3) uint8 RGB.
@@ -83,11 +83,11 @@ def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
 
 
 def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
-    """Watch a live address for `seconds` from its first frame.
+    """Watch a live source for `seconds` from its first frame.
 
     Raises:
-        SourceError: if it cannot be used, or is not live.
-        ConfigError: if there is no such transport.
+        SourceError: if it cannot be used or is not live.
+        ConfigError: if the transport is unknown.
     """
     stop = threading.Event()
     theirs: list[float | None] = []
@@ -108,7 +108,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """The age of each frame, the clock it was read from, and how long it took."""
+    """Return the age of each frame, the clock, and the duration."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0
@@ -125,7 +125,7 @@ def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, flo
 
 
 def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list[float | None]) -> None:
-    """The loop that most programs use, with every option that makes it faster without changing it."""
+    """Decode with PyAV's usual loop and all options that make it faster without changing it."""
     options = {"rtsp_transport": "tcp" if transport == "auto" else transport} if url.startswith("rtsp") else {}
     try:
         with av.open(url, options=options, timeout=5.0) as container:
@@ -140,6 +140,6 @@ def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list
 
 
 def _figures(ages: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Median and 95th percentile."""
+    """Return the median and 95th percentile."""
     known = [age for age in ages if age is not None]
     return (statistics.median(known), float(np.percentile(known, 95))) if known else (None, None)

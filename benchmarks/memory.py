@@ -1,6 +1,6 @@
-"""What an engine holds of its device while prompts and image sizes of all kinds follow.
+"""Memory usage of an engine under a mix of prompts and image sizes.
 
-Run as `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`. Needs no decoder: torch alone is enough.
+Run as `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`. PyAV is not needed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _LONG_S = 120.0
 
 @dataclass(slots=True, frozen=True)
 class Held:
-    """What the process holds: after `seconds`, in MB of the device (allocated, reserved) and of RAM.
+    """Memory of the process after `seconds`, in MB of the device (allocated, reserved) and of RAM.
 
     Attributes:
-        pages: of the KV cache in use. done: requests answered. failed: refused, late or replaced.
+        pages: KV cache pages in use. done: answered requests. failed: rejected, late or superseded requests.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ class Held:
 
 @dataclass(slots=True, frozen=True)
 class MemoryBench:
-    """All readings, and the slope of each kind of memory a minute after minute 3."""
+    """All readings, and the slope per minute of each kind of memory after minute 3."""
 
     model: str
     device: str
@@ -61,28 +61,28 @@ class MemoryBench:
     tasks: dict[str, int]
 
     def slope(self, name: str) -> Slope | None:
-        """The slope of an attribute of `Held` after the warm-up, a third of a shorter run."""
+        """Return the slope of an attribute of `Held` after the warm-up (a third of a short run)."""
         warm = min(_WARM_S, self.rows[-1].seconds / 3)
         steady = [row for row in self.rows if row.seconds >= warm]
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        """The slopes, and how often each task was asked."""
+        """Return the slopes and the number of requests per task."""
         slopes = [f"{name} {self.slope(name) or '-'}" for name in ("allocated_mb", "reserved_mb", "rss_mb")]
         asked = ", ".join(f"{name} {count}" for name, count in sorted(self.tasks.items()))
         return f"{self.model} on {self.device}: slope a minute: {'; '.join(slopes)}\nasked: {asked}"
 
 
 class MixedLoad:
-    """Keeps an engine busy with requests of every kind.
+    """Submits requests of every kind to an engine.
 
     Args:
-        engine: which is asked.
-        seed: of sizes and prompts.
+        engine: the engine.
+        seed: random seed of sizes and prompts.
     """
 
     def __init__(self, engine: Engine, seed: int) -> None:
@@ -95,7 +95,7 @@ class MixedLoad:
         self.done = self.failed = 0
 
     def step(self) -> None:
-        """Submit a request, and wait for the oldest one where many are under way."""
+        """Submit a request; if many are in flight, wait for the oldest."""
         chance = self._chance
         image = chance.choice(self._images)
         try:
@@ -123,7 +123,7 @@ class MixedLoad:
             self._wait()
 
     def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait for all requests."""
         while self._waiting:
             self._wait()
         while self._kept:
@@ -174,15 +174,15 @@ class MixedLoad:
 def watch_memory(
     model: str, device: str, *, dtype: str | None = None, seconds: float = 600.0, every_s: float = 15.0, seed: int = 0
 ) -> MemoryBench:
-    """Ask an engine for everything that it can do, and read what it holds.
+    """Load an engine, submit all kinds of requests, and record its memory.
 
     Args:
         model: name, folder, or one of `registry.RANDOM`.
-        device: as `Engine.load` takes it.
-        dtype: likewise.
-        seconds: how long.
-        every_s: between two readings, each printed.
-        seed: of sizes and prompts.
+        device: see `Engine.load`.
+        dtype: see `Engine.load`.
+        seconds: duration in seconds.
+        every_s: seconds between two printed readings.
+        seed: random seed of sizes and prompts.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -193,7 +193,7 @@ def watch_memory(
 
 
 def watch_engine(engine: Engine, *, seconds: float, every_s: float, seed: int = 0) -> MemoryBench:
-    """The same for an engine that is there."""
+    """Run `watch_memory` with an existing engine."""
     asked, begun = MixedLoad(engine, seed), time.monotonic()
     rows: list[Held] = []
     print(f"{engine.model.name} on {engine.model.device}: {', '.join(engine.model.skills)}", flush=True)

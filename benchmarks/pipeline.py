@@ -1,6 +1,6 @@
-"""`python -m benchmarks pipeline`: what a frame costs besides the model, from the decoder to its record on a WebSocket.
+"""`python -m benchmarks pipeline`: overhead of a frame besides the model, from the decoder to its WebSocket record.
 
-The demo clip is played at the pace of a camera, through a real run on the real model, to a real client in this process.
+A real run plays the demo clip at the pace of a camera with the real model and a real client in this process.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _LONG_S = 30.0
 
 @dataclass(slots=True, frozen=True)
 class PipelineBench:
-    """Times in milliseconds, from the decoder to the client, the model's own work taken off.
+    """Times in milliseconds from the decoder to the client, minus the model's work.
 
     Attributes:
-        model, device, dtype: what ran, and where.
-        fps: the pace.
-        frames: how many records came.
-        median_ms, p99_ms: of everything but the model.
-        before_ms, after_ms: medians up to the model's work and from its result on.
-        model_ms: median of what was taken off.
+        model, device, dtype: the model and its device.
+        fps: frame rate.
+        frames: number of records.
+        median_ms, p99_ms: all overhead.
+        before_ms, after_ms: medians before the model's work and after its result.
+        model_ms: median of the model's work.
     """
 
     model: str
@@ -59,11 +59,11 @@ class PipelineBench:
     model_ms: float
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Two lines for people."""
+        """Return a summary of two lines."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.frames} records at {self.fps:g} fps\n"
             f"from the decoder to the socket, less the model's {self.model_ms:.1f} ms: median {self.median_ms:.2f} ms, "
@@ -72,11 +72,11 @@ class PipelineBench:
 
 
 def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
-    """Play the configuration's source, a file, for `seconds` at its own pace and measure.
+    """Play the configured source file for `seconds` at its own pace and measure the overhead.
 
     Raises:
-        SourceError, EngineError: if source or model cannot be used.
-        ConfigError: if too few records came for a result: the model is too slow for the pace.
+        SourceError, EngineError: if the source or model cannot be used.
+        ConfigError: if too few records arrived because the model is too slow.
     """
     came: list[tuple[float, dict[str, Any]]] = []
     decoded_at: dict[int, float] = {}

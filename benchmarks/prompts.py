@@ -1,6 +1,6 @@
-"""`python -m benchmarks prompts`: several prompts on one image, beside the same prompts on images of their own.
+"""`python -m benchmarks prompts`: several prompts on one image, compared with one image per prompt.
 
-The prompts of an image share its prefill and its pages.
+The prompts on one image share its prefill and its KV cache pages.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Asked = list[tuple[RgbImage, list[Detect]]]
 
 @dataclass(slots=True, frozen=True)
 class PromptsRow:
-    """Some prompts on one image, and apart.
+    """Results for a number of prompts on one image, and on one image each.
 
     Attributes:
-        prompts: how many.
-        together_ms, apart_ms: medians from handing over to the last answer, on one image and on one each.
-        together_pages, apart_pages: most pages in use meanwhile.
+        prompts: number of prompts.
+        together_ms, apart_ms: medians from submission to the last answer, on one image and on one image each.
+        together_pages, apart_pages: maximum pages in use.
     """
 
     prompts: int
@@ -47,7 +47,7 @@ class PromptsRow:
 
 @dataclass(slots=True, frozen=True)
 class PromptsBench:
-    """Rows by number of prompts; the model, and the device it ran on."""
+    """Results by number of prompts, with the model and its device."""
 
     model: str
     device: str
@@ -55,11 +55,11 @@ class PromptsBench:
     rows: list[PromptsRow]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table."""
+        """Return a table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}; {_OBJECTS} objects a prompt; ms to all answers, "
             "most pages in use",
@@ -81,18 +81,18 @@ def time_prompts(
     size: tuple[int, int] = (640, 360),
     rounds: int = 10,
 ) -> PromptsBench:
-    """Measure both ways in turn, `rounds` times each.
+    """Measure both ways alternately, `rounds` times each.
 
     Args:
-        name: as `Engine.load` takes it, or `saccade.engine.golden.random_model.MOONDREAM_2`.
-        device: as `Engine.load` takes it.
-        prompts: how many, for each row.
-        dtype: as `Engine.load` takes it.
+        name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
+        device: see `Engine.load`.
+        prompts: numbers of prompts, one row each.
+        dtype: see `Engine.load`.
         size: width and height of the image in pixels.
-        rounds: how often.
+        rounds: number of repeats.
 
     Raises:
-        EngineError: if there is no such model, device or dtype.
+        EngineError: if the model, device or dtype does not exist.
     """
     image = images_of(str(DEMO_CLIP), *size)[0]
     with open_engine(name, device, dtype=dtype) as engine:
@@ -117,7 +117,7 @@ def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) ->
 
 
 def _once(engine: Engine, asked: Asked) -> tuple[float, int]:
-    """Seconds to the last answer, and most pages in use."""
+    """Return the seconds to the last answer, and the maximum number of pages in use."""
     total = engine.counters()["pages_capacity"]
     with engine.tracing() as trace:
         started = time.perf_counter()

@@ -1,6 +1,6 @@
-"""`python -m benchmarks questions`: what questions of rules do to the frames of cameras, and how soon they end.
+"""`python -m benchmarks questions`: effect of rule questions on the frames of cameras, and their response time.
 
-The same cameras twice on one engine: without questions, and with so many a second about crops of their frames.
+The same cameras run twice on one engine: without questions, and with a given rate of questions about crops.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m benchmarks saccades`: who is far away and found, with and without windows, on a clip or a rendered scene.
+"""`python -m benchmarks saccades`: detected distant persons with and without windows, on a clip or a rendered scene.
 
-A clip's truth is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}}, in fractions of the frame. Without a clip,
-the demo clip is shown in small at five places of a 4K picture (`far_scene`); its truth is what the model finds in the
-demo clip at full size. Frames are taken as 10 a second and go through the saccade stage and the engine one by one.
+A clip's ground truth is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}}, in fractions of the frame. Without
+a clip, the demo clip is shown scaled down at five places of a 4K picture (`far_scene`); the ground truth is the model's
+detections at full size. Frames are processed one by one at a nominal 10 frames/s.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Truth = Sequence[tuple[Rect, bool, bool]]
 
 @dataclass(slots=True, frozen=True)
 class FarRow:
-    """What was found with one number of windows.
+    """Results for one maximum number of windows.
 
     Attributes:
-        windows: most a frame.
-        moving, still: recall at an IoU of 0.4, boxes that are held between two looks counted; None without such.
-        moving_found, still_found: recall of boxes that the model found on that very frame.
-        precision: of all boxes; None without any.
-        ms: median time of a frame, in the stage and the engine.
-        choose_ms: of which median time to compute motion and choose windows.
-        looks: how many windows there were, by reason.
+        windows: maximum windows per frame.
+        moving, still: recall at an IoU of 0.4, including boxes held between two looks; None without such persons.
+        moving_found, still_found: recall of boxes detected on the same frame.
+        precision: precision of all boxes, or None without boxes.
+        ms: median time of a frame in stage and engine.
+        choose_ms: median time to compute motion and choose windows.
+        looks: number of windows by reason.
     """
 
     windows: int
@@ -58,16 +58,16 @@ class FarRow:
 
 @dataclass(slots=True, frozen=True)
 class FarBench:
-    """What `find_far` measured."""
+    """Results of `find_far`."""
 
     rows: tuple[FarRow, ...]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table for people."""
+        """Return a table."""
         lines = [
             f"{'windows':>7} {'moving':>7} {'(found)':>7} {'still':>7} {'(found)':>7} {'precision':>9} {'ms':>7} "
             f"{'choose':>7}  looks"
@@ -91,15 +91,15 @@ def find_far(
     seed: int | None = None,
     frames: int = 100,
 ) -> FarBench:
-    """Find persons with each number of windows.
+    """Detect persons with each maximum number of windows.
 
     Args:
-        engine: finds them.
-        counts: most windows a frame, one row each.
-        clip: a video file; None for a rendered scene.
-        truth: of the clip.
-        seed: chooses the places of the scene; None for those of the tests.
-        frames: most frames.
+        engine: the engine.
+        counts: maximum windows per frame, one row each.
+        clip: a video file, or None for the rendered scene.
+        truth: ground-truth file of the clip.
+        seed: random seed of the scene's places; None for the fixed test places.
+        frames: maximum number of frames.
     """
     if clip is not None and truth is not None:
         known = {int(number): boxes for number, boxes in json.loads(truth.read_text())["frames"].items()}
@@ -112,7 +112,7 @@ def find_far(
 
 
 def iou(a: Rect, b: Rect) -> float:
-    """Intersection over union of two boxes."""
+    """Return the intersection over union of two boxes."""
     w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     shared = max(0.0, w) * max(0.0, h)
     return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)

@@ -1,4 +1,4 @@
-"""What a decode step takes on a GPU's own clock, and its sampling, while nothing else runs."""
+"""Times of decode steps and sampling by the GPU's clock while nothing else runs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from saccade.engine.runtime.step_inputs import bucket_of
 
 
 def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> list[float]:
-    """Seconds of decode steps that sample coordinates.
+    """Return the seconds of decode steps that sample coordinates.
 
     Args:
-        engine: on CUDA, and idle.
-        rows: sequences, with pages of their own as far as there are any.
-        position: where each continues.
-        repeats: steps to time.
+        engine: an idle engine on CUDA.
+        rows: number of sequences, with separate pages as far as available.
+        position: position of each sequence.
+        repeats: number of steps.
 
     Raises:
-        EngineError: if the engine is on a CPU, or not idle.
+        EngineError: if the engine is on a CPU or not idle.
     """
     return engine.run_idle(lambda executor: _step(_cuda(executor), rows, position, repeats))
 
 
 def time_sampling(engine: Engine, rows: int) -> float:
-    """Median seconds of a step's sampling of coordinates; raises as `time_step`."""
+    """Return the median seconds of a step's coordinate sampling; raises like `time_step`."""
     return engine.run_idle(lambda executor: _sampling(_cuda(executor), rows))
 
 
 def experts_used(engine: Engine, rows: int) -> float | None:
-    """Experts that the latest step of so many rows used, the mean of layers; None without. Raises as `time_step`."""
+    """Return the mean number of experts per layer in the latest step, or None; raises like `time_step`."""
     return engine.run_idle(lambda executor: _experts(_cuda(executor), rows))
 
 
@@ -49,13 +49,13 @@ def _cuda(executor: Any) -> CudaExecutor:
 def _times(
     executor: CudaExecutor, work: Callable[[], object], repeats: int, begin_with: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """Seconds on the device's clock of work done again and again, while nothing else runs; the first few left out.
+    """Return device times in seconds of repeated work, without the first few repeats; nothing else may run.
 
     Args:
-        executor: on whose compute stream.
-        work: to be timed.
-        repeats: how often.
-        begin_with: done before each time, and not timed.
+        executor: executor with the compute stream.
+        work: the work to time.
+        repeats: number of repeats.
+        begin_with: untimed work before each repeat.
     """
     pairs, stream = [], executor._compute.stream
     torch.cuda.synchronize(stream.device)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks track`: what following objects and watching rules costs, in CPU time a frame, without a model.
+"""`python -m benchmarks track`: CPU time per frame of tracking and rules, without a model.
 
-Objects walk about at random and pass each other; one in thirty is missed on a frame, one in thirty is found with a low
-score. The time is that of the thread alone, so other work on the machine counts only by what it does to the caches.
+Objects walk randomly and pass each other; one in thirty is missed per frame, and one in thirty has a low score. The
+time is CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _STEPS = ("tracker", "tracks", "zones and lines", "rules")
 
 @dataclass(slots=True, frozen=True)
 class StepCost:
-    """What one step costs, in milliseconds of CPU a frame.
+    """CPU cost of one stage in milliseconds per frame.
 
     Attributes:
-        objects: on a frame, about.
-        step: `tracker`, the numbers alone; `tracks`, the stage around it, with trails; `zones and lines`, that stage
-            with three zones, two lines and smoothing; `rules`, five of them on top of it, which is all together.
-        p50_ms, p99_ms: median and 99th percentile of the frames.
+        objects: approximate number of objects per frame.
+        step: `tracker` (arithmetic only), `tracks` (stage with trails), `zones and lines` (plus three zones, two lines
+            and smoothing), or `rules` (plus five rules: everything).
+        p50_ms, p99_ms: median and 99th percentile over frames.
     """
 
     objects: int
@@ -63,17 +63,17 @@ class StepCost:
 
 @dataclass(slots=True, frozen=True)
 class TrackBench:
-    """What `time_tracks` measured."""
+    """Results of `time_tracks`."""
 
     frames: int
     costs: tuple[StepCost, ...]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table for people."""
+        """Return a table."""
         lines = [f"CPU time a frame of {self.frames} frames, in ms", f"{'objects':>7}  {'':<16} {'p50':>7} {'p99':>7}"]
         for cost in self.costs:
             number = str(cost.objects) if cost.step == _STEPS[0] else ""
@@ -82,7 +82,7 @@ class TrackBench:
 
 
 def time_tracks(counts: Sequence[int], frames: int = 2000) -> TrackBench:
-    """Time the stages on `frames` frames with each of `counts` objects."""
+    """Time the stages on `frames` frames for each number of objects in `counts`."""
     costs = []
     for count in counts:
         times = _time(count, frames)
@@ -94,7 +94,7 @@ def time_tracks(counts: Sequence[int], frames: int = 2000) -> TrackBench:
 
 
 def _time(count: int, frames: int) -> NDArray[np.float64]:
-    """Milliseconds of CPU, (4, frames): of each of `_STEPS`, on the same boxes."""
+    """Return CPU milliseconds (4, frames) of each of `_STEPS` on the same boxes."""
     tracker = Tracker(TrackerSettings(high=0.5, new=0.5, low=0.0))
     tracks = TrackStage()
     zones = AnalyzeStage(AnalyticsSettings.model_validate({"zones": _ZONES, "lines": _LINES}))
@@ -126,7 +126,7 @@ def _time(count: int, frames: int) -> NDArray[np.float64]:
 
 
 def _walk(count: int, frames: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Boxes (n, 4) and scores (n,) of each frame."""
+    """Return boxes (n, 4) and scores (n,) for each frame."""
     dice = np.random.default_rng(0)
     half = np.array(_SIZE) / 2
     places = dice.uniform(half, 1 - half, (count, 2))

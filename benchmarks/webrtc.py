@@ -1,7 +1,7 @@
-"""`python -m benchmarks webrtc`: how old the frames of a WebRTC peer are when decoded, beside stock aiortc.
+"""`python -m benchmarks webrtc`: age of a WebRTC peer's frames at decoding, compared with stock aiortc.
 
-One sender in this process burns its clock into the frames and encodes them once; both receive them at the same time,
-over 127.0.0.1, so that the load of the machine is the same for both.
+One sender in this process burns its clock into the frames and encodes them once. Both receivers run at the same time
+over 127.0.0.1, so that the load of the machine is equal.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _ENCODERS = {
 
 @dataclass(slots=True, frozen=True)
 class WebRtcBench:
-    """Ages of decoded frames in milliseconds, the sender's encoding included.
+    """Ages of decoded frames in milliseconds, including the sender's encoding.
 
     Attributes:
-        codec, width, height, fps: what was sent.
-        frames, median_ms, p95_ms: of Saccade's receiver.
-        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: of `await track.recv()`.
+        codec, width, height, fps: format of the video.
+        frames, median_ms, p95_ms: results of Saccade's receiver.
+        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: results of `await track.recv()`.
     """
 
     codec: str
@@ -59,11 +59,11 @@ class WebRtcBench:
     aiortc_p95_ms: float
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Three lines for people."""
+        """Return a summary of three lines."""
         return (
             f"{self.codec} {self.width}x{self.height}, {self.fps} fps over 127.0.0.1\n"
             f"saccade  {self.frames:>5} frames, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"
@@ -73,10 +73,10 @@ class WebRtcBench:
 
 
 def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 480, fps: int = 30) -> WebRtcBench:
-    """Send for `seconds` and measure.
+    """Send video for `seconds` and measure.
 
     Raises:
-        SourceError: if there is no such codec, or too few frames came for a result.
+        SourceError: if the codec is unknown, or too few frames arrived.
     """
     if codec not in DECODERS:
         raise SourceError(f"codec must be {' or '.join(DECODERS)}, not {codec}")
@@ -101,7 +101,7 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
 
 
 class _Coded(VideoStreamTrack):
-    """A track of frames that are encoded already."""
+    """A track of already encoded frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Coded(VideoStreamTrack):
 
 
 async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: float, ages: list[float]) -> None:
-    """Send to our endpoint and to a stock receiver, which notes its ages."""
+    """Send to Saccade's endpoint and to a stock receiver, which records its ages."""
     senders = [RTCPeerConnection(RTCConfiguration(iceServers=[])) for _ in range(2)]
     receiver = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     tracks = [_Coded(), _Coded()]
@@ -149,7 +149,7 @@ async def _offer(connection: RTCPeerConnection, track: VideoStreamTrack, codec: 
 
 
 async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps: int, seconds: float) -> None:
-    """Draw an image with the time of day in it, encode it and give it to both tracks; `fps` times a second."""
+    """Draw an image with the time of day, encode it and send it on both tracks, `fps` times per second."""
     name, options = _ENCODERS[codec]
     encoder: Any = av.CodecContext.create(name, "w")
     encoder.width, encoder.height = size
@@ -171,7 +171,7 @@ async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps
 
 
 async def _watch_stock(track: Any, ages: list[float]) -> None:
-    """The loop that most programs use."""
+    """Receive frames with aiortc's usual loop."""
     try:
         while True:
             frame = await track.recv()
@@ -182,5 +182,5 @@ async def _watch_stock(track: Any, ages: list[float]) -> None:
 
 
 def _figures(ages: Sequence[float]) -> tuple[int, float, float]:
-    """How many, their median and 95th percentile."""
+    """Return the count, median and 95th percentile."""
     return len(ages), statistics.median(ages), float(np.percentile(ages, 95))

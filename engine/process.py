@@ -1,17 +1,17 @@
-"""What the engine changes for the whole process, all in one place. Knows no models.
+"""Process-wide settings that the engine changes.
 
-| what | when |
+| setting | when |
 |---|---|
 | `GOMP_SPINCOUNT` in the environment, see `limit_spinning` | `import saccade.engine`, before torch is loaded |
 | glibc's arenas and `MALLOC_ARENA_MAX`, see `limit_arenas` | `import saccade.engine`; the command line starts |
 | glibc's thresholds, see `keep_freed_memory` | an engine on a CPU is loaded |
 | `malloc_trim` once a minute, see `_give_back` | while an engine is open |
 | the filter of torch's `TracerWarning`, see `silence_tracer` | an engine on a CPU is loaded |
-| `gc.freeze`, see `shorten_collections` | an application asks for it; the engine never does |
-| `gc.unfreeze` | the last engine closes, where an application has frozen a model |
+| `gc.freeze`, see `shorten_collections` | only on request of an application |
+| `gc.unfreeze` | the last engine closes, if an application has frozen a model |
 
-Threads that the engine starts are daemons named `saccade-…`. Torch's number of threads stays as it is: `cpu.threads`
-sets OpenMP's for the engine's own threads only.
+The engine's threads are daemons named `saccade-…`. Torch's thread count is unchanged: `cpu.threads` sets OpenMP's count
+for the engine's own threads only.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def engine_closed() -> None:
 
 
 def shorten_collections(*, model: bool = False) -> None:
-    """Leave what is loaded by now out of Python's garbage collections; to be called before the first model is loaded.
+    """Exclude all loaded objects from garbage collection; call before the first model is loaded.
 
-    Torch and all else that is imported are 240,000 objects, which stay. To look through them stopped all threads for
-    190 ms, some seconds after the start: frames of 64 cameras that were under way missed their deadlines of 250 ms.
-    Without them it takes 9. What comes later, as a model, is collected as ever, so that one that is dropped is freed.
+    Torch and other imports have 240,000 permanent objects. A full collection stopped all threads for 190 ms, and frames
+    of 64 cameras missed their deadlines of 250 ms; without these objects it takes 9 ms. Later objects, such as models,
+    are collected as usual.
 
     Args:
-        model: leave out a model, too, and what came with it, to be called where it stays for the life of the process:
-            on an H200, with the compiler of its kernels, that made it 165 ms again.
+        model: also exclude loaded models; use this if a model stays for the life of the process. On an H200, the model
+            and the kernel compiler made a collection take 165 ms again.
     """
     global _frozen_model
     if model:
@@ -133,16 +133,14 @@ def _glibc(name: str) -> Callable[..., int] | None:
 
 
 def limit_spinning() -> bool:
-    """Let threads that wait for each other sleep after some 0.4 ms, not 5; to be called before torch is loaded.
+    """Let waiting OpenMP threads sleep after about 0.4 ms instead of 5; call before torch is loaded.
 
-    Only so can an operation be shared by as many threads as there are CPUs, see `cpu.threads.step_threads`: one that is
-    displaced keeps the others from working, but no more than these keep it. Nano on two quiet CPUs, median and p99 of
-    an image: one thread 33.3 and 46.6 ms, two that spin 40 µs 29.9 and 45.3, 0.4 ms 27.7 and 35.8, 20 ms 28.6 and 43.5.
-    On two CPUs that others loaded six times two threads are slower the longer they spin (`ImageThreads` does not stay
-    with them): the tower took 25 ms on one, on two 80 with 20 µs and 360 with 0.2 ms.
+    Spinning for 0.4 ms allows one thread per CPU, see `cpu.threads.step_threads`: a preempted thread delays the others
+    only briefly. nano on two idle CPUs, median and p99 per image: one thread 33.3 and 46.6 ms; two threads 29.9 and
+    45.3 with 40 µs of spinning, 27.7 and 35.8 with 0.4 ms, 28.6 and 43.5 with 20 ms.
 
     Returns:
-        Whether they do. Not where torch is loaded already, OpenMP is another than libgomp, or the user has set how.
+        Whether the limit applies: False if torch is already loaded, OpenMP is not libgomp, or the user has set a limit.
     """
     ours = os.environ.get(_SET_BY[0]) == str(_SPINS)
     if ours or sys.platform != "linux" or "torch" in sys.modules or any(name in os.environ for name in _SET_BY):

@@ -1,1 +1,1 @@
-"""Training of the embedded model: data, augmentation, losses, the loop. Nothing of it is imported when a model runs."""
+"""Training of the embedded model nano: data, augmentation, losses and training loop; not used at run time."""

@@ -1,8 +1,8 @@
-"""From what the detector found to what the text decoder should answer, and the losses of its answers.
+"""Training targets and losses of the text decoder's answers, from the detector's detections.
 
-A prompt is one class, as `detect` or `point`. The answer goes through the finds of that class, surest first, and says
-each box as it was found; the chance of beginning it is learned as the chance that it is right. So an answer's scores
-are its precision, at any threshold, and copying needs no labels. Knows nothing of images or optimisation.
+A prompt is one class, as `detect` or `point`. The answer lists the detections of that class, best first, and copies
+each box. The probability of starting an object is trained to be the probability that it is correct, so scores are
+calibrated. Copying needs no labels.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _PROMOTED = 0.45  # of the detector: a doubtful box that it finds this surely is
 
 @dataclass(slots=True)
 class Answers:
-    """P prompts on each of B views, answers of at most O finds.
+    """P prompts on each of B views, with answers of at most O detections.
 
     Attributes:
-        classes: (B, P) int64 class asked for.
+        classes: (B, P) int64 class of each prompt.
         points: (B, P) bool, True for a point prompt.
-        boxes: (B, P, O, 4) cx cy w h, in the order of the finds.
+        boxes: (B, P, O, 4) cx cy w h, in the order of the detections.
         count: (B, P) int64 boxes of each answer.
-        right: (B, P, O) float, the wanted chance of beginning each.
-        weight: (B, P, O) float, how much that teaches; 0 where nobody knows.
+        right: (B, P, O) float, target probability of starting each object.
+        weight: (B, P, O) float, loss weight; 0 if the label is unknown.
     """
 
     classes: torch.Tensor
@@ -52,7 +52,7 @@ class Answers:
 
 
 def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Tensor:
-    """(classes, classes) bool, True where two classes are easily taken for each other."""
+    """Return (classes, classes) bool, True for pairs of classes that are easily confused."""
     table = torch.zeros(len(classes), len(classes), dtype=torch.bool)
     for group in _GROUPS:
         members = torch.tensor([classes.index(name) for name in group if name in classes], dtype=torch.int64)
@@ -61,7 +61,7 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
 
 
 def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether each find is right (B, K) float, and how much that is worth (B, K) float."""
+    """Return the correctness of each detection (B, K) float, and its loss weight (B, K) float."""
     centre, size = batch.boxes[..., :2], batch.boxes[..., 2:]
     low, high = centre - size / 2, centre + size / 2
     truth = torch.cat([low, high], dim=-1).unsqueeze(1)
@@ -93,14 +93,14 @@ def choose(
     n_objects: int,
     judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
-    """Draw prompts: of classes that are there, of such as the detector takes to be there, and at least one that is not.
+    """Draw prompts: classes in the view, classes that the detector confuses with them, and at least one absent class.
 
     Args:
-        finds: what the detector found in B views.
+        finds: detections in B views.
         batch: the views.
         similar: from `similar_classes`.
-        n_prompts: prompts a view.
-        n_objects: longest answer.
+        n_prompts: prompts per view.
+        n_objects: maximum length of an answer.
         judged: from `judge`.
     """
     n_classes, device = len(similar), similar.device
@@ -139,7 +139,7 @@ def choose(
 
 
 def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
-    """(S, S) bool for one sequence [prefix, prompt 1, …]: each prompt sees the prefix and its own past only."""
+    """Return the mask (S, S) bool for [prefix, prompt 1, …]: each prompt sees the prefix and its own past."""
     total = prefix + prompts * length
     group = torch.full((total,), -1)
     group[prefix:] = torch.arange(prompts).repeat_interleave(length)
@@ -149,7 +149,7 @@ def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
 
 
 class Answerer(nn.Module):
-    """The decoder's training forward: image tokens, prompts and their answers in, hidden states of the answers out."""
+    """Training forward pass of the decoder: maps image tokens, prompts and answers to hidden states."""
 
     def __init__(self, model: Moondream, n_prompts: int, n_objects: int) -> None:
         super().__init__()
@@ -171,16 +171,16 @@ class Answerer(nn.Module):
     def forward(
         self, tokens: torch.Tensor, class_ids: torch.Tensor, points: torch.Tensor, boxes: torch.Tensor
     ) -> torch.Tensor:
-        """Run the decoder with the answers given.
+        """Run the decoder with teacher forcing.
 
         Args:
             tokens: (B, n_tokens, dim) image tokens.
-            class_ids: (B, P) int64 token ids of the class names.
-            points: (B, P) bool.
-            boxes: (B, P, O, 4) answers as the model would have read them back.
+            class_ids: (B, P) int64 token IDs of the class names.
+            points: (B, P) bool, True for a point prompt.
+            boxes: (B, P, O, 4) answers as the model would read them back.
 
         Returns:
-            (B, P, 3 O, dim): what the model knows when it must choose each next thing.
+            (B, P, 3 O, dim) hidden states before each choice.
         """
         model, (b, p) = self.model, class_ids.shape
         bos = model.text.embed(torch.full((b, 1), model.config.tokenizer.bos_id, device=tokens.device))
@@ -200,13 +200,13 @@ class Answerer(nn.Module):
         return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Kind (0 begin and x, 1 y, 2 size) and object of each step, both (B, P, 3 O)."""
+        """Return the kind (0 start and x, 1 y, 2 size) and object index of each step, both (B, P, 3 O)."""
         flag = points.long()
         return self.kinds[flag], self.objects[flag]  # type: ignore[index]
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Answers (…, 4) as the model reads them back: in bins, and off by `noise` of their size, as its own may be."""
+    """Return answers (…, 4) rounded to bins, with noise relative to their size."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)
@@ -215,13 +215,13 @@ def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
 
 
 def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, room: int) -> dict[str, torch.Tensor]:
-    """Mean loss of each kind of choice: begin (or stop), x, y, w, h; "off" is the part of x's that miss by two bins.
+    """Return the mean loss per kind of choice: start (or stop), x, y, w, h; "off": fraction of x two bins off.
 
     Args:
-        answerer: what produced `hidden`.
+        answerer: the module that produced `hidden`.
         hidden: (B, P, 3 O, dim).
-        answers: what was asked, with exact answers.
-        room: most choices of one kind that are scored; keeps shapes fixed.
+        answers: prompts with exact answers.
+        room: maximum number of scored choices per kind, which keeps shapes fixed.
     """
     model = answerer.model
     kind, which = answerer.steps(answers.points)
@@ -263,7 +263,7 @@ def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, ro
 
 
 def _soft_loss(scores: torch.Tensor, target: torch.Tensor, blur: float) -> torch.Tensor:
-    """Divergence from a Gaussian over the bins around `target`, (N, bins) and (N,) to (N,); 0 is perfect."""
+    """Return the divergence (N,) of scores (N, bins) from a Gaussian around `target` (N,); 0 is perfect."""
     bins = torch.arange(scores.shape[1], device=scores.device)
     wanted = torch.softmax(-0.5 * ((bins - target.unsqueeze(1)) / blur) ** 2, dim=1)
     return (wanted * (wanted.clamp(min=1e-9).log() - torch.log_softmax(scores, dim=1))).sum(1)

@@ -1,7 +1,4 @@
-"""Random views of images and their boxes, made on the GPU for a whole batch at once.
-
-Knows nothing of prompts or losses. Every function is plain tensor work without a loop over images.
-"""
+"""Random augmentation of images and boxes on the GPU, for a whole batch at once without loops over images."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ _FAR = 1.0, 2.0  # sides of a far view's windows, in those of an image
 
 @dataclass(slots=True)
 class Batch:
-    """B views.
+    """B augmented views.
 
     Attributes:
         images: (B, 3, size, size) in -1..1.
         boxes: (B, M, 4) float32 cx cy w h as fractions of the view.
-        labels: (B, M) int64 class ids, -1 where there is no box.
+        labels: (B, M) int64 class IDs, -1 for padding.
         sure: (B, M) bool, False for ignore regions.
-        unknown: (B, classes) bool, True where nothing may be learned about the class.
+        unknown: (B, classes) bool, True if the class is not labelled in the view.
     """
 
     images: torch.Tensor
@@ -40,15 +37,15 @@ class Batch:
 def make_batch(
     split: Split, index: torch.Tensor, size: tuple[int, int], mosaic: float, keep: int = 48, far: float = 0.0
 ) -> Batch:
-    """Make a batch of random views.
+    """Create a batch of random views.
 
     Args:
         split: images on the GPU.
-        index: (B,) int64 images to view.
+        index: (B,) int64 indices of the images.
         size: height and width of a view in pixels, even.
-        mosaic: part of the batch, 0 to 1, that shows four images in a 2×2 grid; the other three are drawn at random.
-        keep: boxes kept of one view, the largest ones.
-        far: part of the batch likewise, in which each of the four is shrunk once more, down to a quarter of the view.
+        mosaic: fraction of the batch, 0 to 1, that shows four images in a 2×2 grid; the other three are random.
+        keep: maximum boxes per view; the largest are kept.
+        far: fraction of the batch whose four images are shrunk further, down to a quarter of the view.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
     parts = []
@@ -83,7 +80,7 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def _view(
     split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float
 ) -> Batch:
-    """A random window of each image, mirrored half of the time; a part `identity` is shown whole, as at run time."""
+    """Return a random crop of each image, mirrored half of the time; a fraction `identity` shows the whole image."""
     device = index.device
     one = torch.ones(len(index), device=device)
     scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
@@ -122,9 +119,10 @@ def _sample(
     mirror: torch.Tensor,
     finer: int,
 ) -> torch.Tensor:
-    """Read the windows; those of fewer pixels than the pack has at twice the size, times `finer`, and average that:
-    close to the area filter that the run-time resize has.
-    """  # noqa: D205
+    """Sample the windows; windows smaller than the source are sampled at a multiple of the size and averaged.
+
+    The result is close to the area filter of the run-time resize.
+    """
     height, width = size
     more = finer * (2 if width < SIDE * 0.75 else 1)
     device = index.device
@@ -140,7 +138,7 @@ def _sample(
 
 
 def _join(cells: Batch, n: int) -> Batch:
-    """Put every four views into one, 2×2. A class doubtful in one cell is doubtful in the whole."""
+    """Combine every four views into one 2×2 view; classes unknown in one view are unknown in the result."""
     height, width = cells.images.shape[2:]
     grid = cells.images.view(n, 2, 2, 3, height, width).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 2 * height, 2 * width)
     corner = torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [0.5, 0.5]], device=grid.device)
@@ -153,7 +151,7 @@ def _join(cells: Batch, n: int) -> Batch:
 
 
 def _recolour(images: torch.Tensor) -> torch.Tensor:
-    """Brightness, contrast, saturation, white balance, blur, grey and noise, each in a part of the views."""
+    """Vary brightness, contrast, saturation, white balance, blur, grey and noise, each in a fraction of the views."""
     n = len(images)
 
     def chance(p: float) -> torch.Tensor:
@@ -176,7 +174,7 @@ def _recolour(images: torch.Tensor) -> torch.Tensor:
 
 
 def _cover(images: torch.Tensor) -> torch.Tensor:
-    """Cover a rectangle of up to a quarter of each side with grey or noise, in 40 % of the views."""
+    """Cover a rectangle of up to a quarter of each side with grey or noise in 40 % of the views."""
     n, _, height, width = images.shape
     side = torch.rand(n, 2, device=images.device) * 0.2 + 0.05
     corner = torch.rand(n, 2, device=images.device) * (1 - side)

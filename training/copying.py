@@ -1,15 +1,15 @@
-"""Where the text decoder begins to learn: as one that looks up what it is asked for, and says it.
+"""Initial weights of the text decoder that copy detections from image tokens to the answer.
 
-A decoder begun at random has to find out first that answers are copied from tokens. The weights set here do so from the
-start, in a way that a few attention heads can:
+A randomly initialized decoder must first learn that answers are copied. These weights implement copying with a few
+attention heads:
 
-    block 0, head 0   what ends the prompt looks one back, at the word of the class
-    block 1, head 0   after a size: the token before which a find of that size came, and its x
+    block 0, head 0   the end of the prompt attends to the previous token: the class name
+    block 1, head 0   after a size: the token before a detection of that size, and its x
              head 1   after an x: the token with that x, and its y
              head 2   after a y: the token with that y, and its width and height
     block 2, head 0   after the prompt: the first token of the class, and its x
 
-All of it is learned further. Needs 192 wide blocks, 3 heads, no inner layers in the region heads.
+All weights are trained further. The model needs a width of 192, 3 heads, and region heads without hidden layers.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _WORD, _STATED_WIDTH, _STATED_HEIGHT, _STATED_PLACE, _SAY = _BEFORE_W, _X, _Y, _
 
 @torch.no_grad()
 def wire(model: Moondream, words: torch.Tensor) -> None:
-    """Set a fresh model's weights.
+    """Set the weights of a new model.
 
     Args:
-        model: its tower is a detector; what the tower's detector holds is left alone.
-        words: (classes,) int64 token ids of the classes' names.
+        model: a model with a detector as vision encoder; the detector is not changed.
+        words: (classes,) int64 token IDs of the class names.
     """
     tower, text, region = model.vision, model.text, model.region
     assert isinstance(tower, DetectorTower)
@@ -98,7 +98,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
 
 
 def _embed_answers(model: Moondream) -> None:
-    """What was stated last, as the tokens of the image hold it."""
+    """Encode the last output value in the same format as the image tokens."""
     region = model.region
     half = region.config.coord_feat_dim // 2
     nn.init.normal_(region.coord_features, std=6.0)
@@ -122,13 +122,13 @@ def _embed_answers(model: Moondream) -> None:
 
 
 def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
-    """Where a value's first octaves are."""
+    """Return the positions of a value's first octaves."""
     at = torch.arange(octaves)
     return torch.cat([start + at, start + OCTAVES + at])
 
 
 def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
-    """Head 0 sees what is one position back, and takes along what it holds at `places`."""
+    """Let head 0 attend to the previous position and copy its values at `places`."""
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -141,7 +141,7 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 
 
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
-    """A head sees tokens that hold at `held` what is at `asked` here, wherever they are."""
+    """Let a head attend to tokens whose values at `held` equal the current values at `asked`."""
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
     for first, places in ((start, asked), (config.dim + start, held)):
@@ -151,7 +151,7 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """A head takes what it sees at `found` to `stated`."""
+    """Let a head copy values from `found` of the attended token to `stated`."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start
@@ -164,7 +164,7 @@ def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor,
 
 
 def _read_out(decoder: nn.Module, places: list[int], steps: float) -> None:
-    """Bins whose cosines and sines are those at `places`."""
+    """Set bin logits from the cosines and sines at `places`."""
     assert isinstance(decoder, nn.Linear)
     bins = decoder.out_features // len(places)
     turns = (torch.arange(bins) / steps).unsqueeze(1) * 2.0 ** torch.arange(OCTAVES) * math.pi

@@ -1,6 +1,6 @@
-"""The detection data pack as tensors: every image and label of a split in one place, ready for a GPU.
+"""Detection data pack as tensors: all images and labels of a split, ready for a GPU.
 
-A pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`. Knows nothing of models or losses.
+A pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ SLOTS = 48  # most boxes kept of one image; the largest win (99.7 % of the image
 
 
 class PackError(ValueError):
-    """A folder that is not a data pack."""
+    """A folder is not a valid data pack."""
 
 
 @dataclass(slots=True)
 class Split:
-    """One split of a pack, N images.
+    """One split of a pack with N images.
 
     Attributes:
-        classes: class names; a class id is an index into it.
-        images: (N, 3, SIDE, SIDE) uint8, each image in the upper left corner, the rest grey.
-        sizes: (N, 2) float32, width and height of the image within SIDE × SIDE, as fractions of SIDE.
-        boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the image; zeros where there is none.
-        labels: (N, SLOTS) int64 class ids, -1 where there is no box.
+        classes: class names; a class ID is an index.
+        images: (N, 3, SIDE, SIDE) uint8, each image in the upper left corner, padded with grey.
+        sizes: (N, 2) float32, width and height of the image as fractions of SIDE.
+        boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the image; zeros for padding.
+        labels: (N, SLOTS) int64 class IDs, -1 for padding.
         sure: (N, SLOTS) bool, False for doubtful boxes (ignore regions).
-        unknown: (N, classes) bool, True where nothing may be learned about the class.
+        unknown: (N, classes) bool, True if the class is not labelled in the image.
     """
 
     classes: tuple[str, ...]
@@ -50,13 +50,13 @@ class Split:
     unknown: torch.Tensor
 
     def to(self, device: torch.device) -> Split:
-        """The same split on `device`."""
+        """Return the split on `device`."""
         tensors = (self.images, self.sizes, self.boxes, self.labels, self.sure, self.unknown)
         return Split(self.classes, *(tensor.to(device) for tensor in tensors))
 
 
 def read_classes(folder: Path) -> tuple[str, ...]:
-    """Class names of a pack.
+    """Return the class names of a pack.
 
     Raises:
         PackError: if the folder is not a pack.
@@ -68,10 +68,10 @@ def read_classes(folder: Path) -> tuple[str, ...]:
 
 
 def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
-    """The label records of one split, as stored.
+    """Return the label records of a split as stored.
 
     Raises:
-        PackError: if the folder is not a pack, or has no such split.
+        PackError: if the folder is not a pack or has no such split.
     """
     path = folder / "labels.jsonl.gz"
     if not path.is_file():
@@ -89,10 +89,10 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]:
-    """The encoded images of the given records by their id.
+    """Return the encoded images of the given records by ID.
 
     Raises:
-        PackError: if a tar or an image is missing.
+        PackError: if a tar file or an image is missing.
     """
     wanted: dict[str, set[str]] = {}
     for record in records:
@@ -116,7 +116,7 @@ def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]
 
 
 def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
-    """Decode one of the images that `read_images` gave, as RGB.
+    """Decode an image from `read_images` as RGB.
 
     Raises:
         PackError: if it is damaged.
@@ -128,7 +128,7 @@ def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
 
 
 def load_split(folder: Path, split: str, workers: int, limit: int | None = None) -> Split:
-    """Read and decode one split, or its first `limit` images, with `workers` threads.
+    """Read and decode a split, or its first `limit` images, with `workers` threads.
 
     Raises:
         PackError: if the folder is not a complete pack.

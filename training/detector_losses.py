@@ -1,7 +1,6 @@
-"""What teaches the detector in the tower: the pack's boxes, and beside them the start that it came from.
+"""Losses of the detector: labels of the data pack, and distillation from the COCO model that it starts from.
 
-The start's own class evidence is the target wherever the pack says nothing surer, so that what COCO has taught is not
-forgotten while the pack teaches. Knows nothing of prompts or optimisation.
+The start model's class scores are the target if the pack has no label, so that COCO knowledge is kept.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _LEAST = 0.3  # weight of a positive whose box is still wrong: a class that the 
 
 @dataclass(slots=True)
 class Assigned:
-    """Which labelled box each of P places learns; N views.
+    """Assignment of labelled boxes to P places in N views.
 
     Attributes:
         positive: (N, P) bool.
         box: (N, P) int64 index of the labelled box.
-        quality: (N, P) float32 IoU that its score is to say, 0 where not positive.
+        quality: (N, P) float32 target IoU score, 0 if not positive.
     """
 
     positive: torch.Tensor
@@ -39,14 +38,14 @@ class Assigned:
 def detector_losses(
     seen: Evidence, start: Evidence, batch: Batch, part_class: int, known: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Losses of classes, boxes, and of boxes against the start's.
+    """Return the losses of classes, of boxes, and of boxes against the start model.
 
     Args:
-        seen: what the detector says of N views.
-        start: what the start says of them.
+        seen: detector output for N views.
+        start: output of the start model.
         batch: the views.
-        part_class: the class that has boxes of its own.
-        known: (classes,) bool, True for classes that the start knows.
+        part_class: class with separate boxes.
+        known: (classes,) bool, True for classes of the start model.
     """
     height, width = batch.images.shape[2:]
     centres, strides = places(height, width, batch.images.device)
@@ -116,17 +115,17 @@ def assign(
     centres: torch.Tensor,
     strides: torch.Tensor,
 ) -> Assigned:
-    """Give each labelled box the places that say it best already (Feng et al. 2021, arXiv:2108.07755).
+    """Assign each labelled box to the places that already predict it best (Feng et al. 2021, arXiv:2108.07755).
 
-    A prior of place and stride decides as long as no place says it well.
+    A prior of place and stride decides if no place predicts it well.
 
     Args:
-        boxes: (N, P, 4) pixels, as the detector says them.
+        boxes: (N, P, 4) predicted boxes in pixels.
         scores: (N, P, classes).
-        truth: (N, M, 4) pixels.
+        truth: (N, M, 4) labelled boxes in pixels.
         labels: (N, M) int64.
-        usable: (N, M) bool, whether a labelled box is learned.
-        centres: (P, 2) pixels.
+        usable: (N, M) bool, whether a labelled box is used.
+        centres: (P, 2) in pixels.
         strides: (P,).
     """
     overlap = iou(truth.unsqueeze(2), boxes.unsqueeze(1))  # (N, M, P)
@@ -151,14 +150,14 @@ def assign(
 
 
 def iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of boxes (..., 4) x1 y1 x2 y2, broadcast."""
+    """Return the intersection over union of boxes (..., 4) x1 y1 x2 y2, broadcast."""
     shared = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     areas = (a[..., 2:] - a[..., :2]).clamp(min=0).prod(-1) + (b[..., 2:] - b[..., :2]).clamp(min=0).prod(-1)
     return shared / (areas - shared).clamp(min=1e-9)
 
 
 def generalised_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """IoU less the part of the common hull that neither box covers (Rezatofighi et al. 2019, arXiv:1902.09630)."""
+    """Return the generalized IoU of boxes (Rezatofighi et al. 2019, arXiv:1902.09630)."""
     shared = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     areas = (a[..., 2:] - a[..., :2]).clamp(min=0).prod(-1) + (b[..., 2:] - b[..., :2]).clamp(min=0).prod(-1)
     union = (areas - shared).clamp(min=1e-6)
@@ -167,7 +166,7 @@ def generalised_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _bins_loss(group: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of the two bins around each distance (Li et al. 2020, arXiv:2006.04388), mean over the sides."""
+    """Return the mean cross-entropy of the two bins around each distance (Li et al. 2020, arXiv:2006.04388)."""
     logs = group.unflatten(-1, (4, BINS)).log_softmax(-1)
     reach = reach.clamp(0, BINS - 1 - 1e-3)
     low = reach.long()

@@ -1,4 +1,4 @@
-"""The tower's COCO start: PP-PicoDet-S from plain tensors under its graph's names, as `PicoDet`'s weights.
+"""Convert published PP-PicoDet-S tensors to `PicoDet` weights, the COCO start of the vision encoder.
 
     python -m training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
@@ -48,12 +48,12 @@ _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: int) -> dict[str, torch.Tensor]:
-    """The state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
+    """Return the state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
 
-    Classes that COCO lacks start as COCO's person, a little less sure; so do all boxes of a place.
+    Classes missing in COCO start as COCO's person with a slightly lower score; all boxes of a place start equal.
 
     Raises:
-        ValueError: naming the first tensor that is missing, has no place, or is of another shape.
+        ValueError: names the first tensor that is missing, unknown or of another shape.
     """
     state: dict[str, torch.Tensor] = {}
     for name, tensor in start.items():

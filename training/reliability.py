@@ -1,10 +1,9 @@
-"""What a score means: the part of the answers of each score that are right, for whole images and for windows.
+"""Calibration of scores: the fraction of correct answers at each score, for whole images and for windows.
 
     python -m training.reliability PACK --svg reliability-windows.svg
 
-Each image of the pack is looked at three times: by itself; shrunk and somewhere in a Full HD frame, by a glance at the
-whole frame; and there with one window at native resolution, glance and window fused as `saccade run --saccades` has
-them. Scores are calibrated where the line is the diagonal.
+Each image of the pack is used three times: alone; shrunk inside a Full HD frame; and inside the frame with one window
+at native resolution, merged as in `saccade run --saccades`. Calibrated scores lie on the diagonal.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Counted:
-    """Answers of one way to look, by score: how many, how many of them right, and the sum of their scores."""
+    """Answers of one method by score: count, number of correct ones, and sum of scores."""
 
     answers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
@@ -52,14 +51,14 @@ class Counted:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: mean distance of a bin's score and its part that is right, by answers."""
+        """Expected calibration error: mean distance between score and accuracy per bin, weighted by answers."""
         known = self.answers > 0
         apart = np.abs(self.right[known] - self.scores[known])
         return float(apart.sum() / max(1, self.answers.sum()))
 
 
 def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> list[tuple[float, bool]]:
-    """Score and rightness of each answer that counts, the surest first; what lies on a doubtful box does not count."""
+    """Return score and correctness of each answer, best first; answers on doubtful boxes are skipped."""
     left, judged = list(sure), []
     for one in sorted(found, key=lambda box: -box.score):
         box = (one.x1, one.y1, one.x2, one.y2)
@@ -73,14 +72,14 @@ def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> 
 
 
 def _shared(a: Rect, b: Rect) -> tuple[float, float]:
-    """The part of `a` that is in `b`, and their intersection over union."""
+    """Return the fraction of `a` inside `b`, and their intersection over union."""
     inner = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     first, second = (a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1])
     return inner / max(1e-12, first), inner / max(1e-12, first + second - inner)
 
 
 def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[str] = CLASSES) -> dict[str, Counted]:
-    """Look at the images of `val` in each way, and count the answers.
+    """Run each method on the `val` images and count the answers.
 
     Raises:
         PackError: if the folder is not a data pack.
@@ -119,7 +118,7 @@ def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[s
 
 
 def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.random.Generator) -> tuple[int, int]:
-    """Where a window begins that shows a rectangle somewhere in it, within the frame and not at its edges."""
+    """Return the position of a window that contains a rectangle at a random place, inside the frame."""
     begins = []
     for at, long, window, most in zip(shown[:2], shown[2:], size, _FRAME, strict=True):
         rim = min(0.05 * window, (window - long) / 2)
@@ -129,13 +128,13 @@ def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.ra
 
 
 def _placed(box: Sequence[float], at: Rect) -> Rect:
-    """A box of an image that lies at x, y, width and height of a frame, all in fractions."""
+    """Convert a box of an image to the frame that contains the image at `at` (x, y, width, height), in fractions."""
     x1, y1, x2, y2 = box[:4]
     return at[0] + x1 * at[2], at[1] + y1 * at[3], at[0] + x2 * at[2], at[1] + y2 * at[3]
 
 
 def table_of(counted: dict[str, Counted]) -> str:
-    """The part that is right of each score, and in brackets how many answers there were."""
+    """Return a table of accuracy by score, with the number of answers in brackets."""
     names = [f"–{high:g}" for high in BINS[1:]]
     lines = [f"{'score':<18}" + "".join(f"{name:>12}" for name in names) + f"{'error':>8}"]
     for way, one in counted.items():
@@ -145,7 +144,7 @@ def table_of(counted: dict[str, Counted]) -> str:
 
 
 def drawing_of(counted: dict[str, Counted]) -> str:
-    """The same as an SVG."""
+    """Return the calibration plot as SVG."""
 
     def at(x: float, y: float) -> tuple[float, float]:
         return 50 + 300 * x, 320 - 300 * y
@@ -178,7 +177,7 @@ def drawing_of(counted: dict[str, Counted]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns its exit status."""
+    """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.reliability", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="folder of a labelled data pack")
     parser.add_argument("--limit", type=int, help="only the first so many images")

@@ -1,9 +1,8 @@
-"""Score a model on a labelled data pack: AP, precision, recall and empty answers, class by class.
+"""Score a model on a labelled data pack: AP, precision, recall and empty answers per class.
 
     python -m training.score PACK --model OUT
 
-Labels are read as the pack means them: `unknown` (class, image) pairs are left out, `maybe` boxes are regions where
-neither a find nor a miss counts. Needs pycocotools.
+Pairs of class and image marked `unknown` are skipped; `maybe` boxes are ignore regions. pycocotools is needed.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ AHEAD = 4  # images that are asked about while one is waited for
 
 @dataclass(slots=True, frozen=True)
 class ClassScore:
-    """One class on one split. Rates are 0 to 1, or None where there is nothing to divide by.
+    """Scores of one class on one split. Rates are 0 to 1, or None if undefined.
 
     Attributes:
         name: the class.
-        boxes: labelled boxes that count.
-        images: images on which the class was asked for.
+        boxes: number of labelled boxes.
+        images: number of images on which the class was requested.
         ap50: average precision at IoU 0.5 (COCO's 101-point interpolation).
-        ap: mean of it over IoU 0.50:0.95.
-        precision: part of the boxes found at conf 0.5 that are right (IoU 0.5).
-        recall: part of the labelled boxes found at conf 0.5.
-        empty: part of the images without the class on which nothing is found at conf 0.5.
+        ap: mean average precision over IoU 0.50:0.95.
+        precision: precision at conf 0.5 and IoU 0.5.
+        recall: recall at conf 0.5.
+        empty: fraction of images without the class on which nothing is detected at conf 0.5.
     """
 
     name: str
@@ -62,7 +61,7 @@ class ClassScore:
 
 @dataclass(slots=True, frozen=True)
 class Evaluation:
-    """All classes, and the means over those that have labelled boxes; `empty` is over all absent pairs together."""
+    """Scores of all classes, and means over classes with labelled boxes; `empty` covers all absent pairs."""
 
     classes: tuple[ClassScore, ...]
     images: int
@@ -71,13 +70,13 @@ class Evaluation:
     empty: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(slots=True, frozen=True)
 class _Sheet:
-    """Labels and finds of one class on one image: boxes x1 y1 x2 y2 in pixels."""
+    """Labels and detections of one class on one image: boxes x1 y1 x2 y2 in pixels."""
 
     sure: list[list[float]]
     maybe: list[list[float]]
@@ -97,12 +96,12 @@ def evaluate(
     """Run the engine on a split of a data pack and score it.
 
     Args:
-        engine: the model under test; each class of the pack that it knows is asked for on every image.
+        engine: the engine; each class of the pack that its model knows is requested on every image.
         folder: data pack (classes.txt, labels.jsonl.gz, images-NN.tar).
         split: 'train', 'val', …
-        limit: only the first so many images.
-        progress: called with (done, all) after each image.
-        tiles: as for `Engine.submit`.
+        limit: maximum number of images.
+        progress: called with (done, total) after each image.
+        tiles: see `Engine.submit`.
 
     Raises:
         EngineError: if the folder is not a data pack, or pycocotools is missing.
@@ -174,7 +173,7 @@ def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
 
 
 def _match(sheets: Sequence[_Sheet]) -> Any:
-    """COCO's matching of one class; doubtful boxes are crowd regions, which swallow finds and cannot be missed."""
+    """Match one class as in COCO; doubtful boxes are crowd regions."""
     coco_api, coco_eval = _coco()
     labels: list[dict[str, Any]] = []
     finds: list[dict[str, Any]] = []
@@ -228,7 +227,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def table_of(scores: Evaluation) -> str:
-    """The scores of every class, and the means, in percent."""
+    """Return a table of the scores of every class and the means, in percent."""
 
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f}"
@@ -246,7 +245,7 @@ def table_of(scores: Evaluation) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns its exit status."""
+    """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.score", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="folder of a labelled data pack")
     parser.add_argument("--split", default="val", help="part of the pack to use (default: val)")

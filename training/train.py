@@ -1,8 +1,8 @@
-"""Train nano on a data pack: `python -m training.train --help`. One GPU, several under torchrun, a CPU.
+"""Train nano on a data pack: `python -m training.train --help`. Runs on one GPU, several with torchrun, or a CPU.
 
-Each step teaches the detector on a batch of views, and then the text decoder, in several smaller steps, to answer from
-what the detector found in them. The schedule is in seconds, not steps: what is rented is time. A run that ends early
-leaves a checkpoint, and the next one goes on from it. Results and what was tried: training/README.md.
+Each step trains the detector on a batch of views, then the text decoder in several smaller steps to answer from the
+detections. The schedule is in seconds, because rented GPU time is limited. A run that ends early saves a checkpoint,
+and the next run continues from it. Results are in training/README.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """A model whose tower is the start, and the start itself."""
+    """Return a model with the start model as its detector, and the start model itself."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision
@@ -61,14 +61,14 @@ def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.
 
 
 def rate_at(progress: float, warm: float) -> float:
-    """Part of the peak learning rate at a part of the schedule: a line up until `warm`, half a cosine down to 2 %."""
+    """Return the learning rate factor at a fraction of the schedule: linear until `warm`, then cosine decay to 2 %."""
     if progress < warm:
         return progress / warm
     return 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - warm) / (1 - warm)))
 
 
 class Trainer:
-    """Everything one process needs: data on its GPU, model, optimisers, average of the weights."""
+    """State of one training process: data on its GPU, model, optimizers and averaged weights."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -127,22 +127,22 @@ class Trainer:
 
     @property
     def tower(self) -> DetectorTower:
-        """The model's tower."""
+        """Vision encoder of the model."""
         tower = self.answerer.model.vision
         assert isinstance(tower, DetectorTower)
         return tower
 
     def detector_rate(self, name: str) -> float:
-        """Peak rate of a parameter of the detector; 0 for the rest."""
+        """Return the peak learning rate of a detector parameter, or 0 for others."""
         rate = float(self.args.detector_rate)
         return rate * 4 if ".out." in name else rate * 2 if "heads." in name else rate
 
     def decoder_rate(self, name: str) -> float:
-        """Peak rate of a parameter outside the detector; 0 within."""
+        """Return the peak learning rate of a parameter outside the detector, or 0 inside."""
         return 0.0 if ".stem." in name else float(self.args.rate)
 
     def optimiser(self, module: nn.Module, rate: Any, decay: float) -> torch.optim.AdamW:
-        """AdamW with a group for each rate; norms, biases and embeddings do not decay."""
+        """Return AdamW with one group per learning rate; norms, biases and embeddings have no weight decay."""
         found: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
             bare = parameter.ndim < 2 or any(part in name for part in ("wte", "pos_emb", "_features", "label"))
@@ -156,16 +156,16 @@ class Trainer:
         return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=self.device.type == "cuda")
 
     def say(self, what: str) -> None:
-        """Print when a stage is over, in seconds from the start of the process."""
+        """Print the end of a stage with the seconds since the process started."""
         if self.rank == 0:
             print(f"{what} after {time.monotonic() - STARTED:.0f} s", flush=True)
 
     def autocast(self) -> torch.autocast:
-        """Matrix products in bfloat16 on a GPU."""
+        """Return a context for bfloat16 matrix multiplication on a GPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def batch(self, progress: float) -> Batch:
-        """Random views; of a part of the batches only landscape images, as wide views; a part is large."""
+        """Return random views; some batches have only landscape images in wide views, and some are large."""
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:
             size = round(size * LARGE / 32) * 32
@@ -181,7 +181,7 @@ class Trainer:
         return batch
 
     def train_step(self, progress: float) -> dict[str, torch.Tensor]:
-        """One step of the detector and several of the decoder, on random views."""
+        """Run one detector step and several decoder steps on random views."""
         batch = self.batch(progress)
         for optimiser in (self.detector_optimiser, self.decoder_optimiser):
             for group in optimiser.param_groups:
@@ -228,7 +228,7 @@ class Trainer:
         return losses
 
     def learn(self, losses: dict[str, torch.Tensor], optimiser: torch.optim.AdamW) -> None:
-        """One optimiser step on a weighted sum of losses."""
+        """Run one optimizer step on a weighted sum of losses."""
         total = torch.stack([WEIGHTS[name] * value for name, value in losses.items() if name in WEIGHTS]).sum()
         optimiser.zero_grad(set_to_none=True)
         total.backward()
@@ -239,7 +239,7 @@ class Trainer:
         optimiser.step()
 
     def run(self) -> None:
-        """Train until this run's or the whole schedule's time is over, then leave a checkpoint and the weights."""
+        """Train until the time of this run or of the schedule is over, then save a checkpoint and the weights."""
         args, offset = self.args, self.seconds
         self.shapes = torch.Generator().manual_seed(self.step)  # all processes draw the same shapes
         self.train_step(min(1.0, offset / args.budget))  # loads kernels, outside the schedule
@@ -280,12 +280,12 @@ class Trainer:
             dist.destroy_process_group()
 
     def synchronise(self) -> None:
-        """Wait until the GPU has done what it was given."""
+        """Wait until the GPU has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def save(self, folder: Path) -> None:
-        """Leave `model.safetensors` (averaged weights, float16) and the shards of a checkpoint."""
+        """Save `model.safetensors` (averaged weights, float16) and the checkpoint shards."""
         export(self.average.model, folder / "model.safetensors")
         optimisers = [self.detector_optimiser.state_dict(), self.decoder_optimiser.state_dict()]
         for optimiser in optimisers:
@@ -308,7 +308,7 @@ class Trainer:
             (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
 
     def restore(self) -> None:
-        """Take optimisers and clock from the checkpoint; the rates are those of this run."""
+        """Restore optimizers and clock from the checkpoint; learning rates are those of this run."""
         optimisers = (self.detector_optimiser, self.decoder_optimiser)
         for optimiser, held in zip(optimisers, self.state["optimisers"], strict=True):
             if len(optimiser.param_groups) != len(held["param_groups"]):
@@ -324,7 +324,7 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
-    """What `Trainer.save` left; of a model that is finished, its weights as the average."""
+    """Return the files of `Trainer.save`; for a finished model, its weights are the average."""
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}
     data = b"".join(path.read_bytes() for path in sorted(folder.glob("checkpoint.*")))
@@ -333,12 +333,12 @@ def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
 
 
 def floats(module: nn.Module) -> list[torch.Tensor]:
-    """All parameters and buffers that are numbers with a point."""
+    """Return all floating-point parameters and buffers."""
     return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
 
 
 def share_gradients(parameters: list[nn.Parameter], world: int) -> None:
-    """Average the gradients over all processes, as one message."""
+    """Average the gradients over all processes in one all-reduce."""
     grads = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([grad.flatten() for grad in grads])
     dist.all_reduce(flat)
@@ -348,7 +348,7 @@ def share_gradients(parameters: list[nn.Parameter], world: int) -> None:
 
 
 def balance(split: Split) -> torch.Tensor:
-    """How often to draw each image (N,): rare classes more."""
+    """Return sampling weights of images (N,) that favour rare classes."""
     present = torch.zeros(len(split.images), len(split.classes), device=split.images.device)
     present.scatter_reduce_(1, split.labels.clamp(min=0), split.sure.float(), "amax")
     share = present.mean(0).clamp(min=1e-4)
@@ -357,7 +357,7 @@ def balance(split: Split) -> torch.Tensor:
 
 
 def export(model: Moondream, path: Path) -> None:
-    """Write the weights that run: float16, published names."""
+    """Write the weights for inference: float16 with published names."""
     save_file({f"model.{name}": t.half().contiguous().cpu() for name, t in model.state_dict().items()}, path)
 
 

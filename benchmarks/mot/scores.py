@@ -1,4 +1,4 @@
-"""`python -m benchmarks mot`: tracks of sequences of the MOT Challenge, scored and written."""
+"""`python -m benchmarks mot`: track MOT Challenge sequences, score and write the tracks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _COLUMNS = ("MOTA", "IDF1", "HOTA", "ID switches", "misses", "false boxes", "tru
 
 @dataclass(slots=True, frozen=True)
 class Scores:
-    """The counts of each sequence, by its name."""
+    """Counts of each sequence by name."""
 
     counts: dict[str, Counts]
 
     def with_all(self) -> dict[str, Counts]:
-        """These, and those of all sequences as one if there are several."""
+        """Return the counts with an added total if there are several sequences."""
         if len(self.counts) == 1:
             return self.counts
         return {**self.counts, _ALL: sum(self.counts.values(), Counts())}
 
     def as_json(self) -> str:
-        """As JSON, scores from 0 to 1."""
+        """Return the scores, from 0 to 1, as JSON."""
         return json.dumps({name: counts.to_dict() for name, counts in self.with_all().items()}, indent=2)
 
     def as_text(self) -> str:
-        """As a table, scores in per cent."""
+        """Return a table of scores in percent."""
         wide = max(len(name) for name in self.with_all())
         lines = [" " * wide + "".join(f"{column:>{max(8, len(column) + 2)}}" for column in _COLUMNS)]
         for name, counts in self.with_all().items():
@@ -56,15 +56,15 @@ def evaluate(
     """Track and score every sequence in a folder.
 
     Args:
-        folder: of a sequence, or of folders of sequences.
-        settings: the model, and what it is asked for, where the boxes are its own.
+        folder: a sequence, or a folder of sequences.
+        settings: model and labels, if the model supplies the boxes.
         detections: `det` for the boxes in det/det.txt, or `model`.
-        every: use only every so manieth frame.
-        out: folder to write the tracks to, NAME.txt; None for none.
-        start: least score of a box that begins a track; None for BoT-SORT's 0.7, with 0.6 to be paired first.
+        every: use only every Nth frame.
+        out: folder for the tracks (NAME.txt), or None.
+        start: minimum score that starts a track; None uses BoT-SORT's 0.7, and 0.6 for the first association.
 
     Raises:
-        ConfigError: if a sequence or the choice of boxes cannot be used.
+        ConfigError: if a sequence or the choice of boxes is invalid.
         EngineError, SourceError: if the model or the frames cannot be used.
     """
     if detections not in ("det", "model"):
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _detect(sequences: list[Sequence], settings: RunConfig) -> list[Rows]:
-    """The model's own boxes."""
+    """Return the boxes that the model detects."""
     media = [sequence.media() for sequence in sequences]
     found = []
     with load_engine(settings) as engine:

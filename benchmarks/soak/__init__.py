@@ -1,1 +1,1 @@
-"""`python -m benchmarks soak`: whether a process that runs for a long time grows."""
+"""`python -m benchmarks soak`: memory growth of a long-running process."""

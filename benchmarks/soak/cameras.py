@@ -1,7 +1,7 @@
-"""Looped RTSP cameras with faults, a process: `python -m benchmarks.soak.cameras CLIP STREAMS FPS [SEED]`.
+"""RTSP server process with looped cameras and faults: `python -m benchmarks.soak.cameras CLIP STREAMS FPS [SEED]`.
 
-Prints its port; camera N is rtsp://127.0.0.1:PORT/N. Sends over TCP only. With a seed, cameras hang up, freeze, refuse
-connections, lose packets and change their frame size, each about once in three minutes.
+The process prints its port; camera N is rtsp://127.0.0.1:PORT/N over TCP. With a seed, cameras disconnect, freeze,
+refuse connections, lose packets and change their frame size, each about once in three minutes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SIZES = ((640, 360), (480, 270))
 
 
 def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
-    """The frames of a clip at a lower rate, as H.264 that begins with a key frame.
+    """Return the frames of a clip at a lower rate as H.264, starting with a key frame.
 
     Args:
         clip: video file.
-        fps: frames a second to take of it; its own rate if that is lower.
+        fps: frames per second, limited by the clip's own rate.
         size: width and height of the frames in pixels.
     """
     encoder = av.CodecContext.create("libx264", "w")
@@ -57,14 +57,14 @@ def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
 
 @dataclass
 class Camera:
-    """What all clients of a camera see: the faults that it has now.
+    """State of a camera with its current fault, shared by all its clients.
 
     Attributes:
-        loops: the coded clip in each frame size.
-        size: number of the loop that is sent.
-        frozen, refusing, losing: the fault that goes on.
-        clients: connections to hang up.
-        faults: how many it has had.
+        loops: the encoded clip in each frame size.
+        size: index of the loop being sent.
+        frozen, refusing, losing: current faults.
+        clients: connections that can be closed.
+        faults: number of faults so far.
     """
 
     loops: list[list[Unit]]
@@ -76,7 +76,7 @@ class Camera:
     clients: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def fail(self, chance: random.Random) -> None:
-        """Have a fault from time to time, for ever."""
+        """Cause random faults forever."""
         while True:
             await asyncio.sleep(chance.expovariate(1 / _FAULT_S))
             fault = chance.choice(("hang up", "frozen", "refusing", "losing", "size"))
@@ -94,7 +94,7 @@ class Camera:
                 setattr(self, fault, False)
 
     def hang_up(self) -> None:
-        """End every connection."""
+        """Close all connections."""
         for client in self.clients:
             client.close()
 
@@ -103,9 +103,9 @@ class Server:
     """An RTSP server for cameras `/0`, `/1` and so on.
 
     Args:
-        cameras: what it serves.
-        fps: frames a second.
-        chance: which packets are lost.
+        cameras: the cameras.
+        fps: frames per second.
+        chance: random generator for lost packets.
     """
 
     def __init__(self, cameras: list[Camera], fps: float, chance: random.Random) -> None:
@@ -114,7 +114,7 @@ class Server:
         self._chance = chance
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one client until it or its camera hangs up."""
+        """Serve one client until it or its camera disconnects."""
         playing: asyncio.Task[None] | None = None
         camera: Camera | None = None
         try:
@@ -177,7 +177,7 @@ class Server:
 
 
 async def _request(reader: asyncio.StreamReader) -> str:
-    """The next request's head, past RTCP of the client; "" at the end."""
+    """Return the head of the next request, skipping RTCP, or "" at the end."""
     while True:
         first = await reader.read(1)
         if first == b"$":
@@ -199,7 +199,7 @@ def _description(camera: Camera) -> str:
 
 
 def _payloads(unit: Unit) -> list[tuple[bytes, bool]]:
-    """The RTP payloads of a frame, and whether each is its last."""
+    """Yield the RTP payloads of a frame, and whether each is the last one."""
     found: list[bytes] = []
     for nal in unit:
         if len(nal) <= _PAYLOAD:
@@ -222,7 +222,7 @@ def _report(stamp: int) -> bytes:
 
 
 async def main(clip: str, streams: int, fps: float, seed: int | None) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     loops = [coded(clip, fps, size) for size in (_SIZES if seed is not None else _SIZES[:1])]
     cameras = [Camera(loops) for _ in range(streams)]
     server = await asyncio.start_server(Server(cameras, fps, random.Random(seed)).serve, "127.0.0.1", 0)

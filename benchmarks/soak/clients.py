@@ -1,7 +1,6 @@
-"""Clients that come and go, and receivers that fail now and then: what surrounds a running Saccade.
+"""Clients that connect and disconnect, and receivers that sometimes fail.
 
-Each kind of client is a coroutine that visits once. Visits of all kinds follow each other at random, until the block
-ends.
+Each kind of client is a coroutine for one visit. Visits of all kinds run in random order until the block ends.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _ONLINE_S = 180.0  # how long it is there, on average
 
 
 class Visits:
-    """What clients do, and how often each was served and refused.
+    """Client visits, with counts of served and rejected visits.
 
     Args:
         http, feed: addresses of the API and of the WebSocket feed.
-        source: of the stream that comes and goes.
+        source: source of a stream that is added and removed.
         streams: names of the streams.
-        seed: of the order of visits.
+        seed: random seed of the order.
     """
 
     def __init__(self, http: str, feed: str, source: str, streams: list[str], seed: int) -> None:
@@ -68,13 +67,13 @@ class Visits:
                 self.counts[f"{visit.__name__} failed"] += 1
 
     async def get(self, session: httpx.AsyncClient) -> None:
-        """What monitoring asks for, and a picture."""
+        """Request metrics, health and a picture."""
         name = self._chance.choice(self._streams)
         for path in ("/healthz", "/metrics", "/streams", f"/streams/{name}/counts", f"/streams/{name}/frame.jpg"):
             await _read(session, self._http + path)
 
     async def events(self, session: httpx.AsyncClient) -> None:
-        """A page of events, with the media of one; one in four events is deleted."""
+        """Request a page of events and the media of one event; delete one in four events."""
         found = (await session.get(self._http + "/events?limit=20")).json().get("events", [])
         if found:
             address = f"{self._http}/events/{self._chance.choice(found)['id']}"
@@ -84,7 +83,7 @@ class Visits:
                 await session.delete(address)
 
     async def listen(self, session: httpx.AsyncClient) -> None:
-        """A client of the feed, for some seconds."""
+        """Read the feed for some seconds."""
         async with websockets.connect(self._feed) as feed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._chance.uniform(1, 20)):
@@ -92,7 +91,7 @@ class Visits:
                         pass
 
     async def stall(self, session: httpx.AsyncClient) -> None:
-        """A client of the feed that reads nothing, then vanishes."""
+        """Connect to the feed, read nothing, then disconnect."""
         reader, writer = await asyncio.open_connection(*_address(self._feed))
         writer.write(
             b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -103,7 +102,7 @@ class Visits:
         writer.transport.abort()
 
     async def search(self, session: httpx.AsyncClient) -> None:
-        """A search of snapshots by the model, as server-sent events; half of them are given up."""
+        """Search snapshots with the model as server-sent events; cancel half of the searches."""
         headers = {"Accept": "text/event-stream"}
         async with session.stream("GET", self._http + "/events/search?q=person&limit=5", headers=headers) as response:
             given_up = self._chance.random() < 0.5
@@ -112,12 +111,12 @@ class Visits:
                     break
 
     async def prompts(self, session: httpx.AsyncClient) -> None:
-        """Other prompts for a stream."""
+        """Change the prompts of a stream."""
         name, more = self._chance.choice(self._streams), self._chance.choice((["cat"], ["dog", "chair"], []))
         await session.patch(f"{self._http}/streams/{name}", json={"detect": ["person", *more]})
 
     async def rules(self, session: httpx.AsyncClient) -> None:
-        """Other rules and zones for a stream."""
+        """Change the rules and zones of a stream."""
         name, right = self._chance.choice(self._streams), self._chance.uniform(0.5, 1)
         zones = {"zones": {"door": [0, 0, right, 0, right, 1, 0, 1]}}
         rules = {"rules": [{"name": "visitor", "when": "person in door for 1s"}, {"name": "any", "when": "person"}]}
@@ -125,7 +124,7 @@ class Visits:
             await session.put(f"{self._http}/streams/{name}/{path}", json=body)
 
     async def stream(self, session: httpx.AsyncClient) -> None:
-        """A stream that is added and removed."""
+        """Add and remove a stream."""
         body = {"name": "visitor", "source": self._source, "detect": ["person"], "track": True, "max_fps": 1}
         await session.post(self._http + "/streams", json=body)
         await asyncio.sleep(self._chance.uniform(5, 20))
@@ -133,7 +132,7 @@ class Visits:
         await asyncio.sleep(30)
 
     async def watch(self, session: httpx.AsyncClient) -> None:
-        """A viewer of a stream's video over WebRTC."""
+        """Watch a stream's video over WebRTC."""
         peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         sink = MediaBlackhole()
         try:
@@ -155,7 +154,7 @@ class Visits:
 
 @contextmanager
 def visiting(visits: Visits) -> Iterator[None]:
-    """Let clients come and go, in a thread, until the block ends."""
+    """Run client visits in a thread until the block ends."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(visits.run())
 
@@ -180,19 +179,19 @@ def visiting(visits: Visits) -> Iterator[None]:
 
 class _Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Take a record, or fail one time in twenty."""
+        """Accept a record, or fail one time in twenty."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(500 if random.random() < 0.05 else 200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Write no log."""
+        """Disable logging."""
 
 
 @contextmanager
 def receiving() -> Iterator[str]:
-    """A web server that takes records; yields its address."""
+    """Run a web server that accepts records; yields its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.2,))
@@ -207,7 +206,7 @@ def receiving() -> Iterator[str]:
 
 @contextmanager
 def broker(folder: Path, port: int, seed: int) -> Iterator[bool]:
-    """An MQTT broker that is gone for some seconds now and then; yields False where mosquitto is not installed."""
+    """Run an MQTT broker that is sometimes down for some seconds; yields False if mosquitto is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         yield False

@@ -1,7 +1,7 @@
-"""`saccade run` with an observer: `python -m benchmarks.soak.product ARGUMENTS…` is the command line itself.
+"""`saccade run` with an observer: `python -m benchmarks.soak.product ARGUMENTS…` takes the same arguments.
 
-For each line on standard input, one JSON line is written to the file descriptor SACCADE_SOAK_OUT. With
-SACCADE_SOAK_TRACE=1, Python's allocations are traced as well, which is slow.
+For each line on standard input, the observer writes one JSON line to the file descriptor SACCADE_SOAK_OUT.
+SACCADE_SOAK_TRACE=1 also traces Python allocations, which is slow.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MALLINFO = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblk
 
 
 class _Malloc(ctypes.Structure):
-    """`mallinfo2` of glibc."""
+    """Struct `mallinfo2` of glibc."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO]
 
 
 def allocated() -> dict[str, float]:
-    """What glibc's malloc has: MB of its arenas, in use and free in them, mapped apart; and how many arenas."""
+    """Return glibc's malloc statistics: MB in use and free in arenas, MB mapped, and the number of arenas."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return {}
@@ -56,7 +56,7 @@ def _arenas(libc: ctypes.CDLL) -> int:
 
 
 def objects() -> dict[str, int]:
-    """How many objects of each type Python's collector knows, of the most frequent types."""
+    """Return the number of objects per type for the most frequent types in Python's garbage collector."""
     counts: Counter[str] = Counter()
     for one in gc.get_objects():
         kind = type(one)
@@ -65,7 +65,7 @@ def objects() -> dict[str, int]:
 
 
 def observe(out: int) -> None:
-    """Answer each line of standard input."""
+    """Answer each line of standard input with one JSON line."""
     before: tracemalloc.Snapshot | None = None
     for line in sys.stdin:
         gc.collect()
@@ -81,7 +81,7 @@ def observe(out: int) -> None:
 
 
 def main() -> None:
-    """Run the command line, observed."""
+    """Run the command line with the observer."""
     out = int(os.environ.pop("SACCADE_SOAK_OUT"))
     if os.environ.pop("SACCADE_SOAK_TRACE", ""):
         tracemalloc.start(8)

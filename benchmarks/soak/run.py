@@ -1,7 +1,7 @@
-"""`python -m benchmarks soak`: run Saccade for a long time amid faults, and watch what it holds.
+"""`python -m benchmarks soak`: run Saccade for a long time with faults, and record its resource usage.
 
-The product is an ordinary `saccade run` in a process of its own, with an observer inside (`product`). Cameras, clients
-and receivers are outside it, and none of what they hold is counted.
+The product is an ordinary `saccade run` in its own process with an observer (`product`). Cameras, clients and receivers
+run in other processes and are not counted.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _GROWN = 8  # types of objects that are shown
 
 @dataclass(slots=True, frozen=True)
 class Soak:
-    """What is run.
+    """Parameters of a soak run.
 
     Attributes:
         clip: video that the cameras show.
-        streams, fps: how many cameras, and frames a second of each.
-        minutes: how long.
-        segment_s: length of the recordings' segments.
-        faults: whether cameras, receivers and clients fail, come and go; and every sink is used.
-        seed: of the faults.
-        folder: where to keep what is written; None for a temporary folder.
-        trace: trace Python's allocations as well.
+        streams, fps: number of cameras, and frames per second of each.
+        minutes: duration.
+        segment_s: length of recording segments in seconds.
+        faults: whether cameras, receivers and clients fail, with all sinks in use.
+        seed: random seed of the faults.
+        folder: output folder, or None for a temporary one.
+        trace: also trace Python allocations.
     """
 
     clip: str
@@ -62,23 +62,23 @@ class Soak:
 
     @property
     def warm_up(self) -> float:
-        """Minutes at the beginning that slopes leave out."""
+        """Minutes at the start that slopes exclude."""
         return min(_WARM_MIN, self.minutes / 3)
 
 
 @dataclass(slots=True)
 class Minute:
-    """What the process holds at the end of a minute.
+    """Resource usage at the end of a minute.
 
     Attributes:
-        minute: since the first result.
-        rss_mb: mean of the minute's readings. anonymous_mb: at its end, without files.
-        threads, descriptors: how many.
-        disk_mb: of all that it has written.
-        queues: frames and results that wait, the sum of all queues.
-        frames: results so far.
-        malloc, objects, blocks: of glibc, of Python's collector by type, of Python's allocator.
-        engine: the engine's counters.
+        minute: minutes since the first result.
+        rss_mb: mean over the minute. anonymous_mb: value at its end, without files.
+        threads, descriptors: number of threads and file descriptors.
+        disk_mb: size of all written files.
+        queues: queued frames and results in all queues.
+        frames: number of results so far.
+        malloc, objects, blocks: statistics of glibc, of Python's garbage collector by type, and of Python's allocator.
+        engine: counters of the engine.
     """
 
     minute: float
@@ -98,24 +98,24 @@ class Minute:
 
 @dataclass(slots=True)
 class SoakResult:
-    """What a soak has shown: all minutes, and the slopes after minute 10 (after a third of a shorter run)."""
+    """Result of a soak run: all minutes, and slopes after minute 10 (or a third of a shorter run)."""
 
     soak: Soak
     minutes: list[Minute]
     visits: dict[str, int]
 
     def after_warm_up(self) -> list[Minute]:
-        """The minutes that slopes are of."""
+        """Minutes that slopes include."""
         return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
-        """The slope of an attribute, or of a number of `malloc`."""
+        """Return the slope of an attribute or of a value in `malloc`."""
         steady = self.after_warm_up()
         values = [getattr(one, name) if hasattr(one, name) else one.malloc.get(name, 0.0) for one in steady]
         return slope_of([one.minute for one in steady], values)
 
     def grown(self) -> list[tuple[str, int, int]]:
-        """The types of which there are more objects at the end than after the warm-up: name, before, after."""
+        """Return the types with more objects at the end than after the warm-up: name, before, after."""
         steady = self.after_warm_up()
         if len(steady) < 2:
             return []
@@ -124,14 +124,14 @@ class SoakResult:
         return sorted(found, key=lambda one: one[1] - one[2])[:_GROWN]
 
     def as_json(self) -> str:
-        """All of it, without the objects of the minutes between."""
+        """Return all fields, with object counts of the first and last minutes only."""
         kept = [asdict(one) for one in self.minutes]
         for one in kept[1:-1]:
             one["objects"] = {}
         return json.dumps({"soak": asdict(self.soak), "minutes": kept, "visits": self.visits}, indent=1)
 
     def as_text(self) -> str:
-        """The slopes a minute, and the types of objects that have become more."""
+        """Return the slopes per minute, and the types with more objects."""
         names = ("rss_mb", "used_mb", "threads", "descriptors", "blocks")
         lines = ["slope a minute, ± half of the 95 % interval:"]
         lines += [f"  {name:12} {self.slope(name) or '-'}" for name in names]
@@ -143,10 +143,10 @@ class SoakResult:
 
 
 def run_soak(soak: Soak) -> SoakResult:
-    """Run the product for `soak.minutes` and print a line for each.
+    """Run the product for `soak.minutes` and print a line per minute.
 
     Raises:
-        RunFailed: if it does not start, or ends before.
+        RunFailed: if it does not start or ends early.
     """
     with ExitStack() as stack:
         if soak.folder is None:
@@ -201,7 +201,7 @@ def _line(one: Minute) -> str:
 
 
 def _settings(soak: Soak, folder: Path, cameras: int, http: int, sinks: list[str]) -> dict[str, Any]:
-    """The configuration of the product."""
+    """Return the configuration of the product."""
     streams = [
         {"name": f"camera{number}", "source": f"rtsp://127.0.0.1:{cameras}/{number}"} for number in range(soak.streams)
     ]
@@ -226,7 +226,7 @@ def _settings(soak: Soak, folder: Path, cameras: int, http: int, sinks: list[str
 
 @contextmanager
 def _cameras(soak: Soak) -> Iterator[int]:
-    """Cameras in a process of their own; yields their port."""
+    """Run the cameras in a process; yields their port."""
     given = [soak.clip, str(soak.streams), str(soak.fps), *([str(soak.seed)] if soak.faults else [])]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.soak.cameras", *given], stdout=subprocess.PIPE, text=True
@@ -249,7 +249,7 @@ class _Product:
     answers: Any
 
     def observe(self, command: str = "") -> dict[str, Any]:
-        """What the observer inside sees."""
+        """Return the observer's statistics."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command}\n".encode())
         self.process.stdin.flush()
@@ -285,7 +285,7 @@ def _product(soak: Soak, folder: Path, settings: Path) -> Iterator[_Product]:
 
 
 class _Watch:
-    """Reads what the product holds: from outside, from its metrics, and from its observer."""
+    """Reads resource usage from /proc, from metrics and from the observer."""
 
     def __init__(self, product: _Product, http: str, folder: Path) -> None:
         self._product, self._http, self._folder = product, http, folder
@@ -302,7 +302,7 @@ class _Watch:
         raise RunFailed(f"no result within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
-        """The minutes, each as it ends; allocations are compared with those after the warm-up."""
+        """Yield each minute as it ends; allocations are compared with those after the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0
@@ -339,14 +339,14 @@ class _Watch:
             raise RunFailed(f"the run ended: {(self._folder / 'log.txt').read_text()[-2000:]}")
 
     def _status(self, key: str) -> float:
-        """A number of /proc/PID/status: of memory in kB."""
+        """Return a value of /proc/PID/status; memory is in kB."""
         text = (self._files / "status").read_text()
         found = re.search(rf"^{key}:\s+(\d+)", text, re.MULTILINE)
         value = float(found[1]) if found else 0.0
         return value * 1.024 if key.startswith(("Vm", "Rss")) else value
 
     def _metrics(self) -> dict[str, float]:
-        """The sum of each metric over its labels."""
+        """Return the sum of each metric over its labels."""
         sums: dict[str, float] = {}
         try:
             with urllib.request.urlopen(f"{self._http}/metrics", timeout=30) as response:

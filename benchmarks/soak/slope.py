@@ -1,4 +1,4 @@
-"""How fast a measured value grows, with the confidence interval of that. Pure."""
+"""Slope of a measured value over time with its confidence interval."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Slope:
 
 
 def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """The least-squares slope; None of fewer than 3 values.
+    """Return the least-squares slope, or None for fewer than 3 values.
 
-    Successive values are correlated, which a plain confidence interval ignores: the number of values is reduced by the
-    correlation of successive residuals, to 3 at least.
+    Successive values are correlated, so the effective number of values is reduced by the autocorrelation of the
+    residuals, to at least 3.
 
     Args:
-        minutes: when each value was read.
-        values: what was read.
+        minutes: time of each value.
+        values: the values.
     """
     x, y = np.asarray(minutes, dtype=float), np.asarray(values, dtype=float)
     if len(x) < 3:

@@ -358,7 +358,7 @@ def test_windows_find_what_is_too_small_in_the_whole_image() -> None:
             ((2000 + 213 * whole.x1) / 2560, (1000 + 120 * whole.y1) / 1440), abs=0.01
         )
         assert later.detections.boxes == closer
-        with engine.encode(large) as encoded, pytest.raises(ValueError, match="no windows"):
+        with engine.encode(large) as encoded, pytest.raises(ValueError, match="tiles or windows"):
             engine.submit(encoded, [Detect("person")], windows=where)
 
 

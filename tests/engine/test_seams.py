@@ -99,7 +99,7 @@ def test_another_architecture_describes_itself(toy: Engine, toy_folder: Path) ->
 
 def test_an_architecture_has_one_name(toy_folder: Path) -> None:
     register_architecture("toy", load_toy)
-    with pytest.raises(ValueError, match="'toy' already"):
+    with pytest.raises(ValueError, match="'toy' is already"):
         register_architecture("toy", lambda folder, device, dtype: load_toy(folder, device, dtype))
 
 
@@ -164,7 +164,7 @@ def test_another_task_is_answered_beside_the_others(counter: Engine) -> None:
 
 def test_another_task_is_drawn_by_what_is_registered_for_it(counter: Engine) -> None:
     register_drawing("count", draw_counts)
-    with pytest.raises(ValueError, match="'count' already"):
+    with pytest.raises(ValueError, match="'count' is already"):
         register_drawing("count", lambda image, parts, scale: None)
     image = np.zeros((40, 60, 3), np.uint8)
     drawn = draw(image, counter.submit(image, [Count("cup", 3)]).result(WAIT_S))
@@ -180,5 +180,5 @@ def test_another_task_is_asked_for_on_the_command_line(counting: None, toy_folde
 
 def test_two_tasks_of_one_skill_are_refused(counting: None) -> None:
     register_task(Count)
-    with pytest.raises(ValueError, match="'count' already"):
+    with pytest.raises(ValueError, match="'count' is already"):
         register_task(type("Other", (Count,), {}))

@@ -155,7 +155,7 @@ def test_an_unloaded_adapter_serves_what_was_submitted_with_it(
     engine.load_adapter("new", files["red"][0])
     before = engine.submit(image, TASKS, adapter="new")
     engine.unload_adapter("new")
-    with pytest.raises(AdapterError, match="no adapter 'new'; loaded: red, green, blue"):
+    with pytest.raises(AdapterError, match="unknown adapter 'new'; loaded: red, green, blue"):
         engine.submit(image, TASKS, adapter="new")
     engine.load_adapter("new", files["green"][0])
     after = engine.submit(image, TASKS, adapter="new")
@@ -164,7 +164,7 @@ def test_an_unloaded_adapter_serves_what_was_submitted_with_it(
     with pytest.raises(AdapterError, match="already"):
         engine.load_adapter("new", files["green"][0])
     engine.unload_adapter("new")
-    with pytest.raises(AdapterError, match="no adapter 'new'"):
+    with pytest.raises(AdapterError, match="unknown adapter 'new'"):
         engine.unload_adapter("new")
 
 
