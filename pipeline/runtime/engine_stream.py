@@ -33,27 +33,6 @@ if TYPE_CHECKING:
 _WATCHED = 4.0  # factor on the weight of a watched stream
 
 
-@dataclass(slots=True, frozen=True)
-class Share:
-    """The scheduling settings of a live stream.
-
-    Attributes:
-        weight: share of the engine under overload; a stream with 4 gets as many frames as four streams with 1.
-        max_fps: highest frame rate; None for no limit.
-        deadline_ms: deadline of a result after its frame, in milliseconds; later frames are dropped. None for no
-            deadline.
-    """
-
-    weight: float = 1.0
-    max_fps: float | None = None
-    deadline_ms: float | None = None
-
-
-def share_of(settings: ShareSettings) -> Share:
-    """Return the scheduling settings in a configuration."""
-    return Share(settings.weight, settings.max_fps, settings.deadline_ms)
-
-
 def saccades_of(settings: StreamConfig) -> SaccadeSettings:
     """Return the saccade settings in a configuration."""
     return SaccadeSettings(settings.most_saccades, settings.saccade_sweep, settings.max_fps, settings.motion_mask)
@@ -77,7 +56,7 @@ class EngineStream:
         engine: Engine,
         name: str,
         in_flight: int,
-        share: Share,
+        share: ShareSettings,
         *,
         live: bool,
         newest: bool,
@@ -91,12 +70,12 @@ class EngineStream:
         self._begun_at = -math.inf  # submission time of the newest frame that the engine has started
 
     @property
-    def share(self) -> Share:
+    def share(self) -> ShareSettings:
         """The scheduling settings of the stream."""
         return self._share
 
     @share.setter
-    def share(self, share: Share) -> None:
+    def share(self, share: ShareSettings) -> None:
         self._share = share
         self.configure()
 

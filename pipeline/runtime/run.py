@@ -32,12 +32,12 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.saccades.stage import SaccadeStage
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, KeepingStage, Stage
-from saccade.pipeline.config import ListedStream
+from saccade.pipeline.config import ListedStream, ShareSettings
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
-from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, Share, saccades_of, share_of
+from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, saccades_of
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.shared_threads import SharedTask, SharedThreads
 from saccade.pipeline.runtime.stats import Report, Stats, latency_of
@@ -103,7 +103,7 @@ class Run:
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
-        share: Share | None = None,
+        share: ShareSettings | None = None,
         stages: Sequence[Stage] = (),
         gates: Sequence[Gate] = (),
         name: str | None = None,
@@ -125,7 +125,7 @@ class Run:
         self._frames: BoundedQueue[Frame] = BoundedQueue(policy)  # unused with the policy `newest`
         self._flights = Flights(in_flight)
         self._stream = EngineStream(
-            engine, self.name, in_flight, share or Share(), live=live, newest=self._newest, gpu=source.gpu
+            engine, self.name, in_flight, share or ShareSettings(), live=live, newest=self._newest, gpu=source.gpu
         )
         self._delivery = OutputDelivery(
             outputs, self.name, live=live, stop=self.stop, fail=self._fail, ended=self._part_ended
@@ -162,7 +162,7 @@ class Run:
         return self._tasks
 
     @property
-    def share(self) -> Share:
+    def share(self) -> ShareSettings:
         """The scheduling settings of the stream."""
         return self._stream.share
 
@@ -178,7 +178,7 @@ class Run:
         tasks = tuple(tasks_for(self._engine, config))
         self.config = config
         self._tasks, self._tiles = tasks, config.tiles
-        self._stream.share = share_of(config)
+        self._stream.share = config
         for part in (*self._stages, *self._gates):
             if isinstance(part, AnalyzeStage):
                 part.configure(config, track=bool(config.rules))

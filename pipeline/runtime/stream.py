@@ -26,7 +26,7 @@ from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
-from saccade.pipeline.runtime.engine_stream import saccades_of, share_of
+from saccade.pipeline.runtime.engine_stream import saccades_of
 from saccade.pipeline.runtime.luma import FrameLuma
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
@@ -109,7 +109,7 @@ class OpenedStream:
             tiles=config.tiles,
             queue=QueuePolicy.parse(config.queue) if config.queue else None,
             in_flight=config.in_flight,
-            share=share_of(config),
+            share=config,
             stages=self._stages,
             gates=self._gates,
             on_end=self._ended,

@@ -20,11 +20,10 @@ from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.counts import Totals
 from saccade.pipeline.analytics.stages import Gate, Stage
-from saccade.pipeline.config import ListedStream, Prompts
+from saccade.pipeline.config import ListedStream, Prompts, ShareSettings
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.config.stream_names import check_free
 from saccade.pipeline.errors import StreamError, one_line
-from saccade.pipeline.runtime.engine_stream import Share
 from saccade.pipeline.runtime.output import Output, close_sinks
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.shared_threads import SharedThreads
@@ -189,7 +188,7 @@ class Streams:
         tiles: int = 1,
         queue: QueuePolicy | None = None,
         in_flight: int = 2,
-        share: Share | None = None,
+        share: ShareSettings | None = None,
         stages: Sequence[Stage] = (),
         gates: Sequence[Gate] = (),
         on_end: Callable[[Run], None] | None = None,

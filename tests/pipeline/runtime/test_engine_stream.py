@@ -8,7 +8,8 @@ import pytest
 
 from saccade.engine import Engine
 from saccade.engine.tasks import Detect
-from saccade.pipeline.runtime.engine_stream import EngineStream, Share
+from saccade.pipeline.config import ShareSettings
+from saccade.pipeline.runtime.engine_stream import EngineStream
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.sinks import JsonlSink
@@ -33,7 +34,7 @@ def engine() -> Iterator[Engine]:
 def test_a_frame_is_beyond_the_rate_behind_one_begun(
     engine: Engine, max_fps: float | None, live: bool, after_s: float, beyond: bool
 ) -> None:
-    stream = EngineStream(engine, "door", 1, Share(max_fps=max_fps), live=live, newest=True)
+    stream = EngineStream(engine, "door", 1, ShareSettings(max_fps=max_fps), live=live, newest=True)
     stream.configure()
     assert not stream.beyond_rate(0.0)
     frame, now = next(iter(open_source(CLIP))), time.monotonic()
@@ -44,7 +45,13 @@ def test_a_frame_is_beyond_the_rate_behind_one_begun(
 
 def test_frames_beyond_max_fps_are_counted_as_such(engine: Engine, tmp_path: Path) -> None:
     source = ReplaySource(open_source(CLIP))
-    run = Run(source, engine, [Detect("person")], [Output(JsonlSink(tmp_path / "out.jsonl"))], share=Share(max_fps=1.0))
+    run = Run(
+        source,
+        engine,
+        [Detect("person")],
+        [Output(JsonlSink(tmp_path / "out.jsonl"))],
+        share=ShareSettings(max_fps=1.0),
+    )
     run.start()
     deadline = time.monotonic() + LONG_S
     while run.report().frames < 3 and time.monotonic() < deadline:
