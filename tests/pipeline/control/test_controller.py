@@ -283,3 +283,41 @@ def test_an_attached_stream_is_never_stored(local: Local, tmp_path: Path) -> Non
         assert state.running == []
         run.stop()
         until(lambda: not controller.config.streams)
+
+
+def test_a_change_opens_a_failed_stream_again(local: Local, tmp_path: Path) -> None:
+    clip = tmp_path / "late.mp4"
+    late = {**CAMERA, "name": "late", "source": str(clip)}
+    controller = Controller(local, config_of(), desired=config_of(late))
+    controller.start()
+    assert local.status("late").state == "failed"
+    with pytest.raises(SourceError, match="no such file"):
+        controller.update("late", {"conf": 0.3})
+    assert controller.stream("late").conf == 0.5
+    shutil.copy(DEMO_CLIP, clip)
+    assert controller.update("late", {"conf": 0.3}).conf == 0.3
+    run = controller.streams.get("late")
+    until(lambda: run.report().frames > 0)
+    assert [task.conf for task in run.tasks] == [0.3]  # type: ignore[attr-defined]
+
+
+def test_a_restart_ends_a_stream_and_opens_it_again(local: Local) -> None:
+    controller = Controller(local, config_of(CAMERA))
+    controller.start()
+    before = controller.streams.get("door")
+    assert controller.restart("door").state == "running"
+    assert before.join(30)
+    assert controller.streams.get("door") is not before
+    assert controller.finished["door"].stopped
+    with pytest.raises(StreamError, match="no stream is called 'none'"):
+        controller.restart("none")
+
+
+def test_what_a_local_has_made_ends_with_it(engine: Engine) -> None:
+    with Local(Streams(engine)) as one:
+        controller = Controller(one, config_of({**CAMERA, "rules": ["people=person for 1s"]}))
+        controller.start()
+        until(lambda: any(thread.name == "saccade events" for thread in threading.enumerate()))
+        assert not one.idle
+    assert one.idle
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("saccade events")]
