@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from saccade.pipeline.control.load import Candidate, least_loaded
 from saccade.pipeline.control.open_events import OpenEvents
 from saccade.pipeline.control.plan import Change, Close, Open
 from saccade.pipeline.control.ray_search import search_workers
+from saccade.pipeline.control.ray_state import PlacedStream, WorkerSlot
 from saccade.pipeline.control.results import ResultReceiver
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
 from saccade.pipeline.control.stores import MachineStores
@@ -37,11 +38,9 @@ from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
 from saccade.pipeline.runtime.output import Output, close_sinks
-from saccade.pipeline.runtime.stats import Stats
 from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.pipeline.search import Progress, Searched
 from saccade.sinks import SinkStatus, SupportsEvents
-from saccade.sources import redact
 
 log = logging.getLogger(__name__)
 
@@ -61,64 +60,10 @@ _MOST_BACKOFF_S = 30.0
 _CHANGES = ("begin", "update", "end", "rules", "media")
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A wanted stream: its worker and its state.
-
-    Attributes:
-        wanted: desired configuration.
-        worker: its worker; None while it waits for one.
-        status: last status from its worker, at the time `told_at`.
-        error: reason of a failure, or None.
-        opened: number of times that a worker has opened it.
-        lock: held while the stream is opened, changed or closed.
-        closed: set after the last message about the stream.
-    """
-
-    wanted: ListedStream
-    worker: str | None = None
-    status: StreamStatus | None = None
-    told_at: float = 0.0
-    error: str | None = None
-    opened: int = 0
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    closed: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A slot for a worker: its actor and state.
-
-    Attributes:
-        ready: message of the ready worker; None while it is not ready.
-        reason: reason for not being ready.
-        failures: number of consecutive failed starts.
-        ended: whether it has sent its last message.
-        loading: whether it is loading another engine.
-        strays: streams in its last report that it should not run.
-    """
-
-    name: str
-    settings: WorkerSettings
-    actor: Any = None
-    ready: Ready | None = None
-    report: Report = field(default_factory=Report)
-    reason: str | None = None
-    starts: int = 0
-    failures: int = 0
-    ended_at: float | None = None
-    restarted_in_s: list[float] = field(default_factory=list)
-    counted: Counter[str] = field(default_factory=Counter)  # counters of its ended processes
-    ended: bool = False
-    loading: bool = False
-    strays: set[str] = field(default_factory=set)
-    thread: threading.Thread | None = None
-
-
 class _Prepared:
     """A change prepared by a worker; leaving the `with` block releases an unused change."""
 
-    def __init__(self, worker: _Worker, name: str) -> None:
+    def __init__(self, worker: WorkerSlot, name: str) -> None:
         self.worker, self._name = worker, name
 
     def __enter__(self) -> Self:
@@ -162,8 +107,8 @@ class RayWorkers:
         self._stores = MachineStores(store, self._load, self._address_of_machine) if store and cluster else None
         self._failing: set[int] = set()
         self._changed = threading.Condition(threading.RLock())  # guards the attributes below
-        self._streams: dict[str, _Stream] = {}
-        self._workers = {str(number): _Worker(str(number), one) for number, one in enumerate(settings, 1)}
+        self._streams: dict[str, PlacedStream] = {}
+        self._workers = {str(number): WorkerSlot(str(number), one) for number, one in enumerate(settings, 1)}
         self._closing = threading.Event()
         self._model = ModelInfo("", "", None, (), False)
         self._first_error: Exception | None = None
@@ -234,7 +179,7 @@ class RayWorkers:
             stream = self._streams.get(name)
             new = stream is None or stream.error is not None
             if stream is None or stream.error is not None:
-                stream = self._streams[name] = _Stream(wanted)
+                stream = self._streams[name] = PlacedStream(wanted)
         with stream.lock:
             stream.wanted = wanted
             place = prepared.worker if isinstance(prepared, _Prepared) else None
@@ -293,7 +238,7 @@ class RayWorkers:
     def fail(self, stream: ListedStream, error: Exception) -> None:
         """List a stream as failed; see `Local.fail`."""
         with self._changed:
-            self._streams[stream.name or ""] = _Stream(stream, error=one_line(str(error)) or type(error).__name__)
+            self._streams[stream.name or ""] = PlacedStream(stream, error=one_line(str(error)) or type(error).__name__)
 
     def check_rules(self, stream: ListedStream) -> None:
         """Check the rules of a stream on any worker; see `Local.check_rules`."""
@@ -324,7 +269,7 @@ class RayWorkers:
         """
         before = {name: worker.settings for name, worker in self._workers.items()}
         streams = {name: stream.wanted for name, stream in self._streams.items()}
-        done: list[_Worker] = []
+        done: list[WorkerSlot] = []
         try:
             for worker, new in zip(self._workers.values(), settings, strict=True):
                 worker.settings = new
@@ -343,7 +288,7 @@ class RayWorkers:
             for name, stream in self._streams.items():
                 stream.wanted = wanted.get(name, stream.wanted)
 
-    def _replace(self, worker: _Worker, wanted: Mapping[str, ListedStream]) -> None:
+    def _replace(self, worker: WorkerSlot, wanted: Mapping[str, ListedStream]) -> None:
         if worker.ready is None:  # it will start with the new settings
             return
         worker.loading = True
@@ -392,17 +337,17 @@ class RayWorkers:
     def statuses(self) -> list[StreamStatus]:
         """Return the status of every stream, in the order of addition."""
         with self._changed:
-            return [self._status_of(name, stream) for name, stream in self._streams.items()]
+            return [stream.now() for name, stream in self._streams.items()]
 
     def status(self, name: str) -> StreamStatus:
         """Return the status of a stream; raises StreamError if it does not exist."""
         with self._changed:
-            return self._status_of(name, self._stream(name))
+            return self._stream(name).now()
 
     def workers(self) -> list[WorkerStatus]:
         """Return the status of all workers."""
         with self._changed:
-            return [self._worker_status(worker) for worker in self._workers.values()]
+            return [worker.status(list(self._on(worker))) for worker in self._workers.values()]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
         """Return the status of every sink; see `Local.sink_statuses`."""
@@ -430,8 +375,8 @@ class RayWorkers:
     def address(self, stream: str | None) -> Address | None:
         """Return the address for a stream's requests; see `Runner.address`."""
         if stream is not None:
-            return _address(self._worker_of(stream))
-        return _address(self._any_worker(full=True))
+            return self._worker_of(stream).address()
+        return self._any_worker(full=True).address()
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
         """Search the stores of all machines; see `search_workers`."""
@@ -499,7 +444,7 @@ class RayWorkers:
 
     # ---- a worker's thread
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: WorkerSlot) -> None:
         """Keep a worker running, restarting it as often as needed, until everything is closed."""
         while not self._closing.is_set():
             reason = "its actor died"
@@ -529,12 +474,15 @@ class RayWorkers:
             if worker.failures and not self._closing.is_set():
                 self._closing.wait(min(_MOST_BACKOFF_S, 0.5 * 2**worker.failures))
 
-    def _names_of(self, worker: _Worker) -> list[str]:
-        with self._changed:
-            known = [name for name, stream in self._streams.items() if stream.worker == worker.name]
-            return known if worker.starts else self._wanted
+    def _on(self, worker: WorkerSlot) -> dict[str, PlacedStream]:
+        """Return the streams of a worker; the caller holds the lock."""
+        return {name: stream for name, stream in self._streams.items() if stream.worker == worker.name}
 
-    def _take_ready(self, worker: _Worker, ready: Ready) -> None:
+    def _names_of(self, worker: WorkerSlot) -> list[str]:
+        with self._changed:
+            return list(self._on(worker)) if worker.starts else self._wanted
+
+    def _take_ready(self, worker: WorkerSlot, ready: Ready) -> None:
         with self._changed:
             worker.ready, worker.failures, worker.reason = ready, 0, None
             worker.starts += 1
@@ -543,13 +491,13 @@ class RayWorkers:
                 worker.ended_at = None
             for name, config in ready.streams.items():  # running since the previous controller
                 if name not in self._streams:
-                    self._streams[name] = _Stream(config, worker.name, opened=1)
+                    self._streams[name] = PlacedStream(config, worker.name, opened=1)
             self._changed.notify_all()
         if ready.machine and self._stores is not None:
             self._stores.meet(ready.machine, ready.node)
         self._place()
 
-    def _take_messages(self, worker: _Worker) -> str:
+    def _take_messages(self, worker: WorkerSlot) -> str:
         """Process the messages of a worker until it ends; return the reason of the end."""
         while True:
             batch = self._poll(worker)
@@ -564,7 +512,7 @@ class RayWorkers:
                 except Exception:  # a bug; reading must continue
                     log.exception("cannot process a message of worker %s: %s", worker.name, kind)
 
-    def _poll(self, worker: _Worker) -> Batch:
+    def _poll(self, worker: WorkerSlot) -> Batch:
         """Return the next messages of a worker; raises GetTimeoutError if it does not respond."""
         asked_at, asked = time.monotonic(), worker.actor.poll.remote(POLL_S)
         while True:
@@ -576,7 +524,7 @@ class RayWorkers:
                 if time.monotonic() > asked_at + POLL_S + limit_s:
                     raise
 
-    def _take(self, worker: _Worker, kind: str, value: Any) -> None:
+    def _take(self, worker: WorkerSlot, kind: str, value: Any) -> None:
         if kind == "event":
             self.events.take(value, worker.ready.machine if worker.ready else "")
         elif kind == "report":
@@ -594,7 +542,7 @@ class RayWorkers:
         elif kind == "warning":
             log.warning("%s", value)
 
-    def _take_report(self, worker: _Worker, report: Report) -> None:
+    def _take_report(self, worker: WorkerSlot, report: Report) -> None:
         now = time.monotonic()
         with self._changed:
             running = {status.name for status in report.statuses if status.state != "failed"}
@@ -612,7 +560,7 @@ class RayWorkers:
             with contextlib.suppress(ray.exceptions.RayError):
                 worker.actor.call.remote("follow", name, None)
 
-    def _take_end(self, worker: _Worker, ended: Ended) -> None:
+    def _take_end(self, worker: WorkerSlot, ended: Ended) -> None:
         """Handle a stream that has ended by itself."""
         with self._changed:
             stream = self._streams.get(ended.name)
@@ -626,13 +574,13 @@ class RayWorkers:
         self._receiver.wait_end(ended.name, _LAST_S)
         self.on_end(ended)
 
-    def _grant(self, worker: _Worker, wish: Wish) -> None:
+    def _grant(self, worker: WorkerSlot, wish: Wish) -> None:
         """Apply a viewer's change that a worker forwards, and answer it."""
         answer = told(lambda: self.on_wish(wish.stream, wish.values))
         with contextlib.suppress(ray.exceptions.RayError):
             worker.actor.call.remote("answer", wish.number, answer)
 
-    def _lose(self, worker: _Worker, reason: str) -> None:
+    def _lose(self, worker: WorkerSlot, reason: str) -> None:
         """Handle the end of a worker: its live streams wait for another worker."""
         over: list[Ended] = []
         with self._changed:
@@ -640,14 +588,14 @@ class RayWorkers:
             worker.ended_at = worker.ended_at or time.monotonic()
             worker.counted.update({k: v for k, v in worker.report.counters.items() if k.endswith("_total")})
             worker.report = Report()
-            lost = {name: one for name, one in self._streams.items() if one.worker == worker.name}
+            lost = self._on(worker)
             for name, stream in lost.items():
                 stream.worker = None
                 stream.closed.set()
                 if stream.status is not None and not stream.status.live and not self._closing.is_set():
                     stream.error = f"its worker died: {reason}"
                     error = StreamError(stream.error)
-                    over.append(Ended(name, stream.wanted, error, False, self._status_of(name, stream)))
+                    over.append(Ended(name, stream.wanted, error, False, stream.now()))
             self._changed.notify_all()
         if self._closing.is_set():
             return
@@ -662,7 +610,7 @@ class RayWorkers:
             self.on_end(ended)
         self._place()
 
-    def _kill(self, worker: _Worker) -> None:
+    def _kill(self, worker: WorkerSlot) -> None:
         """Kill an unresponsive actor; Ray restarts it."""
         if worker.ready is not None and not worker.settings.cluster:
             with contextlib.suppress(OSError):
@@ -698,7 +646,7 @@ class RayWorkers:
                 log.warning("%s: %s", name, error)
                 self._fail(name, stream, one_line(str(error)) or type(error).__name__)
 
-    def _open_at(self, name: str, stream: _Stream, place: _Worker | None, *, checked: bool) -> StreamStatus:
+    def _open_at(self, name: str, stream: PlacedStream, place: WorkerSlot | None, *, checked: bool) -> StreamStatus:
         """Make a stream run on its worker, on a given worker, or on the least-loaded worker; the caller holds its lock.
 
         Raises:
@@ -728,17 +676,17 @@ class RayWorkers:
         stream.opened += stream.opened == 0 or again
         return self._note(stream, status)
 
-    def _note(self, stream: _Stream, status: StreamStatus) -> StreamStatus:
+    def _note(self, stream: PlacedStream, status: StreamStatus) -> StreamStatus:
         with self._changed:
             stream.status, stream.told_at = status, time.monotonic()
             return replace(status, worker=stream.worker)
 
-    def _fail(self, name: str, stream: _Stream, reason: str) -> None:
+    def _fail(self, name: str, stream: PlacedStream, reason: str) -> None:
         with self._changed:
             stream.error, stream.worker = reason, None
         self.events.end(name)
 
-    def _least_loaded(self, *, full: bool = False) -> _Worker | None:
+    def _least_loaded(self, *, full: bool = False) -> WorkerSlot | None:
         """Return the ready worker for the next stream; the caller holds the lock."""
         counts = Counter(stream.worker for stream in self._streams.values())
         ready = [worker for worker in self._workers.values() if worker.ready is not None]
@@ -753,7 +701,7 @@ class RayWorkers:
         )
         return None if name is None else self._workers[name]
 
-    def _any_worker(self, *, full: bool = False) -> _Worker:
+    def _any_worker(self, *, full: bool = False) -> WorkerSlot:
         """As `_least_loaded`; raises AwayError where none is ready."""
         with self._changed:
             worker = self._least_loaded(full=full)
@@ -761,14 +709,14 @@ class RayWorkers:
             raise AwayError("no worker is ready; try again in some seconds")
         return worker
 
-    def _stream(self, name: str) -> _Stream:
+    def _stream(self, name: str) -> PlacedStream:
         """A stream that is wanted, also one that failed; raises StreamError if there is none of that name."""
         with self._changed:
             if (stream := self._streams.get(name)) is None:
                 raise _no_stream(name)
         return stream
 
-    def _worker_of(self, name: str) -> _Worker:
+    def _worker_of(self, name: str) -> WorkerSlot:
         with self._changed:
             stream = self._stream(name)
             if stream.error is not None:
@@ -778,7 +726,9 @@ class RayWorkers:
                 raise AwayError(f"'{name}' waits for a worker; try again in some seconds")
             return worker
 
-    def _call(self, worker: _Worker, method: str, *arguments: Any, timeout_s: float = _CALL_S, **options: Any) -> Any:
+    def _call(
+        self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float = _CALL_S, **options: Any
+    ) -> Any:
         """What a method of a worker returns, as `WorkerActor.call` names it; raises what it refuses with.
 
         Raises:
@@ -786,7 +736,7 @@ class RayWorkers:
         """
         return self._ask(worker, "call", method, *arguments, timeout_s=timeout_s, **options)
 
-    def _ask(self, worker: _Worker, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
+    def _ask(self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
         """What a method of an actor returns; errors are as in `_call`."""
         try:
             answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments, **options), timeout=timeout_s)
@@ -800,48 +750,10 @@ class RayWorkers:
 
     # ---- within
 
-    def _status_of(self, name: str, stream: _Stream) -> StreamStatus:
-        """Return the status of a stream; the caller holds the lock."""
-        status = stream.status
-        if status is None:
-            source = redact(stream.wanted.source)
-            nothing = Stats().report(Counter(), 0, {})
-            status = StreamStatus(name, source, "waiting", None, True, 0, None, nothing, None, stream.wanted)
-        if stream.error is not None:
-            return replace(status, state="failed", reason=stream.error, config=stream.wanted, worker=None)
-        if stream.worker is None or stream.status is None:
-            if status.config != stream.wanted:  # it was changed meanwhile
-                status = replace(status, prompts=stream.wanted.prompts)
-            reason = "waiting for a worker"
-            return replace(status, state="waiting", reason=reason, config=stream.wanted, worker=stream.worker)
-        recent = status.report.recent
-        if recent.age_ms is not None:
-            age_ms = recent.age_ms + 1000 * (time.monotonic() - stream.told_at)
-            status = replace(status, report=replace(status.report, recent=replace(recent, age_ms=age_ms)))
-        return replace(status, config=stream.wanted, worker=stream.worker)
-
-    def _worker_status(self, worker: _Worker) -> WorkerStatus:
-        ready, report = worker.ready, worker.report
-        counters = Counter(worker.counted)
-        counters.update(report.counters)
-        return WorkerStatus(
-            worker.name,
-            "ready" if ready else "ended" if worker.ended or worker.failures else "starting",
-            None if ready else worker.reason,
-            ready.pid if ready else None,
-            ready.machine if ready else "",
-            [name for name, one in self._streams.items() if one.worker == worker.name],
-            report.busy if ready else None,
-            report.rss_bytes if ready else None,
-            worker.starts,
-            list(worker.restarted_in_s),
-            counters,
-        )
-
     def _address_of_machine(self, machine: str) -> Address | None:
         with self._changed:
             found = next((one for one in self._workers.values() if one.ready and one.ready.machine == machine), None)
-        return None if found is None else _address(found)
+        return None if found is None else found.address()
 
     def _is_live(self, name: str) -> bool:
         with self._changed:
@@ -875,13 +787,6 @@ class RayWorkers:
 
 def _no_stream(name: str) -> StreamError:
     return StreamError(f"there is no stream '{name[:80]}'")
-
-
-def _address(worker: _Worker) -> Address:
-    ready = worker.ready
-    if ready is None:
-        raise AwayError(f"worker {worker.name} is starting; try again in some seconds")
-    return Address(ready.url, {"Authorization": f"Bearer {ready.secret}"})
 
 
 def _no_wishes(name: str, values: Mapping[str, Any]) -> ListedStream:
