@@ -18,7 +18,8 @@ import numpy as np
 from saccade.engine.core.admission import StreamSettings
 from saccade.engine.models.protocol import Phase
 from saccade.engine.tasks import Detect
-from saccade.engine.tasks.output_state import BoxesOutput, FedValue, OutputState, Sampled
+from saccade.engine.tasks.objects import BoxesOutput
+from saccade.engine.tasks.task import FedValue, OutputState, Sampled
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import open_engine

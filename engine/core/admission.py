@@ -39,7 +39,7 @@ from typing import Generic
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.request import ImageT, PrefillWindow, Request, State
 from saccade.engine.errors import DeadlineError, SupersededError
-from saccade.engine.tasks.output_state import DraftMemory
+from saccade.engine.tasks.task import DraftMemory
 
 _TURN = 1 - 1e-9  # credit per window minus rounding errors
 

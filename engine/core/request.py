@@ -24,8 +24,18 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.errors import DeadlineError, PromptError, SupersededError
 from saccade.engine.models.protocol import TEXT_PHASES, Adapter, Phase
 from saccade.engine.results import Result, ResultPart, Timings
-from saccade.engine.tasks.output_state import ANY_TOKEN, DraftMemory, FedValue, OutputState, TokenRule
-from saccade.engine.tasks.task import OnText, Task, Window, shorten, windows
+from saccade.engine.tasks.task import (
+    ANY_TOKEN,
+    DraftMemory,
+    FedValue,
+    OnText,
+    OutputState,
+    Task,
+    TokenRule,
+    Window,
+    shorten,
+    windows,
+)
 
 if TYPE_CHECKING:
     from saccade.engine.futures import ResultFuture

@@ -54,7 +54,7 @@ from saccade.engine.core.resources import PagePool, Resources
 from saccade.engine.core.speculative import Speculation
 from saccade.engine.errors import DeadlineError
 from saccade.engine.models.protocol import TEXT_PHASES
-from saccade.engine.tasks.output_state import Sampled
+from saccade.engine.tasks.task import Sampled
 
 
 class Scheduler(Generic[ImageT]):

@@ -21,7 +21,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step
 from saccade.engine.core.request import Sequence as Answer
 from saccade.engine.models.protocol import Phase
-from saccade.engine.tasks.output_state import FROM_IMAGE, FedValue, Sampled
+from saccade.engine.tasks.task import FROM_IMAGE, FedValue, Sampled
 
 Rows = list[ScheduledSequence[Any]]
 """Rows of one sequence in a step, in order."""

@@ -35,7 +35,7 @@ from saccade.engine.golden.check_engine import (
 from saccade.engine.golden.reference import DenseCache, Generator
 from saccade.engine.model_loader import choose_device, load_folder
 from saccade.engine.models.protocol import Prompts, ReadableHeads
-from saccade.engine.tasks.output_state import DecodedObject
+from saccade.engine.tasks.objects import DecodedObject
 
 QUESTION, FIRST_OBJECT = "how many?", "person"
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from saccade.engine.models.protocol import Model, ModelLimits
-from saccade.engine.tasks.output_state import DecodedObject, logit
+from saccade.engine.tasks.objects import DecodedObject, logit
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Generator:
                 hidden = self._step(region.encode_size(size), positions, cache)
                 positions = positions + 1
             for row, numbers in zip(rows, torch.cat(parts, dim=-1).tolist(), strict=True):
-                least = found[row][-1].score if found[row] else 1.0  # see `output_state`
+                least = found[row][-1].score if found[row] else 1.0  # see `ObjectsOutput`
                 found[row].append(DecodedObject(min(least, numbers[0]), *numbers[1:]))
         return found
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from saccade.engine.golden.reference import Generator
 from saccade.engine.models.protocol import LoadedModel, ReadableHeads
 from saccade.engine.results import Box
-from saccade.engine.tasks.output_state import DecodedObject
+from saccade.engine.tasks.objects import DecodedObject
 
 _MOST = 10  # maximum boxes per answer
 

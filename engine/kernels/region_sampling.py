@@ -189,7 +189,7 @@ def sample(
         coord_features: float32 (1, n) Fourier frequencies.
         size_features: float32 (2, m) Fourier frequencies.
         size_values: (bins,) float32, the side length of each size bin.
-        sampled: (rows, 3) float32, written for `output_state.OutputState.commit`.
+        sampled: (rows, 3) float32, written for `OutputState.commit`.
         features: (rows, 2 m), written: cosines and sines; coordinates use the first 2 n.
         pdl: enable programmatic dependent launch, see `kernels.common`.
     """

@@ -2,19 +2,34 @@
 
 A runner feeds tokens, prefills images and samples. `Runner` uses the model's PyTorch modules on any device and dtype.
 `cpu.decoder.CpuRunner` has a fused decoder for CPUs; `cuda.decoder.PackedRunner` uses kernels for few rows.
+
+| sample | implementation |
+|---|---|
+| coordinates and sizes | `Runner.sample_regions`; on CUDA `kernels.region_sampling` |
+| tokens | greedy by `take_tokens`; with a temperature or grammar by `sample` |
+| whether another object begins | on the host, by `ObjectsOutput.begins` (`tasks.objects`), from two logits |
+
+Random noise is a hash of the request's seed, the step and the token. An answer therefore does not depend on its batch
+or launch time.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch.nn import functional as F
 
 from saccade.engine.models.lora import AdapterBank
-from saccade.engine.models.protocol import Cache, Model, Phase, TextDecoder
-from saccade.engine.models.sampling import SAMPLED
+from saccade.engine.models.protocol import Cache, Model, Phase, RegionHeads, TextDecoder
+
+SAMPLED = 3
+"""Values per row that a step returns; see `OutputState.commit`."""
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # the constants of splitmix64 (Steele, Lea & Flood 2014), as signed numbers
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 class PagedCache(Protocol):
@@ -130,7 +145,7 @@ class Runner:
             batch_slots: (rows,) rows of `state` for the embeddings of the samples.
             coords: whether any row is at X_OR_EOS or Y.
             sizes: whether any row is at SIZE.
-            sampled: (rows, 3) float32, written for `output_state.OutputState.commit`.
+            sampled: (rows, 3) float32, written for `OutputState.commit`.
             state: (batch slots, dim), written.
         """
         region, phase = self._model.region, phases.unsqueeze(1)
@@ -151,3 +166,209 @@ class Runner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits (rows, vocab) in float32."""
         return self._model.text.logits(hidden).float()
+
+
+# ---- sampling
+
+
+def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Set the logits (rows, vocab) of `ids` (n,) to -inf in place for rows in phase LATER_TOKEN."""
+    later = (phases == Phase.LATER_TOKEN).unsqueeze(1)
+    return logits.index_copy_(1, ids, logits.index_select(1, ids).masked_fill(later, -torch.inf))
+
+
+def take_tokens(
+    text: TextDecoder,
+    token: torch.Tensor,
+    phases: torch.Tensor,
+    batch_slots: torch.Tensor,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """Store a token as the sample of each text row, and its embedding as the input of the next step.
+
+    Args:
+        text: the decoder.
+        token: (rows,) token IDs; ignored for rows in other phases.
+        phases: (rows,) `Phase`.
+        batch_slots: (rows,) rows of `state`.
+        sampled: (rows, 3) float32, written.
+        state: (batch slots, dim), written.
+    """
+    wanted, slots = (phases >= Phase.TOKEN).unsqueeze(1), batch_slots.long()
+    sampled.copy_(torch.where(wanted, token.unsqueeze(1).float(), sampled))
+    state[slots] = torch.where(wanted, text.embed(token), state[slots])
+
+
+def take_allowed(
+    text: TextDecoder,
+    rows: torch.Tensor,
+    masks: torch.Tensor,
+    which: torch.Tensor,
+    logits: torch.Tensor,
+    batch_slots: torch.Tensor,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """Like `take_tokens`, for some text rows, with the most likely token that their grammar allows.
+
+    Args:
+        text: the decoder.
+        rows: (n,) int64 row indices; duplicates must have the same mask.
+        masks: (any, vocab) bool, True for allowed tokens.
+        which: (n,) int64 rows of `masks`.
+        logits: (any, vocab) float32.
+        batch_slots: (any,) rows of `state`.
+        sampled: (any, 3) float32; the first value of each row is written.
+        state: (batch slots, dim), written.
+    """
+    allowed = torch.where(masks.index_select(0, which), logits.index_select(0, rows), -torch.inf)
+    token = allowed.argmax(-1)
+    sampled.select(1, 0).index_copy_(0, rows, token.float())
+    state.index_copy_(0, batch_slots.index_select(0, rows).long(), text.embed(token))
+
+
+def take_coordinates(
+    region: RegionHeads,
+    hidden: torch.Tensor,
+    wanted: torch.Tensor,
+    batch_slots: torch.Tensor,
+    sampled: torch.Tensor,
+    state: torch.Tensor,
+) -> None:
+    """Sample a coordinate for text rows whose sampled token is the coordinate token; its embedding is the next input.
+
+    Args:
+        region: the model's region heads.
+        hidden: (rows, dim) hidden states of the sampled tokens.
+        wanted: (rows,) bool, True for rows with the coordinate token.
+        batch_slots: (rows,) rows of `state`.
+        sampled: (rows, 3) float32; the coordinate is written as the second value.
+        state: (batch slots, dim), written.
+    """
+    coordinate, slots = region.coord(hidden), batch_slots.long()
+    sampled[:, 1] = torch.where(wanted, coordinate.squeeze(1), sampled[:, 1])
+    state[slots] = torch.where(wanted.unsqueeze(1), region.encode_coord(coordinate), state[slots])
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    seed: torch.Tensor,
+    step: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sample a token per row: the most likely one at temperature 0, otherwise exactly with the Gumbel-max trick.
+
+    Args:
+        logits: (rows, vocab) float32.
+        temperature: (rows,) float32, at least 0; None if all rows are greedy, which skips the noise.
+        top_p: (rows,) float32 in (0, 1]; None if no row uses it, which skips a sort.
+        seed: (rows,) int64 seed of the request.
+        step: (rows,) int64, unique within the request.
+        mask: (rows, vocab) bool, True for allowed tokens; at least one per row.
+
+    Returns:
+        (rows,) int64 token IDs.
+    """
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    if temperature is None:
+        return logits.argmax(-1)
+    warm = temperature > 0
+    scores = logits.double() / torch.where(warm, temperature, 1.0).double().unsqueeze(1)
+    if top_p is not None:
+        scores = keep_top_p(scores, top_p)
+    drawn = (scores + gumbel(seed, step, logits.shape[1])).argmax(-1)
+    return torch.where(warm, drawn, logits.argmax(-1))
+
+
+def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Set scores (rows, vocab) to -inf outside the smallest set of tokens with a total probability of top_p (rows,).
+
+    Among equally likely tokens, lower token IDs are kept.
+    """
+    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+    before = F.pad(ordered.softmax(-1).cumsum(-1)[:, :-1], (1, 0))  # total probability of more likely tokens
+    wanted = top_p.double().unsqueeze(1)
+    drop = (before >= wanted) & (wanted < 1)
+    drop[:, 0] = False
+    return torch.empty_like(scores).scatter(1, index, ordered.masked_fill(drop, -torch.inf))
+
+
+def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Return standard Gumbel noise (rows, vocab) float64 as a hash of seed (rows,), step (rows,) and token."""
+    key = _mix(_mix(seed + _GOLDEN) + step * _GOLDEN).unsqueeze(1)
+    bits = _mix(key + torch.arange(1, vocab + 1, device=seed.device) * _GOLDEN)
+    uniform = ((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log()
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """Apply the finalizer of splitmix64; int64 arithmetic wraps around."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _FIRST
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _SECOND
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+# ---- embedding of samples and drafts
+
+
+def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return embeddings of values from the host: earlier samples or drafts.
+
+    Args:
+        model: the model.
+        kinds: (…) int: `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for no value.
+        values: (…, 2) float32: (coordinate, unused), (width, height) or (token ID, unused).
+        others: (…, dim) embeddings for kind 0.
+
+    Returns:
+        (…, dim).
+    """
+    kind = kinds.unsqueeze(-1)
+    x = torch.where(kind == Phase.Y, model.region.encode_coord(values[..., :1]), others)
+    x = torch.where(kind == Phase.SIZE, model.region.encode_size(values), x)
+    ids = torch.where(kinds == Phase.TOKEN, values[..., 0], 0.0)
+    return torch.where(kind == Phase.TOKEN, model.text.embed(ids.to(torch.int64)), x)
+
+
+def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return the values to feed for objects that a vision encoder has detected; see `embed_fed`.
+
+    Args:
+        objects: (images, n, 5) float32; see `DraftingEncoder.features_and_drafts`.
+        which: (tokens, 4) int32: image; class, or -1 to use `others`; index of the object in its class; 0 for x, 1 for
+            y, 2 for width and height.
+        others: (tokens, 2) float32, used if the class is -1.
+
+    Returns:
+        (tokens, 2); zeros if the object does not exist.
+    """
+    image, label, number, part = which.unsqueeze(-1).unbind(1)
+    of = F.embedding(image.squeeze(1), objects.flatten(1)).view(-1, *objects.shape[1:])
+    same = of[..., 0] == label
+    wanted = same & (same.cumsum(1) == number + 1)  # one at most
+    x, y, width, height = torch.where(wanted.unsqueeze(-1), of[..., 1:], 0.0).sum(1).split(1, dim=1)
+    first = torch.where(part == 0, x, torch.where(part == 1, y, width))
+    values = torch.cat([first, torch.where(part == 2, height, 0.0)], dim=1)
+    return torch.where(label == -1, others, values)
+
+
+def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[int, tuple[float, ...]]) -> None:
+    """Replace some embeddings (tokens, dim) by those of coordinates and sizes, without synchronizing.
+
+    Args:
+        region: the model's region heads.
+        embeddings: (tokens, dim), modified in place.
+        values: by row of `embeddings`: one value is a coordinate, two are a size, in 0..1.
+    """
+    device = embeddings.device
+    for length, encode in ((1, region.encode_coord), (2, region.encode_size)):
+        at = [place for place, numbers in values.items() if len(numbers) == length]
+        if at:
+            pinned = device.type == "cuda"
+            rows = torch.tensor(at, pin_memory=pinned).to(device, non_blocking=True)
+            numbers = torch.tensor([values[place] for place in at], pin_memory=pinned).to(device, non_blocking=True)
+            embeddings.index_copy_(0, rows, encode(numbers).to(embeddings.dtype))

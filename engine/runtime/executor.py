@@ -28,8 +28,16 @@ from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels
 from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.protocol import TEXT_PHASES, DraftingEncoder, Model, Phase
-from saccade.engine.models.runner import PagedCache, Runner
-from saccade.engine.models.sampling import SAMPLED, embed_fed, put_values, seen_values, suppress, take_tokens
+from saccade.engine.models.runner import (
+    SAMPLED,
+    PagedCache,
+    Runner,
+    embed_fed,
+    put_values,
+    seen_values,
+    suppress,
+    take_tokens,
+)
 from saccade.engine.runtime.graph_capture import Job
 from saccade.engine.runtime.step_inputs import (
     NO_CLASS,
@@ -44,7 +52,7 @@ from saccade.engine.runtime.step_inputs import (
     with_scores,
 )
 from saccade.engine.runtime.streams import Event, Stream
-from saccade.engine.tasks.output_state import MAX_SCORED, Sampled
+from saccade.engine.tasks.task import MAX_SCORED, Sampled
 
 COORDS, SIZES, TEXT, DRAFTED = (
     1,

@@ -21,9 +21,9 @@ from saccade.engine import kernels
 from saccade.engine.core.request import NO_SLOT, ScheduledSequence, Step, StepKind
 from saccade.engine.core.speculative import Rows
 from saccade.engine.models.protocol import TEXT_PHASES, Model, Phase
-from saccade.engine.models.sampling import sample, take_allowed, take_coordinates, take_tokens
+from saccade.engine.models.runner import sample, take_allowed, take_coordinates, take_tokens
 from saccade.engine.runtime.streams import Stream
-from saccade.engine.tasks.output_state import ANY_TOKEN, FROM_IMAGE, MAX_SCORED, FedValue, Sampled, TokenRule
+from saccade.engine.tasks.task import ANY_TOKEN, FROM_IMAGE, MAX_SCORED, FedValue, Sampled, TokenRule
 
 NO_CLASS = -2
 """Class of a prompt without matching detections."""

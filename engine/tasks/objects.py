@@ -1,22 +1,20 @@
-"""Tasks that find objects: boxes, points and gaze targets."""
+"""Tasks that find objects (boxes, points and gaze targets), and the state machines of their answers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
+from saccade.engine.models.protocol import Phase
 from saccade.engine.results import Box, ResultPart, Spot
-from saccade.engine.tasks.output_state import (
-    BoxesOutput,
-    DecodedObject,
-    ObjectsOutput,
-    OutputState,
-    PointsOutput,
-)
 from saccade.engine.tasks.task import (
     Answers,
+    FedValue,
     OnText,
+    OutputState,
+    Sampled,
     Task,
     Vocabulary,
     Window,
@@ -37,6 +35,115 @@ _EDGE = 0.02  # an object this close to an inner window edge is cut off; another
 _MERGE_IOU = 0.5  # IoU above which objects of two windows are duplicates
 _INSIDE = 0.8  # or if this fraction of a possibly cut object lies inside the other
 _NEAR_EDGE = 0.08  # an object this close to an inner window edge may be cut off
+
+
+# ---- the state machines of answers
+
+
+@dataclass(slots=True, frozen=True)
+class DecodedObject:
+    """An object as decoded by the model.
+
+    Attributes:
+        score: p(coord) / (p(coord) + p(eos)), 0 to 1.
+        x, y: centre, as fractions of the prefilled image; not clipped.
+        width, height: size as fractions of the prefilled image; 0 for points.
+    """
+
+    score: float
+    x: float
+    y: float
+    width: float = 0.0
+    height: float = 0.0
+
+
+class ObjectsOutput(OutputState):
+    """Base class of detect and point answers: objects until the model stops.
+
+    Args:
+        max_objects: maximum number of objects.
+        conf: minimum score of an object.
+        max_steps: maximum number of steps that fit the context.
+    """
+
+    __slots__ = ("_committed", "_height", "_logit_limit", "_score", "_width", "_x", "_y", "objects")
+
+    def __init__(self, max_objects: int, conf: float, max_steps: int) -> None:
+        super().__init__(min(max_objects, max_steps // len(self.phases)) * len(self.phases))
+        self._logit_limit = logit(conf)
+        self._committed = 0
+        self._score = 1.0
+        self._x = self._y = self._width = self._height = 0.0
+        self.objects: list[DecodedObject] = []
+
+    def begins(self, margin: float) -> bool:
+        """Return whether another object starts: coordinate logit − end logit is above the logit of `conf`."""
+        return margin > self._logit_limit
+
+    def commit(self, sampled: Sampled) -> bool:
+        """Take one step's samples; return True after the last object."""
+        phase = self.phases[self._committed % len(self.phases)]
+        self._committed += 1
+        if phase is Phase.X_OR_EOS:
+            margin, self._x, *_ = sampled
+            if not self.begins(margin):
+                return True
+            # An object exists only if all earlier ones do, so its score is limited by theirs.
+            self._score = min(self._score, 1 / (1 + math.exp(-margin)) if margin > -700 else 0.0)
+        elif phase is Phase.Y:
+            self._y = sampled[0]
+        else:
+            self._width, self._height, *_ = sampled
+        if phase is self.phases[-1]:
+            self.objects.append(DecodedObject(self._score, self._x, self._y, self._width, self._height))
+        return self._committed == self.steps
+
+    @property
+    def draftable(self) -> bool:
+        """Always True: objects are sampled greedily."""
+        return True
+
+    @property
+    def visible(self) -> bool:
+        """Always True: detections can draft objects."""
+        return True
+
+    def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
+        """Return a coordinate or size, or None if the model stops."""
+        if phase is Phase.X_OR_EOS:
+            return (Phase.Y, sampled[1], 0.0) if self.begins(sampled[0]) else None
+        return super().fed(phase, sampled)
+
+    def values(self) -> list[FedValue]:
+        """Return the values of all complete objects."""
+        values: list[FedValue] = []
+        for one in self.objects:
+            values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
+            if Phase.SIZE in self.phases:
+                values.append((Phase.SIZE, one.width, one.height))
+        return values
+
+
+class BoxesOutput(ObjectsOutput):
+    """Answer of detect: x, y and size for each object."""
+
+    __slots__ = ()
+    phases = (Phase.X_OR_EOS, Phase.Y, Phase.SIZE)
+
+
+class PointsOutput(ObjectsOutput):
+    """Answer of point: x and y for each object."""
+
+    __slots__ = ()
+    phases = (Phase.X_OR_EOS, Phase.Y)
+
+
+def logit(p: float) -> float:
+    """Return log(p / (1 - p)), which is infinite at 0 and 1."""
+    return -math.inf if p <= 0 else math.inf if p >= 1 else math.log(p / (1 - p))
+
+
+# ---- the tasks
 
 
 @dataclass(slots=True, frozen=True)

@@ -16,11 +16,15 @@ from saccade.engine.errors import PromptError
 from saccade.engine.models.protocol import Phase
 from saccade.engine.outline import parse_path
 from saccade.engine.results import Outline, ResultPart
-from saccade.engine.tasks.output_state import ANY_TOKEN, OutputState, Sampled, Sampling, TokenRule
 from saccade.engine.tasks.task import (
+    ANY_TOKEN,
     Answers,
     OnText,
+    OutputState,
+    Sampled,
+    Sampling,
     Task,
+    TokenRule,
     register_task,
     require_count,
     require_refs,

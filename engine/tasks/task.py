@@ -11,11 +11,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from saccade.engine.errors import UnknownClassError
+from saccade.engine.models.protocol import TEXT_PHASES, Phase
 from saccade.engine.results import ResultPart
-from saccade.engine.tasks.output_state import OutputState
 
 if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, Prompts, Ref
@@ -24,6 +24,180 @@ _SEPARATORS = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)\s*", re.IGNORECASE)
 _OVERLAP = 0.24  # overlap of windows as a fraction of their side; objects up to this size are whole in some window
 OnText = Callable[[str], None]
 """Callback for each new piece of a text."""
+
+
+# ---- an answer
+
+
+@dataclass(slots=True, frozen=True)
+class Sampling:
+    """Sampling parameters: `temperature` 0 is greedy; `seed` is a signed 64-bit integer."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+GREEDY = Sampling()
+
+FedValue = tuple[Phase, float, float]
+"""Input of a step: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, token ID, 0)."""
+
+FROM_IMAGE: FedValue = (Phase.TOKEN, -1.0, 0.0)
+"""Placeholder of a draft value that the executor reads from the image."""
+
+Sampled = tuple[float, ...]
+"""Samples of a row: three numbers by phase, then the log probabilities of `TokenRule.scored`."""
+
+
+class TokenRule(NamedTuple):
+    """Constraints on the token of a step.
+
+    Attributes:
+        allowed: allowed token IDs, at least one, or None for all.
+        forbidden: forbidden token IDs.
+        grounded: a sampled coordinate token comes with a coordinate, whose embedding is fed next.
+        scored: at most `MAX_SCORED` token IDs whose log probabilities over all tokens are returned.
+        lasting: whether many steps share `allowed`, so that its mask is cached on the device.
+    """
+
+    allowed: Sequence[int] | None = None
+    forbidden: Sequence[int] = ()
+    grounded: bool = False
+    scored: Sequence[int] = ()
+    lasting: bool = False
+
+
+ANY_TOKEN = TokenRule()
+MAX_SCORED = 128
+"""Maximum number of log probabilities per row and step."""
+
+
+class OutputState(ABC):
+    """State machine of one answer, whose steps cycle through `phases`.
+
+    Launching and reading of steps overlap: `next_phase` is called when a step is launched, and `commit` when its
+    samples are read, up to one step later. The sequence of phases does not depend on samples, except for the end, so a
+    step can launch before the previous one is read. Allowed tokens may depend on samples, so `rule` is called when the
+    step is finalized.
+
+    Attributes:
+        steps: maximum number of steps; 0 if the context is too short.
+        sampling: sampling parameters.
+        back: number of positions that the step of the last `next_phase` goes back; later entries are overwritten.
+    """
+
+    __slots__ = ("_launched", "back", "sampling", "steps")
+
+    phases: ClassVar[tuple[Phase, ...]]
+
+    def __init__(self, steps: int, sampling: Sampling = GREEDY) -> None:
+        self.steps, self.sampling, self.back = steps, sampling, 0
+        self._launched = 0
+
+    @property
+    def positions(self) -> int:
+        """Maximum number of positions fed after the prompt; the last sample is never fed."""
+        return max(0, self.steps - 1)
+
+    def next_phase(self) -> Phase | None:
+        """Return the phase of the next step to launch, or None if no more steps are needed."""
+        if self._launched == self.steps:
+            return None
+        phase = self.phases[self._launched % len(self.phases)]
+        self._launched += 1
+        return phase
+
+    def vocabulary(self) -> Iterable[int]:
+        """Return all token IDs that `rule` may return, for validation."""
+        return ()
+
+    def rule(self) -> TokenRule:
+        """Return the constraints on the next token; called once per text step in order."""
+        return ANY_TOKEN
+
+    @abstractmethod
+    def commit(self, sampled: Sampled) -> bool:
+        """Take the samples of the oldest uncommitted step; return True when the answer is complete.
+
+        Args:
+            sampled: values by phase: X_OR_EOS (coord logit − eos logit, x, –), Y (y, –, –), SIZE (width, height, –),
+                text (token ID, coordinate if grounded, –, requested log probabilities…).
+        """
+
+    @property
+    def draftable(self) -> bool:
+        """Whether the values of this answer may be drafts of the next answer, see `core.speculative`."""
+        return False
+
+    @property
+    def certain(self) -> Sequence[FedValue]:
+        """Inputs of the next steps that do not depend on samples, so that these steps can run with the prompt."""
+        return ()
+
+    def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
+        """Return parts of the work for parallel sequences, each with its tokens after the prompt and its state machine.
+
+        The parts share this object's state, which is complete when all parts are. Call once, before the first step.
+
+        Args:
+            most: maximum number of parts; if more are needed, the result is empty.
+        """
+        return ()
+
+    @property
+    def visible(self) -> bool:
+        """Whether detections in the image can draft the answer; see `FROM_IMAGE`."""
+        return False
+
+    def retract(self, steps: int) -> None:
+        """Take back the newest `steps` launched steps, which will be launched again."""
+        self._launched -= steps
+
+    def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
+        """Return the input of the next step after a sample or draft value, or None if the answer ends."""
+        if phase is Phase.SIZE:
+            return Phase.SIZE, sampled[0], sampled[1]
+        return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
+
+    def values(self) -> list[FedValue]:
+        """Return all values fed for the answer so far, in order, if it is `draftable`."""
+        return []
+
+    def finish(self) -> None:  # noqa: B027 - most answers hold nothing back
+        """Finish the answer; called once before its task collects it."""
+
+
+@dataclass(slots=True, eq=False)
+class DraftMemory:
+    """The last answer to a prompt of a stream, and statistics of its drafts.
+
+    Attributes:
+        values: values of the last answer.
+        pause: number of answers without drafts.
+        failures: number of consecutive answers whose drafts saved too little.
+    """
+
+    values: tuple[FedValue, ...] = ()
+    pause: int = 0
+    failures: int = 0
+
+    def draft(self) -> tuple[FedValue, ...]:
+        """Return the draft for the next answer."""
+        if self.pause:
+            self.pause -= 1
+            return ()
+        return self.values
+
+    def learn(self, values: Sequence[FedValue], paid: bool | None, longest_pause: int) -> None:
+        """Store a complete answer, and whether its draft paid off (None without a draft)."""
+        self.values = tuple(values)
+        if paid is not None:
+            self.failures = 0 if paid else self.failures + 1
+            self.pause = min(longest_pause, 2**self.failures) if self.failures > 1 else 0
+
+
+# ---- a task
 
 
 @dataclass(slots=True, frozen=True)

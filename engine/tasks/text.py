@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from saccade.engine.errors import PromptError
 from saccade.engine.results import ResultPart, Text
-from saccade.engine.tasks.output_state import OutputState, Sampling
 from saccade.engine.tasks.task import (
     Answers,
     OnText,
+    OutputState,
+    Sampling,
     Task,
     register_task,
     require_count,

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING
 
 from saccade.engine.models.protocol import Phase
 from saccade.engine.results import Grounding, Reasoning
-from saccade.engine.tasks.output_state import (
-    GREEDY,
-    MAX_SCORED,
-    FedValue,
-    OutputState,
-    Sampled,
-    Sampling,
-    TokenRule,
-)
+from saccade.engine.tasks.task import GREEDY, MAX_SCORED, FedValue, OutputState, Sampled, Sampling, TokenRule
 
 if TYPE_CHECKING:
     from saccade.engine.models.protocol import ReasoningTokens

@@ -36,8 +36,7 @@ from saccade.engine.errors import RequestTooLargeError
 from saccade.engine.model_loader import open_model
 from saccade.engine.models.protocol import ModelLimits, Phase, Prompts
 from saccade.engine.results import ResultPart, Text
-from saccade.engine.tasks.output_state import OutputState, Sampled, TokenRule
-from saccade.engine.tasks.task import Answers, OnText
+from saccade.engine.tasks.task import Answers, OnText, OutputState, Sampled, TokenRule
 from saccade.engine.tasks.text_output import TextOutput
 from tests.support.engine import Held, noise
 

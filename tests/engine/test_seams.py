@@ -18,7 +18,7 @@ from saccade.engine.golden.reference import Generator
 from saccade.engine.model_loader import open_model
 from saccade.engine.models.registry import register_architecture
 from saccade.engine.tasks import TASKS, register_task
-from saccade.engine.tasks.output_state import DecodedObject
+from saccade.engine.tasks.objects import DecodedObject
 from saccade.pipeline.cli.main import app
 from saccade.sinks import draw, make_record
 from saccade.sinks.overlay import register_drawing

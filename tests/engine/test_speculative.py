@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from saccade.engine import Caption, Detect, Engine, Point, Query, Result, StreamSettings, Task
 from saccade.engine.models.protocol import Phase
-from saccade.engine.tasks.output_state import DraftMemory
+from saccade.engine.tasks.task import DraftMemory
 from saccade.sources import open_source
 from tests.support import REPO
 from tests.support.engine import GOLDEN, noise

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from saccade.engine.models.protocol import ModelLimits, Prompts
 from saccade.engine.results import ResultPart
-from saccade.engine.tasks.output_state import BoxesOutput, ObjectsOutput, OutputState
-from saccade.engine.tasks.task import Answers, OnText, Task
+from saccade.engine.tasks.objects import BoxesOutput, ObjectsOutput
+from saccade.engine.tasks.task import Answers, OnText, OutputState, Task
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,7 +17,7 @@ from saccade.engine.core.resources import AdapterSlots, PagePool
 from saccade.engine.core.scheduler import Scheduler, SlotState, StepSlots
 from saccade.engine.errors import DeadlineError, RequestTooLargeError
 from saccade.engine.models.protocol import Adapter, Phase
-from saccade.engine.tasks.output_state import BoxesOutput, ObjectsOutput, PointsOutput
+from saccade.engine.tasks.objects import BoxesOutput, ObjectsOutput, PointsOutput
 from saccade.engine.tasks.text_output import TextOutput
 from tests.support.engine.requests import request_of, sizes
 

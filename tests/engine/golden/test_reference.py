@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from saccade.engine.golden.reference import Generator
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_value
-from saccade.engine.tasks.output_state import DecodedObject
+from saccade.engine.tasks.objects import DecodedObject
 from tests.support.engine import TINY, noise, one_thread, random_model
 
 IDS = TINY.tokenizer

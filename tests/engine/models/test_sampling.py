@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.models.sampling import _GOLDEN, _mix, gumbel, keep_top_p, sample
+from saccade.engine.models.runner import _GOLDEN, _mix, gumbel, keep_top_p, sample
 
 # Sums of squared deviations, by degrees of freedom, that chance exceeds once in a thousand tables.
 CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32}

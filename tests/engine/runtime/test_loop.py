@@ -26,7 +26,7 @@ from saccade.engine.models.moondream.prompts import CodePointTokenizer, Moondrea
 from saccade.engine.models.protocol import ImageCrops
 from saccade.engine.runtime.cpu_executor import CpuExecutor
 from saccade.engine.runtime.loop import StepLoop
-from saccade.engine.tasks.output_state import BoxesOutput, DecodedObject, ObjectsOutput, PointsOutput
+from saccade.engine.tasks.objects import BoxesOutput, DecodedObject, ObjectsOutput, PointsOutput
 from saccade.engine.tasks.text_output import TextOutput
 from tests.support.engine import GOLDEN, noise
 from tests.support.engine.requests import request_of, sizes

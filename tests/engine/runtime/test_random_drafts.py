@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.engine.tasks.output_state import Sampling
+from saccade.engine.tasks.task import Sampling
 from tests.engine.runtime.test_random_schedules import Arrival, Asked, Workload, check, run
 from tests.support.engine.stand_in import CONTENTS
 

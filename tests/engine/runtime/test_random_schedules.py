@@ -25,13 +25,8 @@ from saccade.engine.core.speculative import Speculation
 from saccade.engine.errors import DeadlineError, EngineClosedError, RequestTooLargeError
 from saccade.engine.models.protocol import Adapter, ReasoningTokens
 from saccade.engine.runtime.loop import StepLoop
-from saccade.engine.tasks.output_state import (
-    BoxesOutput,
-    ObjectsOutput,
-    OutputState,
-    PointsOutput,
-    Sampling,
-)
+from saccade.engine.tasks.objects import BoxesOutput, ObjectsOutput, PointsOutput
+from saccade.engine.tasks.task import OutputState, Sampling
 from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, TextOutput
 from tests.support.engine.requests import request_of, sizes
 from tests.support.engine.stand_in import COORD, EOS, FaultError, Faulty, StandIn, ViolationError, alone

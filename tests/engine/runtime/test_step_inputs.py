@@ -8,7 +8,8 @@ import torch
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Sequence, Step, StepKind
 from saccade.engine.models.protocol import Phase
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, StepInputs
-from saccade.engine.tasks.output_state import BoxesOutput, FedValue
+from saccade.engine.tasks.objects import BoxesOutput
+from saccade.engine.tasks.task import FedValue
 from tests.support.engine.requests import request_of
 
 

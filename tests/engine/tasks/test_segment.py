@@ -25,8 +25,8 @@ from saccade.engine.models.protocol import PathTokens, Phase
 from saccade.engine.outline import fill, parse_path, placed
 from saccade.engine.results import Outline
 from saccade.engine.tasks import TASKS
-from saccade.engine.tasks.output_state import Sampling
 from saccade.engine.tasks.segment import PathWriter, SegmentOutput
+from saccade.engine.tasks.task import Sampling
 from tests.engine.test_outline import slowly_inside, slowly_read
 from tests.support.engine import TINY_3, noise, one_thread, random_model, write_model
 from tests.support.engine.material import DEVICES

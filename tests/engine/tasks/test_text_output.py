@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from saccade.engine.models.protocol import Phase, ReasoningTokens
 from saccade.engine.results import Grounding, Reasoning
-from saccade.engine.tasks.output_state import MAX_SCORED, OutputState, Sampled, Sampling, TokenRule
+from saccade.engine.tasks.task import MAX_SCORED, OutputState, Sampled, Sampling, TokenRule
 from saccade.engine.tasks.text_output import ChoiceOutput, ReasoningOutput, TextOutput
 
 EOS, ANSWER, COORD, GROUND = 0, 3, 5, 7

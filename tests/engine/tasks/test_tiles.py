@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from saccade.engine.tasks.objects import distinct, fuse, place
-from saccade.engine.tasks.output_state import DecodedObject
+from saccade.engine.tasks.objects import DecodedObject, distinct, fuse, place
 from saccade.engine.tasks.task import Window, windows
 
 sides = st.integers(1, 4000)

@@ -21,7 +21,7 @@ from saccade.engine.core.request import Sequence as Answer
 from saccade.engine.core.resources import PagePool
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.runtime.loop import StepLoop
-from saccade.engine.tasks.output_state import Sampled
+from saccade.engine.tasks.task import Sampled
 from saccade.engine.tasks.text_output import TextOutput
 from saccade.pipeline.bench.cameras.measure import LARGE, SETTLE_S, arrivals, name_special
 from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize

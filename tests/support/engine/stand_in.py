@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
 from saccade.engine.models.protocol import Adapter, Phase
 from saccade.engine.runtime.streams import CpuStream, Event, Stream
-from saccade.engine.tasks.output_state import OutputState, Sampled, Sampling, TokenRule
+from saccade.engine.tasks.task import OutputState, Sampled, Sampling, TokenRule
 
 EOS, COORD, VOCAB = 0, 5, 6
 CONTENTS = 4  # images that differ: the next one shows the same again

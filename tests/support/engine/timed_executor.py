@@ -23,7 +23,7 @@ from saccade.engine.models.protocol import Model, Phase
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, with_scores
-from saccade.engine.tasks.output_state import MAX_SCORED, Sampled
+from saccade.engine.tasks.task import MAX_SCORED, Sampled
 from tests.support.engine.untimed import Untimed
 
 Cost = Callable[[StepKind, int], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saccade.engine.models.protocol import Phase
-from saccade.engine.tasks.output_state import BoxesOutput, PointsOutput
+from saccade.engine.tasks.objects import BoxesOutput, PointsOutput
 from saccade.engine.tasks.text_output import TextOutput
 
 EOS = 0
