@@ -104,7 +104,8 @@ class Places:
         if self._first_s is None:
             self._first_s = self._last_s = seconds
         passed, self._last_s = seconds - self._last_s, seconds
-        self._rests = {number: rest for number, rest in self._rests.items() if number in alive}
+        if len(self._rests) > len(alive) or not self._rests.keys() <= alive.keys():
+            self._rests = {number: rest for number, rest in self._rests.items() if number in alive}
         for number, (label, box) in seen.items():
             rest = self._rests.get(number)
             if rest is None:
@@ -118,8 +119,13 @@ class Places:
                     place.left, place.empty_s = True, REMOVED_S
                 rest = Rest(next(self._ids), seconds, True, rest.known, box)
             self._rests[number] = rest
-            if rest.stationary_for(seconds) >= STILL_S:
-                self._settle(number, rest, label, box)
+            if seconds - rest.since_s >= STILL_S:
+                if (place := self._places.get(rest.place)) is None:
+                    self._settle(number, rest, label, box)
+                else:
+                    place.box = box
+        if not self._places:
+            return
         there = {rest.place for number, rest in self._rests.items() if number in seen}
         boxes = [box for _, box in seen.values()]
         for number, place in list(self._places.items()):
@@ -143,10 +149,6 @@ class Places:
         return None
 
     def _settle(self, track: int, rest: Rest, label: str, box: Corners) -> None:
-        place = self._places.get(rest.place)
-        if place is not None:
-            place.box = box
-            return
         for number, other in list(self._places.items()):
             if other.empty_s and other.label == label and overlap(other.box, box) >= _SAME:
                 del self._places[number]

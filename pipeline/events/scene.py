@@ -131,10 +131,11 @@ class SceneReader:
         for one in found:
             if one.track_id is not None and not one.predicted:
                 old = self._tracks.get(one.track_id)
-                first_s, looks = (seconds, 0) if old is None else (old.first_s, old.looks)
+                first_s, looks, rest = (seconds, 0, None) if old is None else (old.first_s, old.looks, old.rest)
                 self._tracks[one.track_id] = Track(
                     *(one.track_id, one.label, one.score, _box_of(one), one.zones, one.speed or 0.0, first_s, seconds),
-                    looks=(looks << 1 | 1) & _LOOKS,
+                    (looks << 1 | 1) & _LOOKS,
+                    rest,
                 )
                 path = self._paths.setdefault(one.track_id, _Path(frame.captured_at))
                 path.add(seconds, frame.captured_at, bottom_of(one), one.score)
@@ -149,8 +150,6 @@ class SceneReader:
                 self._tracks[number] = replace(track, zones=held, looks=track.looks << 1 & _LOOKS)
         self._rest(seconds)
         places = self._places.places
-        self._stood = {number: track for number, track in self._stood.items() if number in places}
-        self._stood |= {track.rest.place: track for track in self._tracks.values() if track.rest is not None}
         began = frame.captured_at + (self._file_began if frame.capture_clock == "file" else 0.0)
         return Scene(
             seconds,
@@ -181,8 +180,15 @@ class SceneReader:
         """Tell each track how it stands or moves."""
         seen = {track.number: (track.label, track.box) for track in self._tracks.values() if track.seen_s == seconds}
         self._places.update(seconds, seen, self._tracks)
+        places = self._places.places
         for number, track in self._tracks.items():
-            self._tracks[number] = replace(track, rest=self._places.of(number))
+            rest = self._places.of(number)
+            if rest is not track.rest:
+                track = self._tracks[number] = replace(track, rest=rest)
+            if rest is not None and rest.place in places:
+                self._stood[rest.place] = track
+        if len(self._stood) > len(places):
+            self._stood = {number: track for number, track in self._stood.items() if number in places}
 
     def _drop(self, track: Track, stream: str) -> None:
         del self._tracks[track.number]

@@ -89,6 +89,30 @@ def test_a_backtest_looks_at_no_more_frames_than_it_needs(make_clip: MakeClip, r
     assert (tested["vid_stride"], tested["video_s"]) == (5, 1.0)
 
 
+PLACES = """\
+zones: {all: "0,0,1,0,1,1,0,1"}
+rules:
+  - {name: confirmed, when: person, confirm: 20 of 20}
+  - {name: moving, when: person moving in all}
+  - {name: still, when: person stationary in all for 2s}
+  - {name: new, when: person appeared}
+"""
+MASKED = PLACES.replace("}", ', never: {polygon: "0,0,1,0,1,1,0,1", classes: [person], exclude: true}}', 1)
+
+
+def test_rules_of_the_demo_clip_tell_moving_from_standing_people(tmp_path: Path, saccade: Command) -> None:
+    """One person sits from the beginning and goes at 4 s; another one comes at 8 s and stays."""
+    path = tmp_path / "places.yaml"
+    path.write_text(PLACES)
+    found = json.loads(saccade("backtest", path, DEMO_CLIP, "--json", cwd=tmp_path).stdout)["events"]
+    begins = [(event["rule"], event["start_time"]) for event in found]
+    expected = {"confirmed": [1.9, 9.9], "moving": [4.1], "still": [2.0, 10.0], "new": [8.0]}
+    for rule, times in expected.items():
+        assert [time for name, time in begins if name == rule] == pytest.approx(times, abs=0.5), rule
+    path.write_text(MASKED)
+    assert json.loads(saccade("backtest", path, DEMO_CLIP, "--json", cwd=tmp_path).stdout)["events"] == []
+
+
 def test_a_drafted_rule_is_valid_in_its_file(rules: Path, tmp_path: Path, saccade: Command) -> None:
     done = saccade("rules", "draft", "tell me when someone stands at the table for 2 s", rules, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
