@@ -333,7 +333,7 @@ class Worker:
 
 
 class WorkerActor:
-    """What runs in the actor. Errors with a line for the user are returned, not raised."""
+    """The Ray actor of a worker. Errors with a message for the user are returned, not raised."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held while a worker is started, replaced or closed
@@ -365,12 +365,12 @@ class WorkerActor:
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """What a method of the worker returns, or the error that it raises, if that has a line for the user.
+        """Call a method of the worker; return its result, or an error with a message for the user.
 
         Args:
-            method: its name, such as `follow`, or `local.counts` for one of its `Local`.
-            arguments: of it.
-            options: of it, by name.
+            method: name of the method, such as `follow`, or `local.counts` for a method of its `Local`.
+            arguments: positional arguments.
+            options: keyword arguments.
         """
         return told(lambda: attrgetter(method)(self._running)(*arguments, **options))
 

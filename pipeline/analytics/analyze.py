@@ -44,11 +44,11 @@ class AnalyzeStage:
     ) -> None:
         self._still_before = still_before
         self._track: TrackStage | None = None
-        self._lock = threading.Lock()  # over the counters, which other threads read and replace
+        self._lock = threading.Lock()  # guards the counters, which other threads read and replace
         self._zones: dict[str, ZoneCounter] = {}
         self._lines: dict[str, LineCounter] = {}
         self._objects: Counter[str] = Counter()
-        self._newest = 0  # the highest number of a track that has been counted
+        self._newest = 0  # the highest track ID counted so far
         self._log = CountLog()
         self.heat = Heat()
         self.configure(settings or AnalyticsSettings(), track=track)
@@ -165,7 +165,7 @@ def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
 
 
 def _without(result: Result, masks: list[ZoneSettings]) -> Result:
-    """The result without the objects that masks exclude."""
+    """Return the result without the objects that masks exclude."""
 
     def kept(one: Box | Spot) -> bool:
         seen = Sighting(0, one.label, one.score, _box_of(one))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROWS = 180
-_SPREAD = 0.02  # standard deviation of the spot that an object leaves, of the height
-_MOST_S = 1.0  # that one frame stands for, however many were lost before it
+_SPREAD = 0.02  # standard deviation of an object's spot, as a fraction of the height
+_MOST_S = 1.0  # longest time that one frame accounts for, even after dropped frames
 
 
 class Heat:

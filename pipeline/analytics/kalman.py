@@ -75,11 +75,11 @@ def correct(state: Floats, boxes: Floats) -> Floats:
     values, velocity_var = state[:4].reshape(2, 2, 2, 2, -1), state[4].reshape(2, 2, -1)
     (value, _), variances = values
     noise = _POSITION**2 * (value[1] * value[1])
-    gains = variances / (variances[0] + noise)  # of the value, and of its velocity
+    gains = variances / (variances[0] + noise)  # gains of the value and of its velocity
     out = np.empty_like(state)
     new_values, new_variances = out[:4].reshape(2, 2, 2, 2, -1)
     np.multiply(gains, boxes.reshape(2, 2, -1) - value, out=new_values)
     new_values += values[0]
-    np.multiply(gains, noise, out=new_variances)  # which is variances * (1 - gains[0])
+    np.multiply(gains, noise, out=new_variances)  # equals variances * (1 - gains[0])
     np.subtract(velocity_var, gains[1] * variances[1], out=out[4].reshape(2, 2, -1))
     return out

@@ -49,7 +49,7 @@ def _box(points: list[Point]) -> list[Point]:
 
 
 def _side(box: list[Point]) -> float:
-    """The square root of a box's area."""
+    """Return the square root of a box's area."""
     return math.sqrt((box[1][0] - box[0][0]) * (box[1][1] - box[0][1]))
 
 
@@ -74,13 +74,15 @@ def _line(points: list[Point]) -> list[Point]:
 
 
 class SizeSettings(NullIsUnset):
-    """How large objects are near the camera and far from it; in between, their size is interpolated."""
+    """The expected size of objects, interpolated between a near and a far box."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     near: Annotated[Points, AfterValidator(_box)] = Field(description="box of a near object: x1,y1,x2,y2")
     far: Annotated[Points, AfterValidator(_box)] = Field(description="box of a far object, higher in the image")
-    tolerance: float = Field(2.0, gt=1, le=10, description="how many times smaller or larger than that a box may be")
+    tolerance: float = Field(
+        2.0, gt=1, le=10, description="factor by which a box may be smaller or larger than expected"
+    )
 
     @field_validator("far")
     @classmethod
@@ -90,7 +92,7 @@ class SizeSettings(NullIsUnset):
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
-        """Whether a box has the size that its lower edge asks for; of one at the image's edge only a part is seen."""
+        """Return whether a box has the size expected at its lower edge; boxes cut off by the image may be smaller."""
         (x1, y1, x2, y2), (near, far) = box, (self.near, self.far)
         k = (y2 - far[1][1]) / (near[1][1] - far[1][1])
         expected = max(_side(far) + k * (_side(near) - _side(far)), 0.2 * min(_side(near), _side(far)))

@@ -229,7 +229,7 @@ class Tracker:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Stop the size change of tracks last seen before a time."""
+        """Freeze the size of tracks that were last seen before a time."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 

@@ -65,7 +65,7 @@ def _concerns(region: RegionSettings, seen: Sighting) -> bool:
 
 
 def excludes(zone: ZoneSettings, seen: Sighting) -> bool:
-    """Whether a zone that excludes objects excludes this one."""
+    """Return whether an excluding zone excludes an object."""
     return _concerns(zone, seen) and contains(zone.polygon, _anchor_of(zone, seen))
 
 
@@ -153,7 +153,7 @@ class ZoneCounter:
         return {number: visit for number, visit in self._visits.items() if visit.counted}
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return `inside`, `entered` and `left` by label."""
+        """Return the number of objects `inside`, `entered` and `left`, by label."""
         if self._counts is None:  # a new mapping, because callers hold the old one
             now = Counter(visit.label for visit in self.inside.values())
             self._counts = {
@@ -201,7 +201,7 @@ class LineCounter:
         self._counts: dict[str, dict[str, int]] | None = {}  # None after a change
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return `forward` and `backward` by label."""
+        """Return the number of `forward` and `backward` crossings, by label."""
         if self._counts is None:
             self._counts = {
                 label: {"forward": self.forward[label], "backward": self.backward[label]}

@@ -33,7 +33,7 @@ from saccade.web.errors import HttpError
 
 _LONGEST_NAME = 200
 _FRAME_S = 5.0  # longest wait for a frame
-_JPEG = 88  # quality
+_JPEG = 88  # JPEG quality
 
 routes = Routes("console")
 seeing = Routes("console", WorkerRoute)

@@ -259,7 +259,7 @@ async def segment(asked: PointsAsked, engines: Engines) -> Response:
     whole = list[Result]()
 
     def event(piece: str) -> dict[str, Any]:
-        if piece.startswith("{"):  # the first: the box
+        if piece.startswith("{"):  # the first piece is the box
             return {"type": "bbox", "bbox": json.loads(piece)}
         return {"type": "path_delta", "chunk": piece, "completed": False}
 

@@ -114,7 +114,7 @@ class ApiRoute(APIRoute):
                 return await handle(_BoundedRequest(request, self))
             except RequestValidationError as error:
                 raise HttpError(self.mistake, self._explained(error)) from None
-            except UnicodeEncodeError:  # by pydantic, of a validator's message
+            except UnicodeEncodeError:  # raised by pydantic for a validator's message
                 raise HttpError(self.mistake, NOT_UNICODE) from None
 
         return bounded
@@ -156,7 +156,7 @@ class _BoundedRequest(Request):
 
 
 class _Verb(Protocol):
-    """`Routes.add` for one method of HTTP."""
+    """A shorthand of `Routes.add` for one HTTP method."""
 
     def __call__(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]: ...
 

@@ -101,7 +101,7 @@ async def states(name: str, controller: Wanted) -> Response:
 async def _wanted(
     request: Request, controller: Controller, name: str, *, needs_worker: bool = True
 ) -> list[RuleSettings]:
-    """The rules in a request, which the stream can have; without a worker that cannot be known."""
+    """Return the rules in a request, after a check if a worker is ready that the stream supports them."""
     await known(controller, name)
 
     def check(rules: list[RuleSettings]) -> None:

@@ -89,7 +89,7 @@ class WhepServer(Signaling[ViewerPeer]):
         except NoSuchStreamError:  # it has ended in the meantime
             await peer.close()
             raise HttpError(404, "the stream has ended") from None
-        log.info("%s: a viewer connects, %s", stream, peer.codec)
+        log.info("%s: a viewer is connecting with %s", stream, peer.codec)
         if session in self._peers:  # otherwise it has already disconnected
             self._watched[session] = stream
             self._note_viewers(stream)

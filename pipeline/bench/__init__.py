@@ -1,1 +1,1 @@
-"""What `saccade bench` measures: one module for each bench, and what they share."""
+"""The benchmarks of `saccade bench`, one module each, and their shared code."""

@@ -2,7 +2,9 @@
 
     speedup = T_block / T_pipe · (1 − z)
 
-T_block and T_pipe are the mean periods of a decode step at depth 1 and 2, from the end of the previous step to the end
+of this step. The mean
+T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of the previous
+step to the end of this step. The mean
 of this step. The mean covers all decode steps, because steps next to a prefill are common and cost the blocking engine
 more. z is the share of decoded sequences that are wasted, because they had already ended.
 
@@ -95,11 +97,11 @@ class BubbleBench:
     rows: list[BubbleRow]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A table."""
+        """Return the results as a table."""
         columns: list[tuple[str, str, str]] = [
             ("", "streams", "{0.streams}"),
             ("rows", "block", "{0.rows_block:.1f}"),

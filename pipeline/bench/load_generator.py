@@ -202,7 +202,7 @@ def dtypes_of(engine: Engine) -> str:
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """Return as many mosaics as images, of the same size, each made of one or several images."""
+    """Return one mosaic per image, of the same size, each made of one or several images."""
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):

@@ -128,7 +128,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, **given: Any) -> AsyncIterator[httpx.Response]:
-        """A successful response whose body is not read yet."""
+        """Return a successful response with an unread body."""
         assert self._session is not None
         try:
             async with self._session.stream(method, self._url + path, **given) as response:

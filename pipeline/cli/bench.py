@@ -42,9 +42,9 @@ def bench_frame(
     objects: Objects = None,
     as_json: Json = False,
 ) -> None:
-    """Time single images from input to boxes: median and p99.
+    """Measure the time from one image to its boxes: median and p99.
 
-    Uses scaled images of the demo clip.
+    The images are scaled frames of the demo clip.
     """
     from saccade.pipeline.bench.common import parse_size
     from saccade.pipeline.bench.frame import time_frames
@@ -65,9 +65,10 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure the speedup of pipelining host and device: step times, predicted and measured speedup.
+    """Measure the speedup from pipelining host and device: step times, predicted and measured speedup.
 
-    --model moondream-2-random and moondream-3-random need no weights: published dimensions, random weights.
+    --model moondream-2-random and moondream-3-random need no weights: they have the published dimensions and random
+    weights.
     """
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.common import parse_counts, parse_size
@@ -96,7 +97,7 @@ def bench_throughput(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure images per second and CPU time, for many streams with one prompt each."""
+    """Measure images per second and CPU time with many concurrent streams of one prompt each."""
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 
@@ -136,9 +137,9 @@ def bench_cameras(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Overload the model with simulated cameras, and measure the age of processed frames.
+    """Overload the model with simulated cameras and measure the age of processed frames.
 
-    One camera freezes, one sends bursts, one is 4K.
+    One camera freezes, one sends bursts, and one is 4K.
     """
     from saccade.pipeline.bench.cameras.measure import time_cameras
     from saccade.pipeline.bench.common import parse_range, parse_size, parse_weights

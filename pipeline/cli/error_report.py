@@ -19,7 +19,7 @@ BAD_INPUT = 2
 FAILED = 1
 INTERRUPTED = 130
 
-_MOST_LINES = 100  # of warnings
+_MOST_LINES = 100  # maximum number of stored warnings
 _AGAIN_S = 60.0  # until a warning with the same text is shown again
 
 

@@ -114,7 +114,7 @@ def search(
     except ValueError as error:
         raise ConfigError(f"--since: {error}") from None
     if url is not None and given:
-        raise ConfigError(f"--url: a running saccade has its own {', '.join(given)}")
+        raise ConfigError(f"--url: the running Saccade uses its own {', '.join(given)}; remove these options")
     with counting() as progress:
         if url is not None:
             found = search_at(url, token, text, query, progress)

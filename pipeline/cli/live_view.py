@@ -31,17 +31,16 @@ Show = Callable[[Sequence[StreamStatus]], None]
 
 
 def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> None:
-    """Start what a controller is to run and show its streams until they end or a signal stops them.
+    """Run a controller and show its streams until all have ended or a signal stops them.
 
-    Each change of a live source's connection is a line, with or without a terminal, and so is each warning, such as of
-    a broker that cannot be reached.
+    Every change of a live source's connection and every warning is printed as a line, with or without a terminal.
 
     Args:
-        controller: not yet started. Its configuration file is read again when it changes or SIGHUP comes, and each
-            change is a line. It knows then how streams have ended (`finished`).
-        signals: caught from here on. After the first, what the engine has is finished and every file closed; an urgent
-            one gives the engine 2 s for that.
-        quiet: show only what fails.
+        controller: the controller, not yet started. Its configuration file is read again after a change or SIGHUP.
+            Afterwards, `finished` tells how the streams have ended.
+        signals: caught from here on. The first signal lets the engine finish its frames and closes every file; an
+            urgent signal gives the engine 2 s.
+        quiet: show only errors.
     """
     console = Console(stderr=True)
     shown: dict[str, str | None] = {}
@@ -95,7 +94,7 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> No
 
 
 def _statuses(controller: Controller) -> dict[str, StreamStatus]:
-    """How every stream is doing, or how it has ended."""
+    """Return the status of every stream, including ended streams."""
     ended = {name: one.status for name, one in controller.finished.copy().items()}
     return ended | {status.name: status for status in controller.runner.statuses()}
 
@@ -114,7 +113,7 @@ def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
 
 @contextmanager
 def _view(console: Console, alone: StreamStatus | None, quiet: bool) -> Iterator[Show]:
-    """What is kept up to date on a terminal and removed at the end: a bar for a file alone, else a table."""
+    """Show a progress bar for a single file, otherwise a table, on a terminal until the end."""
     if quiet or not console.is_terminal:
         yield lambda statuses: None
     elif alone is not None and not alone.live:

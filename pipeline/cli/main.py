@@ -337,7 +337,7 @@ def golden(
         ),
     ] = None,
 ) -> int:
-    """Compare the engine with results of a reference implementation; exit code 1 if they differ.
+    """Compare the engine with the results of a reference implementation; exit code 1 if they differ.
 
     In float32, answers must be equal. In other dtypes, the table only shows the differences.
     """

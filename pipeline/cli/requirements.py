@@ -40,7 +40,7 @@ class Dependency:
     extra: str
 
     def check(self) -> str:
-        """Import the distribution and return its version, with the name of an alternative build.
+        """Import the distribution and return its version; for an alternative build, also its name.
 
         Raises:
             ImportError: if the distribution is not installed, or its module cannot be imported.
@@ -63,7 +63,7 @@ class Dependency:
 
 
 def dependencies() -> list[Dependency]:
-    """Return all dependencies except those of developers, in the order of declaration."""
+    """Return all dependencies except developer tools, in the order of declaration."""
     found = []
     for text in _declared():
         requirement = Requirement(text)

@@ -47,7 +47,7 @@ class EndingSignals:
         return asked
 
     def catch(self) -> None:
-        """Collect signals from now on; before, they end the process at once. A second call does nothing."""
+        """Start to collect signals; earlier signals end the process at once. A second call does nothing."""
         if self._previous:
             return
         for number in _CAUGHT:

@@ -29,7 +29,7 @@ def check_file(path: Path | None) -> None:
 
 @contextmanager
 def traced(engine: Engine, path: Path) -> Iterator[None]:
-    """Trace the engine in the block; what was traced is kept also when the block fails.
+    """Trace the engine within the block; the trace is written even if the block fails.
 
     Raises:
         ConfigError: if the file cannot be written.

@@ -82,7 +82,7 @@ def _validated(
             raise ConfigError(explain(first, known, from_file=False)) from None
         where, reason = _placed(first, places, known)
         raise ConfigError(f"{_at(path, where)}: {reason}") from None
-    except UnicodeEncodeError:  # by pydantic, of a validator's message
+    except UnicodeEncodeError:  # raised by pydantic for a validator's message
         raise ConfigError(f"{path or 'the command line'}: {NOT_UNICODE}") from None
 
 

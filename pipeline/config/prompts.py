@@ -77,7 +77,7 @@ class Prompts(NullIsUnset):
 
     @property
     def prompts(self) -> Prompts:
-        """These settings without those that a subclass adds."""
+        """The prompts alone, without the settings of a subclass."""
         return Prompts.model_construct(**{key: getattr(self, key) for key in Prompts.model_fields})
 
     @property

@@ -133,7 +133,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
                 raise
         names = [stream.name for stream in self.streams if stream.name]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two streams are called '{twice}'")
+            raise ValueError(f"two streams have the name '{twice}'")
         return self
 
     def each(self) -> list[ListedStream]:
@@ -151,7 +151,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     def named(self) -> dict[str, ListedStream]:
         """Return the streams by name, with all settings; a stream without a name gets one derived from its source."""
         common = self.source or self.model_fields_set & StreamConfig.model_fields.keys()
-        if not common and all(stream.name for stream in self.streams):  # as in one that is resolved
+        if not common and all(stream.name for stream in self.streams):  # the configuration is already resolved
             return {stream.name or "": stream for stream in self.streams}
         streams = self.each() if self.source or self.streams else []
         taken = {stream.name for stream in streams if stream.name}

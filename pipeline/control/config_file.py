@@ -41,7 +41,7 @@ class ConfigFile:
         return stamp is not None and stamp != self._stamp
 
     def due(self) -> bool:
-        """Whether to read the file again: it has changed, and for at least a second. Looks once a second."""
+        """Return whether to read the file again: it changed at least a second ago. Checks once a second."""
         now = time.monotonic()
         if now < self._looked_at + _LOOK_S:
             return False

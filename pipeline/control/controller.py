@@ -1,4 +1,4 @@
-"""The one way down: whoever changes what is to run makes a new `RunConfig`, and `Controller.apply` has it run.
+"""The controller: every change makes a new `RunConfig`, and `Controller.apply` applies it.
 
     with opened_run(config, ConfigFile(path)) as run:      # saccade.pipeline.run
         controller = run.controller
@@ -10,22 +10,21 @@
         controller.restart("door")
         controller.remove("door")
 
-Each change goes through `apply`, which validates, **stores, and then acts**: what has returned outlives `kill -9`. It
-takes a configuration, or a function from the desired one to the next. What runs is derived from the desired
-configuration, stream by stream, and never read back: `config` and `stream(name)` say what is wanted;
-`runner.statuses()` says how it is doing, with `status.config`.
+Each change goes through `apply`, which validates, **stores and then acts**, so a completed change survives `kill -9`.
+`apply` takes a configuration, or a function from the desired configuration to the next. The running streams follow the
+desired configuration, which is never read back from them. `config` and `stream(name)` return what is wanted;
+`runner.statuses()` returns the actual state, with `status.config`.
 
-Errors are exceptions with one line for the user: `ConfigError` (`NotKeptError` where the disk fails), `EngineError`,
-`SourceError` (`NotAllowedError` where the policy refuses), `SinkError`; `StreamError` where there is no such stream,
-its name is taken, or it does not end.
+Errors are exceptions with a message of one line. `ConfigError` includes `NotKeptError` for a disk failure.
+`SourceError` includes `NotAllowedError` for a forbidden source. `EngineError` and `SinkError` come from the model and
+the outputs. `StreamError` means that the stream does not exist, its name is taken, or it does not end.
+    `reload()`      reloads the file                               → one line per change
+    `save()`        saves changes to the file, keeping comments    → its name
+    `preview(text)` shows what another file would change           → one line per change; nothing is applied
+    `attach(…)`     runs a stream without an address, such as a page's camera; it is never stored
 
-    `reload()`      reads the file again        → a line for each change
-    `save()`        writes what was changed into the file, comments kept → its name
-    `preview(text)` what another file would change → lines, and nothing is done
-    `attach(…)`     a stream whose source has no address, such as a page's camera: it runs, and is never stored
-
-Every method is callable from any thread. Those that open, end or restart a stream block for as long as its source or
-its outputs take; changes of other streams go on meanwhile. Knows nothing of HTTP and terminals.
+All methods are thread-safe. Methods that open, stop or restart a stream block for the time of its source and outputs;
+other streams are not blocked.
 """
 
 from __future__ import annotations
@@ -71,11 +70,11 @@ class Outcome:
 
 @dataclass(slots=True, frozen=True)
 class Applied:
-    """What `Controller.apply` has done.
+    """The result of `Controller.apply`.
 
     Attributes:
-        outcomes: of the changes of streams, in order.
-        keys: settings of the whole run that were taken; others hold when Saccade is started again.
+        outcomes: outcomes of the stream changes, in order.
+        keys: applied settings of the whole run; all other settings apply after a restart of Saccade.
     """
 
     outcomes: list[Outcome]
@@ -87,7 +86,7 @@ class Applied:
         return [outcome.change for outcome in self.outcomes]
 
     def check(self) -> None:
-        """Raise the first error of an outcome, if there is one."""
+        """Raise the first error of the outcomes, if any."""
         for outcome in self.outcomes:
             if outcome.error is not None:
                 raise outcome.error
@@ -171,10 +170,10 @@ class Controller:
         return self._file
 
     def stream(self, name: str) -> ListedStream:
-        """What a stream is to run by, also one that failed.
+        """Return the desired configuration of a stream, even if it has failed.
 
         Raises:
-            StreamError: if there is none of that name.
+            StreamError: if there is no such stream.
         """
         return self._wanted(name, self.config)
 
@@ -202,19 +201,19 @@ class Controller:
         return runs
 
     def apply(self, wanted: RunConfig | Edit, *, base: RunConfig | None = None, again: Collection[str] = ()) -> Applied:
-        """Have another configuration run: check it, store it, then act. All other changes call this.
+        """Apply a new configuration: check it, store it, then act. All other changes call this method.
 
-        A stream that cannot be opened although it could be when that was checked is listed as failed, and its outcome
-        has the error.
+        If a stream passes the check but then fails to open, it is listed as failed, and its outcome has the error.
 
         Args:
-            wanted: the configuration, as that of the command and its file; or a function that makes it of the last one,
-                called again where another change came in between.
-            base: with a function, what the file gives from then on; None for what it gave.
-            again: streams to open again also where nothing about them differs.
+            wanted: new configuration of the command line and file; or a function that makes it from the current one,
+                called again if another change came first.
+            base: new configuration of the file, if `wanted` is a function; None if unchanged.
+            again: streams to reopen even if nothing has changed.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if it cannot; nothing was changed.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if the configuration is not possible; nothing
+                changes.
         """
         if isinstance(wanted, RunConfig):
             base = wanted = wanted.resolved()
@@ -288,15 +287,15 @@ class Controller:
             raise
 
     def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Change a stream; one that failed is opened again. Returns what it runs by then.
+        """Change settings of a stream and return its new configuration; a failed stream is reopened.
 
         Args:
-            name: of the stream.
-            values: of keys of `ListedStream`, valid each for itself.
+            name: name of the stream.
+            values: valid values of keys of `ListedStream`.
 
         Raises:
-            ConfigError, EngineError: if the model cannot do what is asked for then.
-            StreamError: if none of that name runs.
+            ConfigError, EngineError: if the model does not support the new prompts.
+            StreamError: if there is no such stream.
         """
 
         def edit(desired: RunConfig) -> RunConfig:
@@ -402,7 +401,7 @@ class Controller:
     # ---- how a change is made
 
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
-        """A change of a stream that is to be opened again: it ends first where it runs."""
+        """Return the change that reopens a stream: stops it first if it is running."""
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)
         return change
@@ -489,7 +488,7 @@ class Controller:
             self._desired = _without([name], self._desired)
 
     def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
-        """What a stream is to run by; raises StreamError if there is none of that name, or a program began it."""
+        """Return the desired configuration of a stream; raises StreamError without one."""
         self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:

@@ -65,27 +65,27 @@ _EVERY = "every stream"
 
 
 class Local:
-    """Streams on one engine, to the end of its block or `close`.
+    """Streams on one engine, until the `with` block ends or `close` is called.
 
-    Its methods are callable from any thread; those for one stream, from one at a time.
+    Thread-safe; calls for the same stream must not overlap.
 
     Attributes:
-        streams: those that run.
-        videos: what shows them to people; None where nothing does.
-        store: keeps their events; None where nothing does.
-        asks: the engine that answers questions: that of `ask`, or of the streams.
-        started: the runs that `start` has begun.
-        on_end: as in `Runner`.
+        streams: the running streams.
+        videos: shows the streams to viewers, or None.
+        store: event store, or None.
+        asks: engine for questions.
+        started: runs started by `start`.
+        on_end: see `Runner`.
 
     Args:
-        streams: where they run; closed with this.
-        each: the outputs of which every stream has its own.
-        shared: the outputs that all streams share, and which are open.
-        events: where their events go, made if None; closed with this.
-        store: as in the attribute; it stays the caller's.
-        ask: answers questions of rules and clients; None for the engine of the streams.
-        policy: which sources a client may have opened; None for all.
-        videos: as in the attribute.
+        streams: runs the streams; closed with this object.
+        each: outputs that every stream has for itself.
+        shared: open outputs shared by all streams.
+        events: destinations of events; None creates them. Closed with this object.
+        store: event store; the caller owns it.
+        ask: engine for questions of rules and clients; None for the engine of the streams.
+        policy: sources that clients may open; None for all.
+        videos: shows the streams to viewers, or None.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Local:
         return self.streams.engine
 
     def archive(self, name: str) -> Archive | None:
-        """Return the recordings of a stream, including those of earlier runs; None if recording is off.
+        """Return the recordings of a stream, including earlier runs; None if recording is off.
 
         Raises:
             StreamError: if the stream is not running.
@@ -304,11 +304,11 @@ class Local:
 
     @property
     def idle(self) -> bool:
-        """Whether no stream runs, or is to be opened, and the end of each has been reported."""
+        """Whether no stream is running or waiting to be opened, and every end was reported."""
         return self.streams.idle and not self._begun
 
     def stop(self, *, abandon: bool = False) -> float:
-        """As `Runner.stop`."""
+        """Stop all streams; see `Runner.stop`."""
         runs = self.streams.stop()
         if abandon:
             self.streams.abandon()
@@ -360,7 +360,7 @@ class Local:
         return self.streams.sink_statuses()
 
     def lost_changes(self) -> dict[str, int]:
-        """Return the number of dropped changes of events, by place."""
+        """Return the number of dropped changes of events, by queue: `hub` and `store`."""
         return {"hub": self.events.hub.dropped} | ({"store": self.store.dropped} if self.store else {})
 
     def rule_states(self, name: str) -> list[RuleState] | None:

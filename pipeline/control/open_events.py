@@ -107,7 +107,7 @@ class OpenEvents:
             self._publish(one, there)
 
     def of(self, stream: str) -> list[Record]:
-        """Return the open events of a stream and the last end of each rule, for its next worker."""
+        """Return the open events of a stream and the last ended event of each rule, for its next worker."""
         with self._lock:
             going = list(self._open.get(stream, {}).values())
             rules = {record["rule"] for record in going}

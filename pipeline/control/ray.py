@@ -146,10 +146,10 @@ class RayWorkers:
     # ---- what the controller has done
 
     def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
-        """As `Local.prepare`, by the worker that has the stream, or gets it.
+        """Prepare a change on the stream's worker, or on the least-loaded worker; see `Local.prepare`.
 
-        While no worker is ready, a change of a known stream is not checked: the stream fails later where it cannot be
-        made. A new stream is refused, since its source cannot be checked.
+        Without a ready worker, a change of a known stream is accepted unchecked, and the stream may fail later. A new
+        stream is refused, because its source cannot be checked.
         """
         if isinstance(change, Close):
             return None
@@ -402,7 +402,7 @@ class RayWorkers:
     # ---- the end
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Have the workers finish and end; returns at once: `close` waits for them."""
+        """Tell all workers to finish; returns at once, and `close` waits for them."""
         if self._closing.is_set():
             return 0.0
         self._closing.set()
@@ -702,7 +702,7 @@ class RayWorkers:
         return None if name is None else self._workers[name]
 
     def _any_worker(self, *, full: bool = False) -> WorkerSlot:
-        """As `_least_loaded`; raises AwayError where none is ready."""
+        """Return the least-loaded ready worker; raises AwayError without a ready worker."""
         with self._changed:
             worker = self._least_loaded(full=full)
         if worker is None:
@@ -710,7 +710,7 @@ class RayWorkers:
         return worker
 
     def _stream(self, name: str) -> PlacedStream:
-        """A stream that is wanted, also one that failed; raises StreamError if there is none of that name."""
+        """Return a wanted stream, even if it has failed; raises StreamError if it does not exist."""
         with self._changed:
             if (stream := self._streams.get(name)) is None:
                 raise _no_stream(name)
@@ -729,15 +729,15 @@ class RayWorkers:
     def _call(
         self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float = _CALL_S, **options: Any
     ) -> Any:
-        """What a method of a worker returns, as `WorkerActor.call` names it; raises what it refuses with.
+        """Call a method of a worker by its name for `WorkerActor.call`; raises its refusal as an exception.
 
         Raises:
-            AwayError: if the worker has ended.
+            AwayError: if the worker has died.
         """
         return self._ask(worker, "call", method, *arguments, timeout_s=timeout_s, **options)
 
     def _ask(self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
-        """What a method of an actor returns; errors are as in `_call`."""
+        """Call a method of an actor and return its result; errors: see `_call`."""
         try:
             answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments, **options), timeout=timeout_s)
         except ray.exceptions.RayTaskError:

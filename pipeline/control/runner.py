@@ -90,11 +90,11 @@ class Ended:
     """A stream that has ended.
 
     Attributes:
-        name: of the stream.
-        config: that it ran by.
-        error: what went wrong; None if nothing did.
-        stopped: whether somebody has ended it.
-        status: how it was at last.
+        name: name of the stream.
+        config: its configuration.
+        error: error message, or None.
+        stopped: whether it was stopped by a call.
+        status: its last status.
     """
 
     name: str
@@ -183,13 +183,13 @@ class Runner(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no stream runs, or is to be opened."""
+        """Whether no stream is running or waiting to be opened."""
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Have every stream finish and end; returns at once with the seconds that this may still take.
+        """Stop every stream; returns at once with the seconds that stopping can still take.
 
         Args:
-            abandon: give up the frames that the engine has.
+            abandon: drop the frames in flight.
         """
 
     @property
@@ -217,7 +217,7 @@ class Runner(Protocol):
         """Return the status of every sink, with the name of its stream or an empty name for a shared sink."""
 
     def lost_changes(self) -> dict[str, int]:
-        """Return the number of dropped changes of events, by place."""
+        """Return the number of dropped changes of events, by queue: `hub` and `store`."""
 
     def rule_states(self, name: str) -> list[RuleState] | None:
         """Return the state of each rule of a stream; None if the stream has no rules. Raises StreamError. May block."""

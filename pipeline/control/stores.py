@@ -212,7 +212,7 @@ class RemoteStore:
                     told, self._lost = False, 0
 
     def _next(self, loaded: bool) -> list[Record] | None:
-        """Return the next records to send, none the first time; None at the end."""
+        """Return the next records to send: an empty list at first, and None at the end."""
         with self._changed:
             if not loaded:
                 return None if self._is_over() else []

@@ -99,7 +99,7 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Wish:
-    """A viewer asks for other values of a stream, by the worker's video; the answer goes to `Worker.answer`."""
+    """A viewer's request to change a stream, sent through a worker; the answer goes to `Worker.answer`."""
 
     number: int
     stream: str
@@ -121,9 +121,10 @@ class Batch:
 
 
 def told(call: Callable[[], T]) -> T | Exception:
-    """What a call returns, or the error that it raised, if it has a line for the user.
+    """Call a function and return its result, or an error with a message for the user.
 
-    An error crosses to another process as the nearest class that is made of its line alone.
+    An error is converted to the nearest class that can be made from its message alone, for the transfer to another
+    process.
     """
     try:
         return call()
@@ -136,7 +137,7 @@ def told(call: Callable[[], T]) -> T | Exception:
 
 
 def taken(answer: T | Exception) -> T:
-    """Return a call's result; raises the error of a `Refused`."""
+    """Return the result of a call; if the call was refused, raise its error."""
     if isinstance(answer, Exception):
         raise answer
     return answer

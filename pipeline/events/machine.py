@@ -116,7 +116,7 @@ class Watch:
         return held or None
 
     def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Those that hold for the first time, or have held without a break since: a parked car alarms once."""
+        """Return tracks that hold for the first time or without interruption; a parked car alarms only once."""
         places = {number: rest.place for number in held if (rest := scene.tracks[number].rest) is not None}
         kept = {n: held[n] for n, place in places.items() if place in self._holding or place not in self._told}
         self._holding = {places[number] for number in kept}
@@ -124,7 +124,7 @@ class Watch:
         return kept
 
     def _removed(self, scene: Scene, now: Moment) -> dict[int, Moment] | None:
-        """The objects whose places have just become empty, or have been for as long as the rule says."""
+        """Return the objects whose places have just been empty for long enough."""
         due = {}
         for number, (track, empty_s) in scene.empty.items():
             place = self.condition.place
@@ -135,7 +135,7 @@ class Watch:
         return {track.number: now for track in due.values()} if due and self.condition.open_at(scene.clock) else None
 
     def _confirmed_of(self, scene: Scene, tracks: Iterable[Track]) -> Iterable[Track]:
-        """Those that were detected often enough, now or earlier."""
+        """Return the tracks that were detected often enough, now or earlier."""
         if self._least == 1:
             return tracks
         fresh = {one.number for one in tracks if (one.looks & self._looks).bit_count() >= self._least}
@@ -166,7 +166,7 @@ class Watch:
         return tracks
 
     def _moves(self, scene: Scene, track: Track) -> bool:
-        """Whether a track moves, stands or has appeared, as the condition says."""
+        """Return whether a track moves, stands still or has appeared, as the condition requires."""
         rest, motion = track.rest, self.condition.motion
         if rest is None:
             return False

@@ -1,7 +1,7 @@
-"""Tells moving objects from standing ones, and remembers the places at which objects stand.
+"""Tells moving objects from stationary objects, and remembers the places of stationary objects.
 
-A place outlives its track: an object that is lost and detected again at the same place, under another track ID, is
-the same object. Pure: times come with the calls.
+A place outlives its track: an object that is lost and detected again at the same place under another track ID is the
+same object. Times come with the calls.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FORGET_S = 86400.0
 
 @dataclass(slots=True, frozen=True)
 class Rest:
-    """How a track stands or moves.
+    """The motion state of a track.
 
     Attributes:
-        place: ID of where it stands; a new one whenever it has moved by its own size.
-        since_s: seconds of the stream at which it came to this place.
+        place: ID of its place; a new ID after each move by its own size.
+        since_s: stream time at which it arrived at the place, in seconds.
         moved: whether it has moved by its own size since it was first seen.
-        known: whether it was there at the beginning, or stands at a place that was known before.
-        at: box at that time.
+        known: whether it was present at the start, or stands at a known place.
+        at: box on arrival.
     """
 
     place: int
@@ -45,24 +45,24 @@ class Rest:
     at: Corners
 
     def stationary_for(self, seconds: float) -> float:
-        """For how many seconds it has stood here."""
+        """Return how long the object has been at its place, in seconds."""
         return seconds - self.since_s
 
     def moving(self, seconds: float) -> bool:
-        """Whether it has moved by its own size within the last `STILL_S` seconds."""
+        """Return whether the object has moved by its own size within the last `STILL_S` seconds."""
         return self.moved and seconds - self.since_s < STILL_S
 
 
 @dataclass(slots=True)
 class Place:
-    """Where an object stands or stood.
+    """A place where an object stands or stood.
 
     Attributes:
-        track: track ID of the object there.
-        label: of the object.
-        box: as it was seen last.
-        since_s: seconds of the stream at which it came.
-        empty_s: for how many seconds the place has been seen without it.
+        track: track ID of the object.
+        label: label of the object.
+        box: last box of the object.
+        since_s: stream time of its arrival, in seconds.
+        empty_s: how long the place has been visible without the object, in seconds.
         left: whether the object was seen to move away.
     """
 
@@ -75,13 +75,13 @@ class Place:
 
 
 class Places:
-    """The objects of one stream and the places at which they stand; at most `MAX_PLACES`, each for a day."""
+    """The objects of one stream and their places; at most `MAX_PLACES`, each for a day."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, as when a file restarts."""
+        """Forget all objects and places, for example when a file restarts."""
         self._rests: dict[int, Rest] = {}
         self._places: dict[int, Place] = {}
         self._ids = itertools.count(1)
@@ -90,16 +90,16 @@ class Places:
 
     @property
     def places(self) -> Mapping[int, Place]:
-        """The places at which objects stand or stood, by ID."""
+        """The places where objects stand or stood, by ID."""
         return self._places
 
     def update(self, seconds: float, seen: Mapping[int, tuple[str, Corners]], alive: Mapping[int, object]) -> None:
-        """Take the objects of one frame.
+        """Update the places with the objects of one frame.
 
         Args:
             seconds: time of the frame.
-            seen: label and box of each track that was detected on it.
-            alive: every track that is there, hidden ones included.
+            seen: label and box of each track detected on the frame.
+            alive: all current tracks, including hidden tracks.
         """
         if self._first_s is None:
             self._first_s = self._last_s = seconds
@@ -137,11 +137,11 @@ class Places:
                 place.empty_s += passed
 
     def of(self, track: int) -> Rest | None:
-        """How a track stands or moves; None for one that has not been seen."""
+        """Return the motion state of a track, or None if it was never seen."""
         return self._rests.get(track)
 
     def _recognized(self, label: str, box: Corners, alive: Mapping[int, object]) -> Rest | None:
-        """How a new track stands, if it is detected where an object of its label was lost."""
+        """Return the state of a new track that is detected where an object with its label was lost, or None."""
         for number, place in self._places.items():
             lost = place.track not in alive and not place.left and place.label == label
             if lost and overlap(place.box, box) >= _SAME:
@@ -158,14 +158,14 @@ class Places:
 
 
 def has_moved(old: Corners, new: Corners) -> bool:
-    """Whether the centre of a box has moved by its own size: its width sideways, its height up or down."""
+    """Return whether a box's centre has moved by the box's own size: its width sideways, its height vertically."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1
 
 
 def overlap(a: Corners, b: Corners) -> float:
-    """Intersection over union of two boxes."""
+    """Return the intersection over union of two boxes."""
     common = _common(a, b)
     return common / max(_area(a) + _area(b) - common, 1e-12)
 

@@ -177,7 +177,7 @@ class SceneReader:
             self._drop(track, stream)
 
     def _rest(self, seconds: float) -> None:
-        """Tell each track how it stands or moves."""
+        """Add the motion state to each track."""
         seen = {track.number: (track.label, track.box) for track in self._tracks.values() if track.seen_s == seconds}
         self._places.update(seconds, seen, self._tracks)
         places = self._places.places
@@ -223,7 +223,7 @@ class _Path:
         self.top_score = 0.0
         self.places: list[tuple[float, float, float]] = []
         self._step_s = _PATH_STEP_S
-        self._added_s = float("-inf")  # seconds of the stream
+        self._added_s = float("-inf")  # stream time, in seconds
 
     def add(self, seconds: float, time: float, place: tuple[float, float], score: float) -> None:
         self.last_time, self.top_score = time, max(self.top_score, score)

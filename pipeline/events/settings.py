@@ -101,7 +101,7 @@ class RuleSettings(NullIsUnset):
         {}, max_length=8, description="questions asked once per track, by attribute name"
     )
     keep: Seconds | None = Field(None, description="retention of the rule's events; default: store_keep")
-    confirm: Text | None = Field(None, description="how often an object must be detected first, such as 3 of 5 frames")
+    confirm: Text | None = Field(None, description="detections required before an object counts, such as 3 of 5 frames")
 
     @field_validator("name")
     @classmethod
@@ -146,7 +146,7 @@ class RuleSettings(NullIsUnset):
     @field_validator("expect", mode="before")
     @classmethod
     def _not_a_boolean(cls, value: object) -> object:
-        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value  # YAML reads no as false
+        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value  # YAML parses no as false
 
     @property
     def asks(self) -> bool:
@@ -155,7 +155,7 @@ class RuleSettings(NullIsUnset):
 
     @property
     def confirm_looks(self) -> tuple[int, int]:
-        """`confirm` as (k, n): detected on k of n frames."""
+        """The setting `confirm` as (k, n): detected on k of n frames."""
         return _looks(self.confirm)
 
     @property
@@ -182,7 +182,7 @@ def _named(value: object) -> object:
         rules.append(one)
     names = [rule.get("name") if isinstance(rule, Mapping) else getattr(rule, "name", None) for rule in rules]
     if twice := next((name for name in names if name is not None and names.count(name) > 1), None):
-        raise ValueError(f"two rules are called '{twice}'")
+        raise ValueError(f"two rules have the name '{twice}'")
     return rules
 
 

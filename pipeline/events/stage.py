@@ -101,7 +101,7 @@ class EventStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of open events and the memory of their clips."""
+        """The number of open events, and the size of the video buffered for their clips."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 

@@ -169,7 +169,7 @@ class _Outbox:
         self._finish()
 
     def _write_one(self, taken: Taken[Delivery]) -> None:
-        """Write one result. As a separate function, no local variable keeps the frame alive during the next wait."""
+        """Write one result; a separate function, so that no variable keeps the frame alive during the next wait."""
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)
 

@@ -47,21 +47,20 @@ class StreamStatus:
     """The state and the counters of a stream.
 
     Attributes:
-        name: of the stream.
-        source: its address or path, free of credentials.
-        state: that of a live source; `running` for a file; `stuck` when the engine has not answered for 30 s;
-            `ended`; or `failed`, for good.
-        reason: why it is unhealthy, in half a line; None when it is healthy.
+        name: name of the stream.
+        source: address or path, without credentials.
+        state: state of a live source; `running` for a file; `stuck` without a result of the engine for 30 s; `ended`;
+            or `failed`.
+        reason: reason for an unhealthy state, otherwise None.
         live: whether the source is live.
-        connections: how often a live source has connected.
-        detail: codec, size and decoder of a video; of a live source that is not live what its last failure was
-            exactly; in half a line.
-        report: its counters.
-        counts: what has been counted over time; None where nothing is.
-        config: what it runs by; None where a program gave its parts.
-        prompts: what it asks for in the model's own names, its rules' labels included; None where that is not known.
-        worker: that has it; None in a run of one process, and while none has it, which is `waiting`.
-        frames: about how many frames a file has; None where that is not known.
+        connections: number of connections of a live source.
+        detail: codec, size and decoder of the video; for a disconnected live source, its last error.
+        report: counters of the stream.
+        counts: counts of the analytics stage, or None.
+        config: configuration of the stream; None for a run that a program has assembled.
+        prompts: prompts in the model's own labels, including labels of rules; None if unknown.
+        worker: worker that runs the stream; None in a single process, and in the state `waiting`.
+        frames: approximate number of frames of a file; None if unknown.
     """
 
     name: str
@@ -304,7 +303,7 @@ class Streams:
 
     @contextmanager
     def reopening(self, name: str) -> Iterator[None]:
-        """Stop a stream, or forget a failed stream, so that the block can reopen it. It stays listed meanwhile.
+        """Stop a stream, or forget a failed stream, so that the block can reopen it. It stays listed in the meantime.
 
         If the block raises, the stream is listed as failed with this reason, and can be reopened again.
 

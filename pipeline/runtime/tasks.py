@@ -1,4 +1,4 @@
-"""The tasks of a stream: its prompts and the needs of its rules."""
+"""The tasks of a stream, from its prompts and the labels and questions of its rules."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import REPO
 
-PACKAGES = ["saccade.pipeline", "saccade.pipeline.api", "saccade.pipeline.bench"]
+PACKAGES = ["saccade.pipeline", "saccade.pipeline.api"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

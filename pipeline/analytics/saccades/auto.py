@@ -61,7 +61,7 @@ class AutoCount:
 
     def _decide(self, passed: float, seconds: float, idle: float) -> None:
         wanted = self._offered if self.max_fps is None else min(self._offered, self.max_fps * passed)
-        lost = self._done < _ENOUGH * wanted - 1  # one may be on its way
+        lost = self._done < _ENOUGH * wanted - 1  # one frame may be in flight
         if lost or idle < _IDLE_TO_KEEP:
             if self.count:
                 self.count -= 1

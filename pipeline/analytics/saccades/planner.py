@@ -1,7 +1,7 @@
 """Chooses the windows of each frame: at motion, at small objects, and at areas that were not looked at for long.
 
-Every wish for a look has an urgency of at least 1 that grows with the time since the last look. The most urgent wish
-gets the first window, and other wishes that fit share the window. Motion at a position where looks detected nothing
+Every look request has an urgency of at least 1 that grows with the time since the last look. The most urgent request
+gets the first window, and other requests that fit share the window. Motion at a position where looks detected nothing
 becomes less urgent with each look. If more than a third of the frame moves, no window is chosen: the camera moves, it
 rains heavily, or the exposure changed.
 
@@ -30,11 +30,11 @@ _FLAT = 1.5  # aspect ratio of a window of a landscape frame; the model sees the
 # high: .97 in windows of 1:1, .96 of 1:1.25, .92 of 1:1.5, .62 of 1:1.75 and .35 of 1:2.
 _GOOD_ROWS = 80.0
 _SWEEP_SCALES = (1.25, 1.125)  # frame pixels per model pixel, for the passes of the sweep
-_SMALL_ROWS = 28.0  # height in model pixels below which the glance misses an object
+_SMALL_ROWS = 28.0  # height in model pixels below which the whole-frame pass misses an object
 _MOST_SCALE = 2.0  # a window is at most twice as wide as the model's input, unless its object is larger
-_SHARED_SCALE = 1.25  # a window is enlarged up to this scale so that other wishes fit
+_SHARED_SCALE = 1.25  # a window is enlarged up to this scale so that other look requests fit
 _SIZES = 8  # number of window sizes between two integer scales
-_LEAST_GAIN = 1.3  # a window must magnify an object this much compared with the glance
+_LEAST_GAIN = 1.3  # a window must magnify an object this much compared with the whole-frame pass
 _THRIFTY_GAIN = 2.0  # no windows at 640x360: nano sees it at 1:1.5, and windows cost time without more detections
 _MARGIN = 0.3  # margin of a window around an object, as a fraction of the object's size
 _RIM = 0.08  # and as a fraction of the window's size
@@ -59,7 +59,7 @@ class Look:
 
     Attributes:
         x, y, width, height: position and size in pixels.
-        reason: reason of the most urgent wish for the window.
+        reason: reason of the most urgent look request for the window.
     """
 
     x: int
@@ -76,7 +76,7 @@ class Look:
 
 @dataclass(slots=True, frozen=True)
 class _Wish:
-    """A wish for a look; `misses` counts consecutive looks that did not detect the object."""
+    """A request for a look; `misses` counts consecutive looks that did not detect the object."""
 
     box: Rect
     reason: Reason
@@ -123,7 +123,7 @@ class Planner:
 
     @property
     def useful(self) -> bool:
-        """Whether a window can show more detail than the glance: the frame is larger than the model's input."""
+        """Whether a window can show more detail than the whole-frame pass: the frame exceeds the model's input."""
         return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property
@@ -195,10 +195,10 @@ class Planner:
     def _is_small(self, box: Rect) -> bool:
         return box[3] - box[1] < _SMALL_ROWS * self._glance
 
-    # ---- wishes
+    # ---- look requests
 
     def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_Wish]:
-        """Return the wishes for motion that no box explains."""
+        """Return look requests for motion that no box explains."""
         recent = [box for box, at in self._recent if 0 <= seconds - at < _SURE_S]
         boxes = [_enlarged(box, 0.4 if self._is_small(box) else 0.05) for box in recent]
         boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
@@ -216,7 +216,7 @@ class Planner:
         return wishes
 
     def _wishes_of_objects(self, seconds: float) -> list[_Wish]:
-        """Return the wishes for small objects that the glance misses: moving objects and low-score detections."""
+        """Return look requests for small objects that the whole-frame pass misses: moving or low-score objects."""
         wishes = []
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
@@ -258,7 +258,7 @@ class Planner:
     # ---- windows
 
     def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
-        """Return a window for the first wish and every other wish that fits, and the remaining wishes.
+        """Return a window for the first request and all other requests that fit, and the remaining requests.
 
         The window is placed so that it also shows the area that has waited longest for the sweep. After a missed look,
         the window moves, so that the model sees the object in other surroundings.
@@ -312,7 +312,7 @@ class Planner:
         if count < 2:
             return []
         stats = stats[1:]
-        stats = stats[stats[:, cv2.CC_STAT_AREA] >= _LEAST_BLOB + 9]  # of the dilated blob
+        stats = stats[stats[:, cv2.CC_STAT_AREA] >= _LEAST_BLOB + 9]  # areas of dilated blobs
         stats = stats[np.argsort(-stats[:, cv2.CC_STAT_AREA])][:_MOST_BLOBS]
         across, down = self._width / columns, self._height / rows
         blobs: list[Rect] = []

@@ -117,7 +117,7 @@ class SaccadeStage:
             planner = self._planner_for(frame.width, frame.height, settings)
         if not planner.useful:
             return []
-        motion = self._motion.see(frame, settings.masks)  # 1 ms, without the lock
+        motion = self._motion.see(frame, settings.masks)  # takes 1 ms, so it runs without the lock
         with self._lock:
             # The first frame has no motion map yet.
             changed, area = (None, 0.0) if motion.area >= 1 else (motion.changed, motion.area)

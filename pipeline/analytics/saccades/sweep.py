@@ -5,7 +5,7 @@ them. Each pass uses the next window size and so another lattice. A grid of cell
 each cell. A look goes to the window whose cells have waited longest; cells near earlier detections count more.
 
 A look is due at the pace of one pass per `period_s`. The first pass takes every free window. Later, a look that takes a
-window from another wish costs several looks, because a still area shows little news.
+window from another request costs several looks, because a still area shows little news.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OVERLAP = (
 _APPEARED = 2.0  # extra weight of a cell where objects appear
 _LEAST_WAITED = 0.02  # lowest mean value of a window's cells that justifies a look
 _POSITIONS = 9  # number of window positions compared along each axis
-_TAKEN = 6.0  # cost, in looks, of a look that takes a window from another wish
+_TAKEN = 6.0  # cost, in looks, of a look that takes a window from another request
 _REST = 0.02  # fraction of the frame that the first pass may leave out
 _PENDING_S = 0.5  # an area is not chosen again for this time while its result is pending
 
@@ -51,7 +51,7 @@ class Sweep:
         self._seen: Grid = np.full((self._rows, self._columns), -np.inf, np.float32)
         self._asked: Grid = self._seen.copy()
         self._appeared: Grid = np.zeros_like(self._seen)
-        self._never: NDArray[np.bool_] = np.ones(self._seen.shape, bool)  # looked at
+        self._never: NDArray[np.bool_] = np.ones(self._seen.shape, bool)  # cells that were never looked at
         y, x = np.mgrid[-1 : 1 : self._rows * 1j, -1 : 1 : self._columns * 1j]
         self._order: Grid = (1.1 - 0.05 * (x * x + y * y)).astype(np.float32)  # the centre wins ties
         self._credit, self._made = 0.0, 0
@@ -72,7 +72,7 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether a look is due; `taken` means that another wish would lose its window."""
+        """Return whether a look is due; `taken` means that another request would lose its window."""
         if self.first_pass:
             return self._credit >= 1.0 or not taken
         return self._credit >= (_TAKEN if taken else 1.0)
@@ -87,7 +87,7 @@ class Sweep:
 
         Args:
             seconds: time of the frame.
-            taken: whether another wish loses its window.
+            taken: whether another request loses its window.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]

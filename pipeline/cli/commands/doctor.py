@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Run all checks in turn, the slow ones last."""
+    """Run all checks in turn, slow checks last."""
     yield Finding("python", sys.version_info >= (3, 11), True, f"{platform.python_version()} on {platform.platform()}")
     for one in dependencies():
         yield _try(one.requirement.name, not one.extra, _installed, one)
@@ -158,9 +158,7 @@ def _kernels(device: str) -> str:
     from saccade.engine import kernels
 
     if not kernels.available(torch.device(device)):
-        raise RuntimeError(
-            "not available, so plain torch is used: they need Triton and a GPU with compute capability 8.0 or higher"
-        )
+        raise RuntimeError("not available, so plain torch is used: the kernels need Triton and compute capability 8.0")
     return "Triton compiles them"
 
 
@@ -219,7 +217,7 @@ def _encoding(name: str) -> str:
     try:
         try_encoder(name)
     except av.error.FFmpegError as error:  # its text includes the encoder options
-        raise RuntimeError(f"in FFmpeg, but no session can be opened here: {error.strerror}") from None
+        raise RuntimeError(f"FFmpeg has this encoder, but no session can be opened: {error.strerror}") from None
     return av.Codec(name, "w").long_name
 
 

@@ -1,4 +1,4 @@
-"""`saccade rules draft`: writes a rule for a sentence, by templates. Nothing is armed: the rule is only shown."""
+"""`saccade rules draft`: writes a rule for a sentence, by templates. The rule is only shown, not applied."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str
 
 
 def _times(text: str) -> tuple[str, str]:
-    """The text without its times, and those as a rule has them."""
+    """Return the text without its times, and the times in the format of a rule."""
     found = []
     if held := re.search(r"\bfor (?:more than |at least )?(\d+(?:\.\d+)?|an?|one|two)\s*(s|m|h)[a-z]*\b", text):
         amount = {"a": "1", "an": "1", "one": "1", "two": "2"}.get(held[1], held[1])

@@ -133,7 +133,7 @@ class PacketRing:
 
 
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
-    """Return presentation times on one clock; jumps of the sender's clock are replaced by the elapsed local time."""
+    """Return presentation times without jumps: a jump of the sender's clock is replaced by the elapsed local time."""
     placed: list[int] = []
     shift, step = 0, round(Fraction(1, 25) / CLOCK)
     before: CodedPacket | None = None  # the packet with the latest presentation time so far

@@ -132,14 +132,14 @@ class EventStore(EventReader):
         except OSError as error:
             wrong = isinstance(error, NotADirectoryError) or (folder.exists() and not folder.is_dir())
             raise StoreError(
-                f"{folder}: events cannot be stored there: {write_failure(self._path, error)}", disk=not wrong
+                f"{folder}: cannot store events in this folder: {write_failure(self._path, error)}", disk=not wrong
             ) from None
         try:
             self._open(keep_open)
             self._db = self._opened()
         except (sqlite3.Error, OSError) as error:
             os.close(self._lock_file)
-            raise StoreError(f"{folder}: events cannot be stored there: {error}", disk=True) from None
+            raise StoreError(f"{folder}: cannot store events in this folder: {error}", disk=True) from None
         except NewerError:
             os.close(self._lock_file)
             raise StoreError(f"{folder}: {NEWER}") from None
@@ -456,7 +456,7 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Postpone the lasting jobs until the disk can be written again, and fail the others."""
+        """Postpone jobs marked `lasting` until the disk can be written again, and fail all other jobs."""
         if error is not None:
             if not self._retry_at:
                 log.warning(

@@ -101,7 +101,7 @@ class EventQuery:
             letters.
         after: Unix time for paging: only events stored before it, which follow the last event of a page.
         until: Unix time: only events stored at or before it.
-        media: only events with a snapshot or clip, including pending ones.
+        media: only events with a snapshot or clip, including pending files.
         limit: maximum number of events.
 
     Raises:

@@ -202,7 +202,7 @@ def test_an_invalid_message_is_answered_and_changes_nothing(demo: Demo) -> None:
             ({"detect": []}, "no prompts"),
             ("{", "not JSON"),
             ("[" * 4000, "not JSON"),
-            ({"query": ["why?"]}, "not query"),
+            ({"query": ["why?"]}, "does not support query"),
             ({"conf": 7}, "conf"),
             ({"source": "street.mp4"}, "unknown key"),
             ([], "should be"),

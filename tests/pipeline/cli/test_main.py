@@ -56,7 +56,7 @@ BAD_INPUT = {
     "unknown dtype of a frame": (["bench", "frame", "--dtype", "int4"], "'fp8', got 'int4'"),
     "unknown dtype of a bubble": (["bench", "bubble", "--dtype", "int4"], "bfloat16, float16, fp8"),
     "unknown dtype of streams": (["bench", "throughput", "--dtype", "int4"], "bfloat16, float16, fp8"),
-    "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "not query"),
+    "unknown skill": (["run", "clip.mp4", *OUTPUTS, "--query", "What is there?"], "does not support query"),
     "unknown key": (["run", "--config", "typo.yaml", *OUTPUTS], "typo.yaml:2:1: unknown key 'detct'; did you mean"),
     "unknown flag": (["run", "clip.mp4", "--detct", "person"], "--detct"),
     "unknown command": (["rnu"], "Did you mean 'run'?"),

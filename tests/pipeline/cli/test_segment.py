@@ -64,5 +64,5 @@ def test_nano_says_that_it_cannot_outline(tmp_path: Path) -> None:
     found = run_saccade("image", photo, "--segment", "person")
     assert found.returncode != 0
     said = found.stderr.strip()
-    assert "nano can detect and point, not segment" in said
+    assert "nano does not support segment; it supports detect and point" in said
     assert len(said.splitlines()) == 1

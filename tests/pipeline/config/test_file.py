@@ -65,7 +65,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("streams:\n  - source: a\n    model: big\n", ":3:5: unknown key 'model'; "),
         ("streams:\n  - source: a\n    dtype: fp8\n", ":3:5: unknown key 'dtype'; "),
         ("streams: [{source: a, name: x/y}]\n", ":1:23: streams[0].name: 'x/y' is not a valid stream name"),
-        ("detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n", ":1:1: two streams are called 'x'"),
+        ("detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n", ":1:1: two streams have the name 'x'"),
     ],
 )
 def test_what_is_wrong_is_stated_in_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:

@@ -179,7 +179,7 @@ def test_what_is_in_the_way_of_a_store_is_moved_aside(tmp_path: Path) -> None:
 
 def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "film.mp4").write_text("a file")
-    with pytest.raises(StoreError, match="events cannot be stored there") as raised:
+    with pytest.raises(StoreError, match="cannot store events in this folder") as raised:
         EventStore(tmp_path / "film.mp4")
     assert not raised.value.disk
     assert not [thread for thread in threading.enumerate() if thread.name == "saccade store"]
