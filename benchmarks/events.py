@@ -93,9 +93,7 @@ def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
         client = stack.enter_context(connect(f"ws://127.0.0.1:{port}", max_size=None))
         (run,) = opened.controller.start()
         if not run.source.info.live:
-            raise ConfigError(
-                f"{run.source.info.url} is not live: its events come after their frames as files are read"
-            )
+            raise ConfigError(f"{run.source.info.url} is not a live source, so event latency is undefined")
         watching = threading.Thread(target=_listen, args=(client, came), name="bench client", daemon=True)
         watching.start()
         deadline = time.monotonic() + _LONG_S
@@ -127,7 +125,7 @@ def _figures(address: str, came: list[tuple[float, dict[str, Any]]]) -> BeginBen
         if message.get("event", {}).get("type") == "begin" and message["event"]["start_time"] in frames
     ]
     if not begun:
-        raise ConfigError(f"no event began in {len(frames)} frames: nothing that was asked for moved")
+        raise ConfigError(f"no event started in {len(frames)} frames, because no detected object moved")
     ages = [1e3 * (at - event["start_time"]) for at, event in begun]
     rows = []
     for age, (_, event) in zip(ages, begun, strict=True):

@@ -94,7 +94,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
     other = threading.Thread(target=_watch_with_pyav, args=(target, transport, stop, theirs), daemon=True)
     with open_once(target, "none", transport) as source:
         if not source.info.live:
-            raise SourceError(f"{source.info.url} is not live: its frames have no age")
+            raise SourceError(f"{source.info.url} is not a live source, so its frames have no age")
         other.start()
         try:
             ages, clock, passed = _watch(source, seconds)

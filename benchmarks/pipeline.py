@@ -118,7 +118,7 @@ def _figures(
         before.append(latency["queue"])
         after.append(1000 * (received_at - decoded_at[record["frame"]]) - model_ms - latency["queue"])
     if not models:
-        raise ConfigError(f"too few frames came through at {fps:g} fps: give more --seconds, or --vid-stride 2")
+        raise ConfigError(f"too few frames were processed at {fps:g} fps; increase --seconds, or set --vid-stride 2")
     both = [sum(parts) for parts in zip(before, after, strict=True)]
     return PipelineBench(
         model=model.name,

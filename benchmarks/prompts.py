@@ -101,7 +101,7 @@ def time_prompts(
 
 
 def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) -> PromptsRow:
-    """Measure one number of prompts."""
+    """Measure both ways for one number of prompts."""
     labels = islice(cycle(engine.model.classes or OPEN_LABELS), count)
     tasks = [Detect(label, _OBJECTS, 0.0) for label in labels]
     together: Asked = [(image, tasks)]

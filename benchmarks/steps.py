@@ -42,7 +42,7 @@ def experts_used(engine: Engine, rows: int) -> float | None:
 
 def _cuda(executor: Any) -> CudaExecutor:
     if not isinstance(executor, CudaExecutor):
-        raise EngineError("this times a GPU's own clock, and there is none here; see `saccade bench frame`")
+        raise EngineError("this benchmark needs a GPU; use `saccade bench frame` on a CPU")
     return executor
 
 

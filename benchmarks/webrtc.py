@@ -96,7 +96,7 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
     skip = round(fps * _WARM_UP_S)
     ours, theirs = ([age for age in ages[skip:] if age > 0] for ages in (ours, theirs))
     if not (ours and theirs):
-        raise SourceError(f"too few frames in {seconds:g} s: measure longer")
+        raise SourceError(f"too few frames in {seconds:g} s; increase --seconds")
     return WebRtcBench(codec, width, height, fps, *_figures(ours), *_figures(theirs))
 
 

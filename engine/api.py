@@ -504,7 +504,7 @@ class Engine:
         loaded, encoder = self._loaded, self._executor.encoder
         try:
             if loaded.load_refiner is None or not isinstance(encoder, DeepEncoder):
-                raise EngineError(f"{self._info.name} takes no refiner, which is for Moondream 3")
+                raise EngineError(f"{self._info.name} does not support a refiner; only Moondream 3 does")
             refiner = loaded.load_refiner(find_refiner(name))
             model = loaded.model
             return RefineThread(refiner, model.vision, encoder, model.device, self._executor.fallbacks)
@@ -513,7 +513,7 @@ class Engine:
             raise
 
     def _cancel(self, request: Request[Any]) -> None:
-        """A caller has cancelled a request."""
+        """Cancel a request for a caller."""
         if os.getpid() == self._process:  # else it is a stream that a forked child has inherited: see `_stop`
             self._loop.monitor.ended("cancelled")
             self._loop.cancel(request, CancelledError())

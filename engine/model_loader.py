@@ -125,11 +125,11 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise EngineError(f"unknown device '{name}': give auto, cpu, cuda or cuda:N") from error
+        raise EngineError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
-        raise EngineError(f"unknown device '{name}': give auto, cpu, cuda or cuda:N")
+        raise EngineError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EngineError(f"there is no device '{name}' here; give cpu, or auto to take what there is")
+        raise EngineError(f"device '{name}' does not exist on this machine; use cpu or auto")
     return device
 
 
@@ -161,7 +161,7 @@ def start(
         EngineError: if the device does not support the configured `kv_dtype`.
     """
     if config.kv_dtype is not None and not (model.device.type == "cuda" and supports_fp8(model.device)):
-        raise EngineError(f"kv_dtype {config.kv_dtype} needs a GPU from Ada on: leave it out on {model.device}")
+        raise EngineError(f"kv_dtype {config.kv_dtype} needs an Ada or later GPU; omit it on {model.device}")
     n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences, config.kv_dtype)
     executor: Executor[Any]
     if model.device.type == "cuda":

@@ -45,7 +45,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     assert isinstance(tower, DetectorTower)
     width, head = text.config.dim, text.config.head_dim
     if width < _CLASS + 32 or head != 64 or len(text.blocks) < 3 or len(words) > 31:
-        raise ValueError("copying needs blocks of 192 with heads of 64, three of them, and at most 31 classes")
+        raise ValueError("copying needs a width of 192, three heads of 64, and at most 31 classes")
 
     for parameter in (text.wte, tower.pos_emb, tower.nothing, tower.label.weight):
         nn.init.normal_(parameter, std=0.02)

@@ -101,7 +101,7 @@ def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]
     for tar_name, ids in wanted.items():
         path = folder / tar_name
         if not path.is_file():
-            raise PackError(f"{folder} lacks {tar_name}")
+            raise PackError(f"{folder} has no {tar_name}")
         try:
             with tarfile.open(path) as tar:
                 for member in tar:
@@ -109,9 +109,9 @@ def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]
                     if stem in ids and (file := tar.extractfile(member)) is not None:
                         found[stem] = file.read()
         except (tarfile.TarError, OSError) as error:
-            raise PackError(f"{path} is not a whole tar file") from error
+            raise PackError(f"{path} is truncated or not a tar file") from error
     if missing := [str(record["id"]) for record in records if str(record["id"]) not in found]:
-        raise PackError(f"{folder} lacks {len(missing)} images, the first of id {missing[0]}")
+        raise PackError(f"{len(missing)} images are missing in {folder}, such as ID {missing[0]}")
     return found
 
 
@@ -154,7 +154,7 @@ def load_split(folder: Path, split: str, workers: int, limit: int | None = None)
     for i, record in enumerate(records):
         named = {*record["boxes"], *record["maybe"], *record["unknown"]}
         if strange := named - ids.keys():
-            raise PackError(f"image {record['id']} is labelled '{min(strange)}', which classes.txt does not hold")
+            raise PackError(f"image {record['id']} has label '{min(strange)}', which is missing in classes.txt")
         rows = [(*box[:4], ids[name], True) for name, group in record["boxes"].items() for box in group]
         rows += [(*box[:4], ids[name], False) for name, group in record["maybe"].items() for box in group]
         rows.sort(key=lambda row: (row[2] - row[0]) * (row[3] - row[1]), reverse=True)

@@ -76,7 +76,7 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
     state["first.weight"] = weight * 0.5 / spread
     wanted = {name: tensor.shape for name, tensor in PicoDet(len(classes), n_boxes).state_dict().items()}
     if wrong := wanted.keys() ^ state.keys():
-        raise ValueError(f"these are not the detector's weights: '{min(wrong)}' is in one of them only")
+        raise ValueError(f"these are not PicoDet weights: tensor '{min(wrong)}' is missing or unknown")
     for name, shape in wanted.items():
         if state[name].shape != shape:
             raise ValueError(f"'{name}' is {list(state[name].shape)}, not {list(shape)}")

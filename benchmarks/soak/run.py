@@ -299,7 +299,7 @@ class _Watch:
             if self._metrics().get("saccade_frames_out_total", 0.0) > 0:
                 return
             time.sleep(0.5)
-        raise RunFailed(f"no result within {_LONG_S:.0f} s; see {self._folder}/log.txt")
+        raise RunFailed(f"the first result did not arrive within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
         """Yield each minute as it ends; allocations are compared with those after the warm-up."""

@@ -37,7 +37,7 @@ class PagePool:
             ValueError: if there are too few free pages; nothing is allocated.
         """
         if count > len(self._free):
-            raise ValueError(f"{count} pages wanted, {len(self._free)} free")
+            raise ValueError(f"cannot allocate {count} pages; {len(self._free)} are free")
         left, holders = len(self._free) - count, self._holders
         pages = tuple(reversed(self._free[left:]))
         del self._free[left:]

@@ -192,7 +192,7 @@ def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -
 
 
 def _extend(rows: Rows, draft: Sequence[FedValue]) -> int:
-    """Add rows that feed values behind a sequence's first row, as far as the answer can be so long; how many."""
+    """Add rows that feed values after a sequence's first row, within the maximum answer; return their number."""
     sequence = rows[0].sequence
     for number, value in enumerate(draft):
         phase = sequence.output.next_phase()

@@ -79,7 +79,7 @@ def _answers(device: str, dtype: str) -> list[Place]:
 
 
 def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The names by one, two, three and so on."""
+    """Split the names into groups of one, two, three and so on."""
     begin, size = 0, 1
     while begin < len(names):
         yield names[begin : begin + size]
@@ -87,7 +87,7 @@ def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _images() -> list[NDArray[np.uint8]]:
-    """Bright boxes on a dark ground, the same everywhere."""
+    """Return test images of bright boxes on a dark background, with fixed content."""
     images = []
     for number, (height, width) in enumerate(_SIZES):
         image = np.full((height, width, 3), 20, np.uint8)

@@ -106,7 +106,7 @@ def _read_safetensors(file: Path, text: TextDecoder) -> tuple[_Pairs, float | No
         for key in tensors.keys():  # noqa: SIM118
             match = _NAME.fullmatch(key)
             if match is None or int(match[1]) >= len(text.blocks):
-                raise AdapterError(f"{file}: tensor '{key}' has no place in the model's text decoder")
+                raise AdapterError(f"{file}: tensor '{key}' is unknown to the model's text decoder")
             found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensors.get_tensor(key)
     return found, alpha
 
@@ -131,7 +131,7 @@ def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
         layer = -1 if match is None else int(match[2]) + (dense if match[1] == "moe" else 0)
         limit = dense if match is not None and match[1] == "dense" else len(text.blocks)
         if match is None or layer >= limit or not isinstance(tensor, torch.Tensor):
-            raise AdapterError(f"{file}: tensor '{key}' has no place in the model's text decoder")
+            raise AdapterError(f"{file}: tensor '{key}' is unknown to the model's text decoder")
         found.setdefault((layer, "mlp.fc1" if match[3] == "up" else "mlp.fc2"), {})[match[4].upper()] = tensor
     ranks = {
         a.shape[-2] * (moe.experts_per_token if moe is not None and a.ndim == 3 else 1)

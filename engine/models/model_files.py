@@ -113,17 +113,17 @@ def weights_bytes(folder: Path) -> int:
 
 
 def fetch_file(repository: str, name: str) -> Path:
-    """A file of a repository of the hub, downloaded on first use.
+    """Return a file of a hub repository, downloaded on first use.
 
     Raises:
-        UnknownModelError: if it is not within reach.
+        UnknownModelError: if the hub or the file is unreachable.
     """
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(repository, name))
     except Exception as error:  # as in `_download`
-        raise UnknownModelError(f"the hub has no {name} of {repository} within reach ({_reason(error)})") from error
+        raise UnknownModelError(f"cannot download {name} of {repository} from the hub ({_reason(error)})") from error
 
 
 def _download(name: str) -> Path:

@@ -340,11 +340,11 @@ class DraftingEncoder(Protocol):
         ...
 
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `VisionEncoder.features` gives, and what answers about each crop are likely to say.
+        """Return the features of crops and the detections that draft the answers about them.
 
         Returns:
-            Features, and (n, n_drafts, 5) float32: each object's class, -1 for none, x, y, width and height as they are
-            fed, those of a class in the order of its answer.
+            Features, and detections (n, n_drafts, 5) float32: class (-1 for none), x, y, width and height as fed to the
+            decoder; detections of a class are in the order of its answer.
         """
         ...
 
@@ -368,12 +368,12 @@ class Refiner(Protocol):
     early_block: int
 
     def __call__(self, early: torch.Tensor, last: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Probabilities (crop size, crop size) float32 of the object's pixels.
+        """Return the probability (crop size, crop size) float32 that each pixel belongs to the object.
 
         Args:
-            early: what `DeepEncoder.two_depths` gives of one crop,
-            last: both.
-            mask: (crop size, crop size) float32, 0 or 1: what the outline encloses.
+            early: features of the early block, from `DeepEncoder.two_depths` for one crop.
+            last: features of the whole encoder for the same crop.
+            mask: (crop size, crop size) float32, 0 or 1: the area inside the outline.
         """
         ...
 
@@ -383,7 +383,11 @@ class SizedEncoder(Protocol):
     """A vision encoder whose crop size can be changed."""
 
     def set_crop_size(self, size: int) -> None:
-        """Take crops of so many pixels a side from now on: a multiple of 32 from 128 to 1280, else ValueError."""
+        """Set the side of crops in pixels from now on.
+
+        Raises:
+            ValueError: if it is not a multiple of 32 from 128 to 1280.
+        """
         ...
 
 

@@ -133,10 +133,10 @@ class GraphsByKind(Generic[K]):
                 failure = reason_of(error)
                 self._memory = torch.cuda.graph_pool_handle()  # torch may take this one for one being captured
                 if lacks_memory(error):
-                    log.warning("%s without a graph: %s", name, failure)
+                    log.warning("%s runs without a CUDA graph: %s", name, failure)
                     break
         else:
-            log.warning("%s without a graph: %s", name, failure)
+            log.warning("%s runs without a CUDA graph: %s", name, failure)
         self._graphs[kind] = graphs
         return graphs
 

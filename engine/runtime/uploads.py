@@ -55,7 +55,7 @@ _HELPERS = 2  # additional copying threads; with 0, 1 and 2: 23.34, 22.87, 22.76
 _TILED_GRAPHS = 16  # maximum kinds of images with graphs
 
 _TiledKind = tuple[int, int, Tiling, Factors | None]
-"""Rows and columns of an image, its tiling, and of YUV its factors."""
+"""Rows and columns of an image, its tiling, and its YUV factors or None."""
 CutInto = Callable[[torch.Tensor, Tiling, torch.Tensor], list[torch.Tensor]]
 """Function that splits an image (height, width, 3) into crops (n, size, size, 3) and returns its other tensors."""
 

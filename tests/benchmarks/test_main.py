@@ -28,7 +28,7 @@ def test_prompts_are_timed() -> None:
     [
         (["prompts", "--dtype", "int4"], "bfloat16, float16, fp8"),
         (["pipeline", "--dtype", "int4"], "'fp8', got 'int4'"),
-        (["decode", "--device", "cpu"], "a GPU's own clock"),
+        (["decode", "--device", "cpu"], "needs a GPU"),
     ],
 )
 def test_what_cannot_be_timed_is_one_line(arguments: list[str], said: str) -> None:

@@ -63,6 +63,6 @@ def _refuse_older_prompts(folder: Path) -> None:
         return  # which loading it says more of
     if not known:
         raise ModelFilesError(
-            f"{folder}: a revision of before 2025-06, whose prompts are others and which config.json does not hold: "
-            "take a newer one, such as vikhyatk/moondream2@2025-06-21"
+            f"{folder}: this revision is older than 2025-06, and config.json does not have its prompt templates; "
+            "use a newer revision, such as vikhyatk/moondream2@2025-06-21"
         )

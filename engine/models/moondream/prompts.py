@@ -43,7 +43,7 @@ class TextTokenizer(Protocol):
 
 
 class FileTokenizer:
-    """A tokenizer.json file."""
+    """Tokenizer of a tokenizer.json file."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
@@ -153,7 +153,7 @@ class MoondreamPrompts:
             PromptError: if the model accepts only labels and there are references.
         """
         if refs and self._closed:
-            raise PromptError("this model takes no references: ask for a name alone")
+            raise PromptError("this model does not support references; use only a label")
         template = self._templates[skill]
         return [*template["prefix"], *self._marks(refs), *self.ids(f" {label}"), *template["suffix"]]
 
@@ -238,7 +238,7 @@ class MoondreamPrompts:
         """
         lengths = self._templates["caption"]
         if length not in lengths:
-            raise PromptError(f"this model writes no {length} captions: ask for {' or '.join(lengths)}")
+            raise PromptError(f"this model does not support {length} captions; use {' or '.join(lengths)}")
         return list(lengths[length])
 
     def ids(self, words: str) -> list[int]:

@@ -1,14 +1,13 @@
-"""The refiner of outlines: redraws the mask of a coarse path from the image, in five rounds (Moondream 3's own head).
+"""Outline refiner: redraws the mask of a coarse path from image features in five rounds (Moondream 3's own head).
 
-    image → the vision tower's features (an early block and the last) ┐
-    mask  → convolutions ─────────────────────────────────────────────┴→ two transformer blocks with tokens
-          ↑                                                               → four masks and how good each is
-          └──────────────────── the best mask's probabilities ←──────────┘
+    image → the vision encoder's features (an early block and the last) ┐
+    mask  → convolutions ───────────────────────────────────────────────┴→ two transformer blocks with tokens
+          ↑                                                                 → four masks and their predicted IoU
+          └──────────────────── the best mask's probabilities ←────────────┘
 
-A decoder of masks in the manner of SAM (Kirillov et al. 2023) whose features are fused as in HQ-SAM (Ke et al. 2023).
-The published file names its parts; the names of layers inside of a part are not documented, nor are the order of the
-tokens (the IoU's first, as in SAM) and the activation of the dense layers (GELU, as everywhere else in it). No weights
-were at hand to try them. Float32. Knows nothing of paths.
+The head is a mask decoder like SAM (Kirillov et al. 2023) with fused features like HQ-SAM (Ke et al. 2023). The
+published file names its parts, but not the layers inside them, the token order (assumed: IoU first, as in SAM) or the
+activation (assumed: GELU). The head is untested with published weights. It computes in float32.
 """
 
 from __future__ import annotations
@@ -209,15 +208,15 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
     """
     try:
         stored = torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise many unrelated types, with advice of many lines
-        raise ModelFilesError(f"{path}: not a torch file of tensors alone ({type(error).__name__})") from None
+    except Exception as error:  # torch and pickle raise many unrelated types with multi-line messages
+        raise ModelFilesError(f"{path}: not a torch file that contains only tensors ({type(error).__name__})") from None
     head = stored.get("head") if isinstance(stored, Mapping) else None
     if not isinstance(head, Mapping) or not all(isinstance(one, torch.Tensor) for one in head.values()):
-        raise ModelFilesError(f"{path}: no refiner: it has no tensors under 'head'")
+        raise ModelFilesError(f"{path}: not a refiner: the file has no tensors under 'head'")
     sizes = {}
     for name in ("image_proj.weight", "image_pe", "hq_fusion.fusion.0.weight"):
         if name not in head or head[name].ndim != 4:
-            raise ModelFilesError(f"{path}: tensor '{name}' is missing or has not 4 dimensions")
+            raise ModelFilesError(f"{path}: tensor '{name}' is missing or does not have 4 dimensions")
         sizes[name] = tuple(head[name].shape)
     (dim, inputs, *_), (_, _, side, _), (fused, *_) = sizes.values()
     if (inputs, side) != (tower.config.enc_dim, tower.config.grid) or dim % 32:
@@ -249,7 +248,7 @@ def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], pa
         found[name] = held.pop(taken)
     if held:
         name = next(iter(held))
-        raise ModelFilesError(f"{path}: tensor '{name}' {list(held[name].shape)} has no place in the refiner")
+        raise ModelFilesError(f"{path}: tensor '{name}' {list(held[name].shape)} is unknown to the refiner")
     return found
 
 

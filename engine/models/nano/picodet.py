@@ -28,7 +28,7 @@ class ConvAct(nn.Conv2d):
         self.act = act
 
     def reset_parameters(self) -> None:
-        """Nothing on no device, where a model is laid out before its weights come: that would take 0.1 s."""
+        """Skip the initialization on the meta device, which would take 0.1 s."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
@@ -39,7 +39,7 @@ class ConvAct(nn.Conv2d):
 
 
 class Separable(nn.Module):
-    """A depthwise convolution over 5×5 and a pointwise one."""
+    """A depthwise 5×5 convolution followed by a pointwise one."""
 
     def __init__(self, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Separable(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Weighs channels by what they hold on average (Hu et al. 2018, arXiv:1709.01507)."""
+    """Squeeze-and-excitation: multiplies channels by gains from their means (Hu et al. 2018, arXiv:1709.01507)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -179,8 +179,8 @@ def test_streams_take_adapters_too(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda pairs: pairs.update({"text.blocks.9.attn.qkv.A": torch.zeros(2, 32)}), "no place"),
-        (lambda pairs: pairs.update({"vision.blocks.0.attn.qkv.A": torch.zeros(2, 32)}), "no place"),
+        (lambda pairs: pairs.update({"text.blocks.9.attn.qkv.A": torch.zeros(2, 32)}), "is unknown"),
+        (lambda pairs: pairs.update({"vision.blocks.0.attn.qkv.A": torch.zeros(2, 32)}), "is unknown"),
         (lambda pairs: pairs.pop("text.blocks.1.mlp.fc1.B"), r"text.blocks.1.mlp.fc1 has no B"),
         (lambda pairs: pairs.update({"text.blocks.0.attn.proj.B": torch.zeros(32, 3)}), r"A is \(rank, 32\)"),
         (

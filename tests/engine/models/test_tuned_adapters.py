@@ -143,10 +143,10 @@ class Harmful:
     [
         (lambda tensors: {}, "contains no adapter matrices"),
         (lambda tensors: 7, "has no 'lora_state_dict'"),
-        (lambda tensors: tensors | {"dense.1.up_a": torch.zeros(4, 32)}, "'dense.1.up_a' has no place"),
-        (lambda tensors: tensors | {"moe.2.up_a": torch.zeros(4, 32)}, "'moe.2.up_a' has no place"),
-        (lambda tensors: tensors | {"attn.0.up_a": torch.zeros(4, 32)}, "'attn.0.up_a' has no place"),
-        (lambda tensors: tensors | {"model.lora.moe.1.up_a": "x"}, "up_a' has no place"),
+        (lambda tensors: tensors | {"dense.1.up_a": torch.zeros(4, 32)}, "'dense.1.up_a' is unknown"),
+        (lambda tensors: tensors | {"moe.2.up_a": torch.zeros(4, 32)}, "'moe.2.up_a' is unknown"),
+        (lambda tensors: tensors | {"attn.0.up_a": torch.zeros(4, 32)}, "'attn.0.up_a' is unknown"),
+        (lambda tensors: tensors | {"model.lora.moe.1.up_a": "x"}, "up_a' is unknown"),
         (lambda tensors: {k: v for k, v in tensors.items() if k != "model.lora.moe.1.up_b"}, r"2\.mlp\.fc1 has no B"),
         (
             lambda tensors: tensors | {"model.lora.moe.0.up_a": torch.zeros(6, 3, 32)},

@@ -214,13 +214,13 @@ def test_the_published_shape_loads_from_published_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda head: {}, "no refiner: it has no tensors under 'head'|'image_proj.weight' is missing"),
+        (lambda head: {}, "not a refiner: the file has no tensors under 'head'|'image_proj.weight' is missing"),
         (lambda head: 7, "no tensors under 'head'"),
-        (lambda head: head | {"image_pe": torch.zeros(3)}, "'image_pe' is missing or has not 4 dimensions"),
+        (lambda head: head | {"image_pe": torch.zeros(3)}, "'image_pe' is missing or does not have 4 dimensions"),
         (lambda head: head | {"image_pe": torch.zeros(1, DIM, 5, 5)}, "it reads 5² features of 16 .* are 4² of 16"),
         (lambda head: {k: v for k, v in head.items() if k != "iou_token"}, "'iou_token' .* is missing"),
         (lambda head: head | {"mask_tokens": torch.zeros(3, DIM)}, r"'mask_tokens' .* is missing or of another"),
-        (lambda head: head | {"other.weight": torch.zeros(3)}, r"'other.weight' \[3\] has no place"),
+        (lambda head: head | {"other.weight": torch.zeros(3)}, r"'other.weight' \[3\] is unknown"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(tmp_path: Path, change: Any, says: str) -> None:
@@ -234,7 +234,7 @@ def test_a_file_that_does_not_fit_is_one_line(tmp_path: Path, change: Any, says:
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nothing like it"])
 def test_another_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.pt").write_bytes(content)
-    with pytest.raises(ModelFilesError, match="not a torch file of tensors alone") as caught:
+    with pytest.raises(ModelFilesError, match="not a torch file that contains only tensors") as caught:
         load_refiner(tmp_path / "model.pt", random_model(OUTLINING).vision)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
@@ -355,7 +355,7 @@ def test_where_it_fails_the_coarse_outline_stands(
 
 
 def test_what_cannot_be_refined_is_one_line(folder: Path, file: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="nano takes no refiner, which is for Moondream 3") as caught:
+    with pytest.raises(EngineError, match="nano does not support a refiner; only Moondream 3 does") as caught:
         Engine.load("nano", "cpu", refiner=str(file))
     assert "\n" not in str(caught.value)
     with pytest.raises(UnknownModelError, match=r"unknown refiner '.*none\.pt': use a file, or a hub ID"):
