@@ -212,6 +212,8 @@ export class Regions {
   // ---- what is seen
 
   #words(kind, name) {
+    const {exclude, classes} = this.#all[kind][name];
+    if (exclude) return `ignores ${classes?.length ? classes.join(", ") : "everything"} here`;
     const counts = this.#counts[kind][name];
     if (!counts) return "";
     if (kind === "lines") return `${counts.forward} → ${counts.backward} ←`;
