@@ -85,6 +85,7 @@ class Engine:
             loop.monitor.ended,
             # A branch needs a batch slot and one to three pages; most are reserved for other requests.
             min(config.max_sequences, loop.n_pages // 16) // 4,
+            lambda image: isinstance(image, YuvImage) and image.y.is_cuda,
             refine=None if self._refiner is None else self._refiner.put,
         )
         self._streams: dict[Hashable, StreamSettings] = {}

@@ -215,6 +215,8 @@ class Request(Generic[ImageT]):
         adapter: LoRA adapter, or None.
         reads: cached prefix to use instead of an image.
         keeps: receives the prefix of the image; the request has no prompts.
+        on_device: reads the image and returns whether it is on the device, so that cropping takes microseconds; None
+            before the request is planned and without an image.
         has_prefix: whether the prompts follow an image prefix.
         frame: whether a newer frame of the stream supersedes it in the queue.
         tasks: the tasks.
@@ -241,6 +243,7 @@ class Request(Generic[ImageT]):
     adapter: Adapter | None = None
     reads: KeptPrefix | None = None
     keeps: KeptPrefix | None = None
+    on_device: abc.Callable[[], bool] | None = None
     has_prefix: bool = True
     frame: bool = False
     tasks: tuple[Task, ...] = ()
@@ -403,6 +406,7 @@ class RequestMaker(Generic[ImageT]):
         pace: estimated cropping time.
         count: called with the outcome of a request, except for cancelled ones.
         max_branches: maximum prompts and branches of a window with branches, see `OutputState.branches`.
+        on_device: returns whether an image is on the device.
         known: cached token IDs of recent tasks.
         refine: refines a result's outlines in another thread and passes it to its last argument.
     """
@@ -415,6 +419,7 @@ class RequestMaker(Generic[ImageT]):
     pace: CropPace
     count: abc.Callable[[Outcome], None]
     max_branches: int = 0
+    on_device: abc.Callable[[Pixels], bool] = lambda _: False
     known: dict[Task, tuple[int, ...]] = field(default_factory=dict)
     refine: abc.Callable[[Result, Pixels, abc.Callable[[Result], None]], None] | None = None
 
@@ -430,6 +435,7 @@ class RequestMaker(Generic[ImageT]):
         closer = (request.tiles**2 if request.tiles > 1 else 0) + len(request.looks)
         tiled = [i for i in asked if request.tasks[i].tiled] if closer and request.image is not None else []
         source = None if request.image is None else _Source(request, self, as_array=bool(tiled) and request.tiles > 1)
+        request.on_device = None if source is None else source.on_device
         made: list[PrefillWindow[ImageT]] = []
         most = self.config.max_sequences
         for number in range(1 + closer if tiled else 1):
@@ -529,7 +535,7 @@ class RequestMaker(Generic[ImageT]):
             window.drop_image()
             window.sequences = []
         picture, request.picture = request.picture, None
-        request.image, request.windows = None, []
+        request.image, request.windows, request.on_device = None, [], None
         if future is None or outcome is None:
             return
         kept = request.keeps is not None
@@ -579,6 +585,14 @@ class _Source(Generic[ImageT]):
             assert request.image is not None
             request.size = request.image.shape[1], request.image.shape[0]
 
+    def on_device(self) -> bool:
+        """Read the image and return whether it is on the device."""
+        begun = time.monotonic()
+        pixels = self._read()
+        with self._lock:
+            self._request.crops_s += time.monotonic() - begun
+        return self._maker.on_device(pixels)
+
     def cut(self, number: int) -> ImageT:
         """Return the crops of a window, or of the whole image for 0.
 
@@ -586,15 +600,8 @@ class _Source(Generic[ImageT]):
             DeadlineError: if cropping cannot finish before the deadline.
         """
         request, maker, begun = self._request, self._maker, time.monotonic()
-        if request.future is not None:
-            request.future.begun = True
-        with self._lock:
-            image = request.image
-            assert image is not None, "the request is over"
-            request.image = pixels = maker.read(image() if callable(image) else image, self._as_array)
-            request.size = width, height = pixels.shape[1], pixels.shape[0]
-            if request.refine and request.picture is None:
-                request.picture = pixels
+        pixels = self._read()
+        width, height = request.size
         window = windows(width, height, request.tiles, request.looks)[number] if number else None
         area = width * height if window is None else window.pixels
         read = time.monotonic()
@@ -608,6 +615,19 @@ class _Source(Generic[ImageT]):
             if not self._uncut:
                 request.image = None
         return made
+
+    def _read(self) -> Pixels:
+        request = self._request
+        if request.future is not None:
+            request.future.begun = True
+        with self._lock:
+            image = request.image
+            assert image is not None, "the request is over"
+            request.image = pixels = self._maker.read(image() if callable(image) else image, self._as_array)
+            request.size = pixels.shape[1], pixels.shape[0]
+            if request.refine and request.picture is None:
+                request.picture = pixels
+        return pixels
 
     def crops(self, number: int) -> abc.Callable[[], ImageT]:
         """Return a function that crops a window once and returns the crops."""

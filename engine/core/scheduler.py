@@ -197,9 +197,11 @@ class Scheduler(Generic[ImageT]):
             if request.state is State.WAITING:
                 self._plan(request)
                 continue
-            if not self.resources.allocate(request.windows[request.n_admitted]):
-                return
-            self._take(self.admission.admit(request, now))
+            # The windows of a request follow each other: one pass over all streams, and one prefill.
+            while self.prefill_room > 0 and request.n_waiting > 0:
+                if not self.resources.allocate(request.windows[request.n_admitted]):
+                    return
+                self._take(self.admission.admit(request, now))
 
     def take_unprepared(self) -> list[PrefillWindow[ImageT]]:
         """Return the windows admitted since the last call whose images need preparation."""

@@ -16,10 +16,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -220,11 +221,11 @@ class StepLoop(Generic[ImageT]):
         with self._wake:
             self._wake.notify()
 
-    def _deliver(self, window: PrefillWindow[ImageT], image: ImageT | None, error: BaseException | None) -> None:
-        """Accept a prepared image, also while the loop is closing."""
+    def _deliver(self, made: Sequence[Prepared[ImageT]]) -> None:
+        """Accept prepared images, also while the loop is closing."""
         at = self._clock()  # the loop may be waiting for a step
         with self._wake:
-            self._put(lambda: self._prepared(window, image, error, at))
+            self._put(lambda: self._take_prepared(made, at))
 
     # ---- the thread
 
@@ -411,45 +412,52 @@ class StepLoop(Generic[ImageT]):
                 self._lead.decoded()
             self._scheduler.commit(step, sampled)
 
-    def _prepared(
-        self, window: PrefillWindow[ImageT], image: ImageT | None, error: BaseException | None, at: float
-    ) -> None:
-        """Record the prepared image of a window, or the error, made at time `at`."""
-        self._lead.prepared(at - window.admitted_at)
-        if error is not None or image is None:
-            self._scheduler.cancel(window.request, error or EngineError("no image was made"))
-        else:
-            self._scheduler.prepared(window, image)
+    def _take_prepared(self, made: Sequence[Prepared[ImageT]], at: float) -> None:
+        """Record the prepared images of windows, or the errors, made at time `at`."""
+        for window, image, error in made:
+            self._lead.prepared(at - window.admitted_at)
+            if error is not None or image is None:
+                self._scheduler.cancel(window.request, error or EngineError("no image was made"))
+            else:
+                self._scheduler.prepared(window, image)
 
     def _prepare_admitted(self) -> None:
-        for window in self._scheduler.take_unprepared():
-            window.admitted_at = self._clock()
-            self._preparer.put(window)
+        admitted, now = self._scheduler.take_unprepared(), self._clock()
+        for window in admitted:
+            window.admitted_at = now
+        for _, windows in groupby(admitted, lambda window: id(window.request)):
+            self._preparer.put(list(windows))
+
+
+Prepared = tuple[PrefillWindow[ImageT], ImageT | None, BaseException | None]
+"""A window with its image or the error."""
 
 
 class Preparer:
     """Daemon threads that split images of admitted windows into crops while steps run.
 
+    One thread prepares all windows of a frame that is on the device, because cropping takes microseconds there and
+    waking another thread takes longer. Other windows of a request are shared among the threads.
+
     Args:
         n_threads: maximum number of threads; each starts when it is first needed.
-        deliver: called in a thread with each window and its image or error; must not raise.
+        deliver: called in a thread with windows and their images or errors; must not raise.
     """
 
-    def __init__(
-        self, n_threads: int, deliver: Callable[[PrefillWindow[Any], Any, BaseException | None], None]
-    ) -> None:
-        self._windows: SimpleQueue[PrefillWindow[Any] | None] = SimpleQueue()
+    def __init__(self, n_threads: int, deliver: Callable[[Sequence[Prepared[Any]]], None]) -> None:
+        self._windows: SimpleQueue[list[PrefillWindow[Any]] | None] = SimpleQueue()
         self._deliver = deliver
         self._most, self._threads = n_threads, list[threading.Thread]()
 
-    def put(self, window: PrefillWindow[Any]) -> None:
-        """Queue a window's image for preparation; call from one thread."""
-        if len(self._threads) < self._most:
-            name = f"saccade-prepare-{1 + len(self._threads)}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._windows.put(window)
+    def put(self, windows: list[PrefillWindow[Any]]) -> None:
+        """Queue windows of one request for preparation; call from one thread."""
+        for _ in windows:
+            if len(self._threads) < self._most:
+                name = f"saccade-prepare-{1 + len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._windows.put(windows)
 
     def close(self) -> None:
         """Finish queued images, end the threads and wait for them."""
@@ -459,14 +467,33 @@ class Preparer:
             thread.join()
 
     def _run(self) -> None:
-        while (window := self._windows.get()) is not None:
-            prepare = window.prepare
-            if prepare is not None:  # else it is over
-                try:
-                    image = prepare()
-                except BaseException as error:  # of one image: the thread is there for the others
-                    self._deliver(window, None, error)
-                else:
-                    self._deliver(window, image, None)
-                    del image
-            del window, prepare  # or they would be kept until the next one
+        while (windows := self._windows.get()) is not None:
+            try:
+                windows = self._own_part(windows)
+            except BaseException as error:  # the image of all of them cannot be read
+                self._deliver([(windows[0], None, error)])
+            else:
+                if made := [one for window in windows if (one := _prepared(window)) is not None]:
+                    self._deliver(made)
+                del made
+            del windows  # or they would be kept until the next ones
+
+    def _own_part(self, windows: list[PrefillWindow[Any]]) -> list[PrefillWindow[Any]]:
+        """Return the windows for this thread, and queue the others for any thread."""
+        on_device = windows[0].request.on_device
+        if len(windows) == 1 or on_device is None or on_device():
+            return windows
+        for window in windows[1:]:
+            self._windows.put([window])
+        return windows[:1]
+
+
+def _prepared(window: PrefillWindow[Any]) -> Prepared[Any] | None:
+    """Prepare the image of a window; return None if the window is over."""
+    prepare = window.prepare
+    if prepare is None:
+        return None
+    try:
+        return window, prepare(), None
+    except BaseException as error:  # of one image: the thread continues with the others
+        return window, None, error

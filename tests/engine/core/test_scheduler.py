@@ -214,6 +214,26 @@ def test_decode_steps_come_between_prefills(together: int, live: list[bool], dec
     assert kinds == [StepKind.PREFILL, *[StepKind.DECODE] * decodes, StepKind.PREFILL]
 
 
+def test_the_windows_of_a_frame_are_prefilled_together() -> None:
+    """Also while the frames of other streams wait."""
+
+    def make(request: Request[int]) -> list[PrefillWindow[int]]:
+        return [PrefillWindow(request, [Sequence((1,), TextOutput(-1, 20, 20))], 0, number=i) for i in range(2)]
+
+    scheduler: Scheduler[int] = Scheduler(sizes(PAGE, 50, 4), PagePool(200), PREFIX)
+    for number in range(4):
+        scheduler.submit(Request(make, lambda *_: None, frame=True), number)
+    shown: list[tuple[object, int]] = []
+    while len(shown) < 8:
+        step = scheduler.next_step()
+        assert step is not None
+        shown += [(window.request.stream, window.number) for window in step.windows]
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
+    assert sorted(shown) == [(stream, number) for stream in range(4) for number in range(2)]
+    for (stream, number), (next_stream, next_number) in zip(shown[::2], shown[1::2], strict=True):
+        assert (stream, number, next_number) == (next_stream, 0, 1), shown
+
+
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), together=st.integers(1, 4), depth=st.integers(1, 2), live=st.booleans())
 def test_under_load_neither_starves_the_other(seed: int, together: int, depth: int, live: bool) -> None:

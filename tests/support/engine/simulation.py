@@ -181,7 +181,7 @@ class SimulatedLoop(StepLoop[Frame]):
             self._sim.prepare(window)
 
     def deliver(self, window: PrefillWindow[Frame], image: Frame, at: float) -> None:
-        self._prepared(window, image, None, at)
+        self._take_prepared([(window, image, None)], at)
 
 
 class Simulation:
