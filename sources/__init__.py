@@ -1,7 +1,7 @@
-"""Where frames come from: files, images, cameras, publishers. Knows nothing of models, results or sinks.
+"""Video sources: files, images, cameras and publishers, each yielding decoded frames.
 
-Imports run one way: errors, planes < frame < urls < gpu, rgb, timestamps < base < file < images, replay; rtp, http <
-live < rtsp, webrtc, onvif < factory.
+Imports between the modules run in one direction: errors, planes < frame < urls < gpu, rgb, timestamps < base < file <
+images, replay; rtp, network < live < rtsp, webrtc, onvif < factory.
 """
 
 from saccade.sources.base import Source, SourceInfo

@@ -1,7 +1,4 @@
-"""What every source has in common: its interface and the metadata it reports.
-
-Knows nothing of models, results or sinks.
-"""
+"""The interface of every video source, and the metadata that a source reports."""
 
 from __future__ import annotations
 
@@ -19,19 +16,19 @@ from saccade.sources.frame import Frame
 
 @dataclass(slots=True, frozen=True)
 class SourceInfo:
-    """What is known of a source before its first frame.
+    """Metadata of a source, known before its first frame.
 
     Attributes:
-        codec: name of the codec, such as "h264"; for frames the file format, such as "jpeg".
+        codec: name of the codec, such as "h264"; the file format, such as "jpeg", for images.
         width, height: size in pixels of the upright frame, after rotation. Later frames may differ.
-        average_rate: frames per second of the whole stream, before `vid_stride`; None when unknown.
-        frames: how many frames an iteration will hand on, after `vid_stride`, `start` and `end`; an estimate, None when
+        average_rate: frames per second of the whole stream, before `vid_stride`; None if unknown.
+        frames: estimated number of frames of one iteration, after `vid_stride`, `start` and `end`; None if
             unknown.
-        time_base: seconds of one pts unit.
-        duration_s: length of the whole stream in seconds; None when unknown or endless.
-        live: True when frames arrive in real time and late ones should be dropped.
-        audio: True when the source has an audio stream as well.
-        url: path or address, free of credentials.
+        time_base: seconds per unit of `Frame.pts`.
+        duration_s: length of the whole stream in seconds; None if unknown or endless.
+        live: True if frames arrive in real time and late frames should be dropped.
+        audio: True if the source also has an audio stream.
+        url: path or address, without credentials.
     """
 
     codec: str
@@ -47,14 +44,14 @@ class SourceInfo:
 
 
 class Source(ABC):
-    """A source of frames: iterate it in one thread, close it from any.
+    """A source of frames. Iterate it in one thread; close it from any thread.
 
-    Iteration raises `SourceError` when the source fails for good, and simply ends when it is over or closed. A
-    subclass sets `_info` and yields the frames, until `_closed` is set; damaged packets are counted in `_corrupt`.
+    The iteration ends when the source ends or is closed. It raises `SourceError` if the source fails permanently. A
+    subclass sets `_info`, yields frames until `_closed` is set, and counts damaged packets in `_corrupt`.
 
     Args:
-        name: of the stream.
-        vid_stride: hand on every `vid_stride`-th frame.
+        name: name of the stream.
+        vid_stride: yield every `vid_stride`-th frame.
 
     Raises:
         SourceError: if `vid_stride` is less than 1.
@@ -64,7 +61,7 @@ class Source(ABC):
     _decoder = ""
 
     gpu: int | None = None
-    """Number of the GPU in whose memory decoded frames may stay; to be set before iterating. None: in main memory."""
+    """Index of the GPU whose memory may hold decoded frames; None for main memory. Set it before iterating."""
 
     def __init__(self, name: str, vid_stride: int = 1) -> None:
         if vid_stride < 1:
@@ -76,22 +73,22 @@ class Source(ABC):
 
     @property
     def name(self) -> str:
-        """Name of the stream, as in `Frame.stream`."""
+        """Name of the stream, see `Frame.stream`."""
         return self._name
 
     @property
     def info(self) -> SourceInfo:
-        """What is known of the source, from construction on."""
+        """Metadata of the source, available from construction on."""
         return self._info
 
     @property
     def decoder(self) -> str:
-        """What decodes it, such as "h264 (cuda)"; "" before the first frame, and where nothing does."""
+        """Name of the decoder in use, such as "h264 (cuda)"; "" before the first frame or without a decoder."""
         return self._decoder
 
     @property
     def corrupt_packets(self) -> int:
-        """Packets or frames of the current iteration that were damaged, hence skipped."""
+        """Number of damaged packets or frames that the current iteration has skipped."""
         return self._corrupt
 
     @abstractmethod
@@ -99,15 +96,16 @@ class Source(ABC):
         """Yield the frames in presentation order."""
 
     def close(self) -> None:
-        """End the iteration at its next packet, and every later one at once. Callable from any thread, repeatedly."""
+        """Close the source: a running iteration ends at its next packet, later iterations at once.
+
+        Thread-safe; may be called more than once.
+        """
         self._closed.set()
 
     def __enter__(self) -> Self:
-        """Return the source itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the source."""
         self.close()

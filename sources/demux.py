@@ -1,6 +1,6 @@
-"""Packets of a file: damage is skipped, and all streams are on one clock. Whoever reads a file reads it through this.
+"""Demuxes a media file: skips damaged parts and puts all streams on one clock.
 
-Knows nothing of decoding, models or sinks.
+Every reader of media files uses this module.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from saccade.sources.timestamps import InputClock
 log = logging.getLogger(__name__)
 
 NOMINAL_RATE = Fraction(25)
-"""Frames a second, where a file gives no rate."""
-_READ_FAILURES_IN_A_ROW = 50  # after so many the rest of the file is unreadable, and asking again would not end
-_INDEX_S = 1  # between two key frames of an index: cameras of JPEGs have nothing else
+"""Frames per second assumed for a file that states no rate."""
+_READ_FAILURES_IN_A_ROW = 50  # then the rest of the file counts as unreadable; retrying would not end
+_INDEX_S = 1  # least distance of two index entries: in Motion JPEG every frame is a keyframe
 
 
 class FileDemuxer:
     """Reads the packets of one container.
 
     Args:
-        container: the file, open, at its beginning or where `shift` holds.
-        video: the stream whose frames are wanted; None for none.
-        shift: seconds that the clock has been moved by before this place.
+        container: the open file, positioned at its beginning or at a keyframe for which `shift` is valid.
+        video: the video stream to read; None to read no video.
+        shift: seconds that timestamps before this position were moved by.
     """
 
     def __init__(
         self, container: InputContainer, video: av.VideoStream | None, *, shift: Fraction = Fraction(0)
     ) -> None:
         self._container = container
-        # Sound is read wherever video is: both together tell a jump of the clock from a pause of one.
+        # Audio is read along with video: only both together tell a clock jump from a pause of one stream.
         streams: list[Any] = [one for one in (video, *container.streams.audio[:1]) if one is not None]
         for one in streams:
             one.discard = Discard.default
@@ -54,25 +54,25 @@ class FileDemuxer:
         }
 
     def shift_of(self, stream: av.stream.Stream) -> Fraction:
-        """Seconds that the newest packet of a stream was moved by."""
+        """Return the seconds that the newest packet of `stream` was moved by."""
         clock = self._clocks[stream.index]
         return clock.shift * (stream.time_base or Fraction(1, av.time_base))
 
     def packets_of(self, stream: av.VideoStream) -> Iterator[av.Packet[av.VideoStream]]:
-        """Yield the packets of one stream, as `packets` does."""
+        """Yield the packets of one stream, see `packets`."""
         return (packet for packet in self.packets() if packet.stream_index == stream.index)
 
     def packets(
         self, damaged: Callable[[], object] | None = None, closed: threading.Event | None = None
     ) -> Iterator[av.Packet[Any]]:
-        """Yield the packets of all streams, and for each stream at the end the empty one that flushes its decoder.
+        """Yield the packets of all streams, and at the end one empty packet per stream to flush its decoder.
 
         Args:
-            damaged: called where a part of the file cannot be read.
-            closed: ends it.
+            damaged: called for each part of the file that cannot be read.
+            closed: ends the iteration once it is set.
         """
         packets, failures = self._container.demux(*self._streams), 0
-        held: dict[int, av.Packet[Any]] = {}  # of each stream the newest, until the one after it is there
+        held: dict[int, av.Packet[Any]] = {}  # the newest packet of each stream, until its successor is read
         while closed is None or not closed.is_set():
             try:
                 packet = next(packets)
@@ -107,12 +107,12 @@ class FileDemuxer:
 
 
 def clock_may_jump(container: InputContainer) -> bool:
-    """Whether the container's format is one whose clock may jump, such as MPEG-TS."""
+    """Return whether the container's format permits jumps of its clock, as MPEG-TS does."""
     return bool(Flags(container.format.flags) & Flags.ts_discont)
 
 
 def _step(stream: Any) -> Fraction | None:
-    """Seconds from one packet to the next, where it is known."""
+    """Return the seconds between two packets of `stream`, or None if unknown."""
     if stream.type != "video":
         return None
     return 1 / Fraction(stream.average_rate or stream.guessed_rate or NOMINAL_RATE)
@@ -120,13 +120,13 @@ def _step(stream: Any) -> Fraction | None:
 
 @dataclass(slots=True, frozen=True)
 class KeyFrame:
-    """Where decoding of a file may begin.
+    """A keyframe of a file, at which decoding can start.
 
     Attributes:
-        time: of presentation on the file's one clock, in units of the video.
-        pts: as the container has it.
-        position: in bytes from the beginning of the file; None where it is not known.
-        shift: seconds by which timestamps are moved from here on, see `InputClock`.
+        time: presentation timestamp on the file's continuous clock, in units of the video's time base.
+        pts: presentation timestamp as stored in the container.
+        position: byte offset in the file; None if unknown.
+        shift: seconds that timestamps are moved by from here on, see `InputClock`.
     """
 
     time: int
@@ -136,12 +136,12 @@ class KeyFrame:
 
 
 class FileIndex:
-    """The key frames of a file's video that have been read so far. Every method is callable from any thread.
+    """Index of the keyframes of a file's video that have been read so far. Thread-safe.
 
     Args:
-        path: the file.
-        base: seconds of one unit of the video's timestamps.
-        origin: timestamp of the video's beginning, which is 0 s.
+        path: path of the file.
+        base: seconds per unit of the video's timestamps.
+        origin: timestamp of the video's beginning, which counts as 0 s.
     """
 
     def __init__(self, path: Path, base: Fraction, origin: int) -> None:
@@ -149,24 +149,24 @@ class FileIndex:
         self._keys: list[KeyFrame] = []  # grows at its end only
 
     def add(self, key: KeyFrame) -> None:
-        """Add the next one; those that come again, or soon after the last one, are left out."""
+        """Add the next keyframe. Known keyframes, and keyframes within a second of the last one, are ignored."""
         if not self._keys or (key.time - self._keys[-1].time) * self.base >= _INDEX_S:
             self._keys.append(key)
 
     def before(self, time: int) -> KeyFrame | None:
-        """The last one at or before a time, in units; None if none is known."""
+        """Return the last known keyframe at or before `time` (in timestamp units), or None if there is none."""
         at = bisect.bisect_right(self._keys, time, key=lambda one: one.time)
         return self._keys[at - 1] if at else None
 
 
 def seek(container: InputContainer, stream: av.VideoStream, key: KeyFrame) -> bool:
-    """Go to a key frame; False where the container cannot."""
+    """Seek to a keyframe. Return False if the container cannot seek."""
     try:
         if not clock_may_jump(container):
             container.seek(key.pts, stream=stream, backward=True)
         elif key.position is None:
             return False
-        else:  # its timestamps may be there twice
+        else:  # the same timestamp may occur twice in the file
             container.seek(key.position, unsupported_byte_offset=True)
     except av.error.FFmpegError:
         return False

@@ -1,24 +1,24 @@
-"""The exceptions of every source. Knows nothing of what raises them."""
+"""Exceptions that sources raise."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Reason = Literal["connection failed", "auth failed", "tls", "timeout", "not found", "codec unsupported"]
-"""Why a live source is not live."""
+"""Why a live source is not connected."""
 
 
 class SourceError(Exception):
-    """A source cannot be used. The message is one line for the user: what is wrong and what to do about it."""
+    """Raised if a source cannot be used. The message is one line for the user: what is wrong and what to do."""
 
 
 class LiveError(SourceError):
-    """A live source failed. The message is one line.
+    """Raised if a live source fails. The message is one line for the user.
 
     Attributes:
-        reason: its code.
-        message: what the line says behind the code.
-        refused: whether the server refused the user name and password given, so that trying again may lock the account.
+        reason: the category of the failure.
+        message: the text after the category.
+        refused: whether the server rejected the credentials, so that retrying may lock the account.
     """
 
     def __init__(self, reason: Reason, message: str, *, refused: bool = False) -> None:
@@ -29,4 +29,4 @@ class LiveError(SourceError):
 
 
 class StreamEndedError(Exception):
-    """The connection delivered a stream of limited length, which is over: nothing to reconnect to."""
+    """Raised if a stream of limited length has been delivered completely, so that reconnecting is pointless."""

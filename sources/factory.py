@@ -1,4 +1,4 @@
-"""Finds the right source for what a user typed. Knows nothing of models, results or sinks."""
+"""Opens the source that fits a path, an address or a webcam number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SCHEME = re.compile(r"[a-z]+:/", re.IGNORECASE)  # with a slash missing
+_SCHEME = re.compile(r"[a-z]+:/", re.IGNORECASE)  # an address that lacks a slash
 _LIKE_ADDRESS = re.compile(r"[^@]+:[^@]*@.|[\w.-]+:\d+(/|$)|(\d+\.){3}\d+(/|$)")
 _RTSP = ("rtsp", "rtsps")
 _STREAMS = ("http", "https", "rtmp", "rtmps", "srt", "tcp", "udp")
@@ -54,35 +54,35 @@ def open_source(
     check_address: CheckAddress | None = None,
     paced: bool = False,
 ) -> Source:
-    """Open a video file, a frame, a folder of frames, a live address, a webcam or an endpoint for WebRTC.
+    """Open a video file, an image, a folder of images, a live address, a webcam or a WebRTC endpoint.
 
-    A live source connects when it is iterated; a camera that cannot be reached is retried until it can.
+    A live source connects when it is iterated. It retries an unreachable camera until the camera answers.
 
     Args:
-        target: what the user typed; a number is that of a webcam.
-        stream: name of the stream; made from `target` if None.
-        vid_stride: hand on every `vid_stride`-th frame.
+        target: path, address or webcam number.
+        stream: name of the stream; derived from `target` if None.
+        vid_stride: yield every `vid_stride`-th frame.
         start: skip frames before this time, in seconds from the beginning; not for live sources.
         end: stop before this time, in seconds from the beginning; not for live sources.
-        hwaccel: decode live sources, and files that are paced, on the GPU if there is one, insist on it, or leave it
-            alone.
-        rtsp_transport: how RTSP cameras send their frames; auto finds out.
-        loss: hide frames that RTSP packets are missing from, or show them, with `Frame.damaged`.
-        tls: certificates accepted from servers, on every connection: verify, accept (any) or sha256:HEX (this one).
-        retry: False for a live source that raises `LiveError` at the first failure instead of trying again for ever.
-        check_address: called with each address before it is connected to, those of redirects, playlists and segments
-            among them, and with what its host was looked up to be; raises `SourceError` to refuse it.
-        paced: a file is read again and again, at its own pace, as one of many.
+        hwaccel: "auto" decodes live sources and paced files on a GPU if there is one; "cuda" requires a GPU;
+            "none" decodes on the CPU.
+        rtsp_transport: transport of RTSP; "auto" selects one.
+        loss: "hide" drops frames with lost RTP packets; "show" yields them with `Frame.damaged` set.
+        tls: server certificates to accept: "verify", "accept" (any) or "sha256:HEX" (one pinned certificate).
+        retry: False makes a live source raise `LiveError` at its first failure instead of retrying.
+        check_address: called before each connection, also for redirects, playlists and segments, with the address
+            and the IP addresses of its host. It raises `SourceError` to refuse the connection.
+        paced: loop the file in real time, as one of many streams.
 
     Raises:
-        SourceError: if `target` cannot be used, in one line for the user.
+        SourceError: if `target` cannot be used.
     """
     try:
         text = os.fspath(str(target) if isinstance(target, int) else target)
     except TypeError:
-        raise SourceError(f"a source is a path, an address or a webcam's number, not {target!r:.100}") from None
-    if not isinstance(text, str) or not text:  # an empty path would be the folder that one happens to be in
-        raise SourceError(f"a source is a path, an address or a webcam's number, not {text!r:.100}")
+        raise SourceError(f"a source must be a path, an address or a webcam number, not {target!r:.100}") from None
+    if not isinstance(text, str) or not text:  # an empty path would mean the current folder
+        raise SourceError(f"a source must be a path, an address or a webcam number, not {text!r:.100}")
     if "://" in text:
         text = with_plain_zone(text.strip())
     for name, value, known in (
@@ -91,10 +91,10 @@ def open_source(
         ("loss", loss, Loss),
     ):
         if value not in get_args(known):
-            raise SourceError(f"{name} is one of {', '.join(get_args(known))}; got {value!r}")
+            raise SourceError(f"{name} must be one of {', '.join(get_args(known))}; got {value!r}")
     if text.startswith("webrtc:"):
         if start is not None or end is not None:
-            raise SourceError("webrtc: is live: start and end are for files")
+            raise SourceError("webrtc: is a live source: remove start and end, which apply to files only")
         from saccade.sources.webrtc.listener import (
             WebRtcListener,  # imports aiortc and an HTTP server, which no other source needs
         )
@@ -103,7 +103,7 @@ def open_source(
     opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls, check_address)
     if opener:
         if start is not None or end is not None:
-            raise SourceError(f"{redact(text)} is live: start and end are for files")
+            raise SourceError(f"{redact(text)} is a live source: remove start and end, which apply to files only")
         name = stream or (f"camera{text}" if text.isdecimal() else stream_name(text))
         return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
     path = Path(text)
@@ -118,10 +118,10 @@ def open_source(
 
 
 def check_source(target: str) -> None:
-    """Refuse an address that `open_source` would refuse, and a file that is not there. Nothing is opened.
+    """Check a target without opening it: refuse malformed addresses and missing files.
 
     Raises:
-        SourceError: in one line for the user.
+        SourceError: if `open_source` would refuse the address, or the file does not exist.
     """
     if "://" in target:
         _live_opener(with_plain_zone(target.strip()), "auto", "auto", "hide", "verify", None)
@@ -132,7 +132,7 @@ def check_source(target: str) -> None:
 
 
 def _check_path(path: Path) -> None:
-    """Refuse what is no path: too long for one, or an address that lacks its beginning, whose password stays unsaid."""
+    """Refuse a path that is too long, or that is an address without its scheme; the message hides passwords."""
     try:
         if path.exists():
             return
@@ -146,7 +146,7 @@ def _check_path(path: Path) -> None:
 def _live_opener(
     text: str, hwaccel: HwAccel, transport: Transport, loss: Loss, tls: str, check: CheckAddress | None
 ) -> Opener | None:
-    """What connects to a live address or webcam; None if `text` is neither."""
+    """Return the function that connects to a live address or webcam, or None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
     policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
@@ -165,9 +165,9 @@ def _live_opener(
     elif scheme in _STREAMS:
         check_port(text)
         address = FfmpegInput.of_url(text)
-    else:  # only the scheme is shown, since the rest may hold a password
+    else:  # show only the scheme, since the rest may contain a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, "onvif", *_STREAMS)), "webrtc:PORT"))
-        raise SourceError(f"{scheme}:// is not a kind of source; use {known}, a file, a folder or a webcam's number")
+        raise SourceError(f"{scheme}:// sources are not supported; use {known}, a file, a folder or a webcam number")
     return lambda closed, gpu, taps: FfmpegConnection(
         address, Dialer(closed, policy, check), hwaccel=hwaccel, gpu=gpu, taps=taps
     )
@@ -184,7 +184,7 @@ def _open_onvif(
     check: CheckAddress | None,
     taps: Taps,
 ) -> LiveConnection:
-    """Ask the device where it streams, for each connection, since its configuration may have changed."""
+    """Ask the ONVIF device for its stream address on every connection, since its configuration may have changed."""
     from saccade.sources.onvif.device import best_profile, read_profiles
 
     asked = device
@@ -217,7 +217,8 @@ def _open_rtsp(
         address = unhandled.address
         if check is not None:  # FFmpeg would follow any redirect
             raise LiveError(
-                "codec unsupported", f"{redact(address.url)}: only H.264 and H.265 where sources are restricted"
+                "codec unsupported",
+                f"{redact(address.url)}: only H.264 and H.265 are supported while source addresses are restricted",
             ) from None
         return FfmpegConnection(
             FfmpegInput.of_rtsp(address, choice.way), Dialer(closed, tls, check), hwaccel=hwaccel, gpu=gpu, taps=taps

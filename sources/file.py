@@ -1,7 +1,4 @@
-"""Frames of a video file, through PyAV: any container and codec, with the container's own timestamps.
-
-Knows nothing of models, results or sinks.
-"""
+"""Decodes video files through PyAV, with the container's own timestamps."""
 
 from __future__ import annotations
 
@@ -37,40 +34,39 @@ from saccade.sources.timestamps import Timeline
 from saccade.sources.video_stream import NoVideoError, choose_video
 
 _SEEK_BACK_S = (0, 2, 10)
-_INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # formats in which the first frame is found again for certain
-_PACED_THREADS = 2  # 64 streams on 32 processors had 2,000 threads with as many each as there are processors
-_TIMELESS = 32  # frames that are decoded to find one with a time
-_DAMAGED_S = 60  # at most so much of a file's beginning cannot be decoded: a group without its key frame, as a rule
-_MOST_HELD_BYTES = 64 * 1024 * 1024  # of coded frames between a key frame and the start
+_INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # formats that reliably seek back to the first frame
+_PACED_THREADS = 2  # with one thread per core each, 64 streams on 32 cores had 2,000 threads
+_TIMELESS = 32  # most frames to decode in search of one with a timestamp
+_DAMAGED_S = 60  # longest undecodable beginning of a file, usually a group of pictures without its keyframe
+_MOST_HELD_BYTES = 64 * 1024 * 1024  # of encoded frames between a keyframe and `start`
 
 
 class FileSource(Source):
-    """A video file as a source. Every iteration reads it again from the start.
+    """A video file as a source. Every iteration starts at the beginning of the file.
 
-    Timestamps are the container's, integers in the stream's time base. Jumps of its clock are closed, and timestamps
-    that are missing or do not grow are mended (`timestamps`). `captured_at` counts from the beginning of the video,
-    whatever the container's clock shows there.
+    Timestamps are the container's, as integers in the stream's time base. Clock jumps are closed; missing or
+    decreasing timestamps are repaired (see `timestamps`). `captured_at` counts from the beginning of the video.
 
-    Frames are turned upright as the container's display matrix says. Damaged packets, those that a
-    file lacks which was cut off, and frames that the decoder marks as damaged, are skipped and counted.
+    Frames are rotated upright by the container's display matrix. Damaged packets, packets missing from a truncated
+    file, and frames that the decoder marks as damaged are skipped and counted.
 
     Args:
-        path: the file.
-        stream: name of the stream; the file's name without suffix if None.
-        vid_stride: hand on every `vid_stride`-th frame; the others are decoded, because later ones need them, but
-            not converted.
+        path: path of the file.
+        stream: name of the stream; the file name without suffix if None.
+        vid_stride: yield every `vid_stride`-th frame. The other frames are decoded, because later frames depend on
+            them, but not converted.
         start: skip frames before this time, in seconds from the beginning of the video.
         end: stop before this time, in seconds from the beginning of the video.
         hwaccel: whether to decode on the GPU.
-        paced: it is read over and over, at its own pace, as one of many: each iteration goes on with the decoder of
-            the one before, which has few threads.
-        index: of another source of the same file, by which `start` is found; None for one of its own.
+        paced: the file is looped in real time, as one of many streams. Each iteration reuses the decoder of the
+            previous iteration, and the decoder uses few threads.
+        index: keyframe index of another source of the same file, used to find `start`; None for a new index.
 
     Attributes:
-        index: the key frames that have been read so far.
+        index: the keyframes that have been read so far.
 
     Raises:
-        SourceError: if the file cannot be read as a video, or the window `start`..`end` is empty.
+        SourceError: if the file cannot be read as a video, or the range from `start` to `end` is empty.
     """
 
     def __init__(
@@ -90,16 +86,16 @@ class FileSource(Source):
         self._start = start
         self._end = end
         self._hwaccel, self._paced = hwaccel, paced
-        self._kept: InputContainer | None = None  # of the last iteration, which has come to its end
+        self._kept: InputContainer | None = None  # container of the last complete iteration
         if start is not None and start < 0:
-            raise SourceError(f"start must be 0 s or later, not {start:g} s")
+            raise SourceError(f"start must be at least 0 s, not {start:g} s")
         if end is not None and end <= (start or 0):
-            raise SourceError(f"end ({end:g} s) must come after start ({start or 0:g} s)")
+            raise SourceError(f"end ({end:g} s) must be later than start ({start or 0:g} s)")
         check_readable(self._path)
         with self._open() as container:
             self._probe(container)
         self.index = index or FileIndex(self._path, self._info.time_base, self._beginning.pts)
-        # Where the clock may jump, the duration is no more than the difference of the first timestamp and the last.
+        # If the clock may jump, the stated duration is merely the difference of the first and last timestamp.
         known = None if self._jumps else self._info.duration_s
         if start is not None and known is not None and start >= known:
             raise SourceError(f"start ({start:g} s) is past the end of {self._path} ({known:.1f} s)")
@@ -107,7 +103,7 @@ class FileSource(Source):
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames in presentation order.
 
-        `Frame.index` counts decoded frames from the first one at or after `start`. `Frame.dropped_before` counts
+        `Frame.index` counts decoded frames from the first frame at or after `start`. `Frame.dropped_before` counts
         damaged packets.
 
         Raises:
@@ -117,9 +113,9 @@ class FileSource(Source):
         first_pts = _units(self._start, base, self.index.origin) if self._start is not None else None
         places: list[KeyFrame | None] = [None]  # None: decode from the beginning
         if first_pts is not None and (key := self.index.before(first_pts)) is not None:
-            places = [key, None]  # it was here before
+            places = [key, None]  # an earlier iteration has read this keyframe
         elif first_pts is not None and self._seekable and not self._jumps:
-            # Seeking may end after the key frame that is needed: then seek further back, and finally decode from the
+            # Seeking may land after the keyframe that is needed. Then seek further back, and finally decode from the
             # beginning.
             backs = (first_pts - round(back / base) for back in _SEEK_BACK_S)
             places = [*(KeyFrame(pts, pts, None, Fraction(0)) for pts in backs if pts > self.index.origin), None]
@@ -185,7 +181,7 @@ class FileSource(Source):
             raise SourceError(f"start ({self._start:g} s) is past the end of {self._path}")
 
     def _decode(self, packets: Iterable[av.Packet[av.VideoStream]]) -> Iterator[av.VideoFrame]:
-        """Yield decoded frames until the end of the file or close(), counting what is damaged."""
+        """Yield decoded frames until the file ends or `close` is called, and count damaged frames."""
         for packet in packets:
             try:
                 frames = packet.decode()
@@ -205,7 +201,7 @@ class FileSource(Source):
     def _packets(
         self, container: InputContainer, stream: av.VideoStream, shift: Fraction
     ) -> Iterator[av.Packet[av.VideoStream]]:
-        """Yield the video's packets, timed, and at the end the empty one that flushes the decoder; fill the index."""
+        """Yield timestamped video packets, then one empty packet to flush the decoder; add keyframes to the index."""
         demuxer = FileDemuxer(container, stream, shift=shift)
 
         def damaged() -> None:
@@ -225,22 +221,22 @@ class FileSource(Source):
 
     @contextmanager
     def _container(self) -> Iterator[InputContainer]:
-        """The file at its beginning, with a decoder: of a paced source that of the last iteration, if it has ended.
+        """Open the file at its beginning with a decoder; a paced source reuses the last iteration's decoder.
 
-        A decoder on a GPU takes tens of ms to make: 64 clips of 8 s would need eight a second.
+        Creating a GPU decoder takes tens of milliseconds, and 64 looped clips of 8 s would need eight a second.
         """
         container, self._kept = self._kept, None
         if container is None:
             wanted = self._hwaccel == "cuda" or self.gpu is not None
             container = self._open(gpu_decoding(self._hwaccel, self.gpu) if wanted else None)
             stream = _video_of(container, self._path)
-            # Latency does not matter for a file, so both kinds of threading are allowed; live sources must not use
-            # FRAME, which holds back one frame a thread.
+            # Latency does not matter for a file, so both kinds of threading are allowed. Live sources must not use
+            # FRAME threading, which delays the output by one frame per thread.
             stream.thread_type = "AUTO"
             if self._paced:
                 stream.codec_context.thread_count = 1 if stream.codec_context.is_hwaccel else _PACED_THREADS
         elif not seek(container, _video_of(container, self._path), self._beginning):
-            raise SourceError(f"{self._path} cannot be read again from its beginning")
+            raise SourceError(f"{self._path} cannot be looped: seeking to its beginning failed")
         try:
             yield container
         except BaseException:
@@ -253,20 +249,20 @@ class FileSource(Source):
 
     def _open(self, handle: HWAccel | None = None) -> InputContainer:
         try:
-            # "file:", because FFmpeg takes the start of `cam:1.mp4` for a protocol. Old cameras write titles in any
-            # encoding; that is no reason to refuse the frames.
+            # The prefix "file:" keeps FFmpeg from reading the start of `cam:1.mp4` as a protocol. Old cameras write
+            # titles in any encoding, which is no reason to refuse the video.
             with primary_context(self.gpu if handle else None):
                 name = f"file:{self._path}"
                 container = av.open(name, hwaccel=handle, metadata_errors="replace")
                 if container.format.name in ("image2", "jpeg_pipe") and self._is_motion_jpeg():
-                    container.close()  # FFmpeg went by the file's name, or by its beginning
+                    container.close()  # FFmpeg guessed by the file's name or first bytes
                     container = av.open(name, format="mjpeg", hwaccel=handle, metadata_errors="replace")
                 return container
         except (av.error.FFmpegError, OSError) as error:
             if isinstance(error, PermissionError | FileNotFoundError):
                 check_readable(self._path)
             raise SourceError(
-                f"{self._path} cannot be read as a video or an image: it is damaged, cut off, or neither"
+                f"{self._path} cannot be read as a video or an image: it is damaged, truncated, or another kind of file"
             ) from error
 
     def _is_motion_jpeg(self) -> bool:
@@ -274,15 +270,15 @@ class FileSource(Source):
             return is_motion_jpeg(file)
 
     def _probe(self, container: InputContainer) -> None:
-        """Fill `info` from the headers and the first frame, which also proves that the file can be decoded."""
+        """Fill `info` from the headers and the first frame. Decoding this frame proves that the file is usable."""
         stream = _video_of(container, self._path)
         self._jumps = clock_may_jump(container)
         frames = self._decode(FileDemuxer(container, stream).packets_of(stream))
         first = next(frames, None)
-        if first is None and container.format.name == "image2":  # FFmpeg's last resort, which goes by the name
-            raise SourceError(f"{self._path} cannot be read as an image: it is damaged or no image at all")
+        if first is None and container.format.name == "image2":  # FFmpeg's last guess, made by the file name
+            raise SourceError(f"{self._path} cannot be read as an image: it is damaged or not an image")
         if first is None:
-            raise SourceError(f"{self._path}: not one frame could be decoded; is the file damaged or cut off?")
+            raise SourceError(f"{self._path}: no frame could be decoded; is the file damaged or truncated?")
         self._orientation, self._rotation = orientation_of(first), first.rotation
         sideways = self._orientation.transpose
         aspect = pixel_aspect_of(stream.sample_aspect_ratio, stream.codec_context.sample_aspect_ratio)
@@ -295,7 +291,7 @@ class FileSource(Source):
             duration_s = float(stream.duration * base)
         elif container.duration:
             duration_s = container.duration / av.time_base
-        # A first frame without a time, or with a wrong one, is as long before those that have one.
+        # A first frame without a valid timestamp gets one by counting back from the first frame that has one.
         times = enumerate(one.pts for one in itertools.chain((first,), itertools.islice(frames, _TIMELESS)))
         timed = ((number, pts) for number, pts in times if pts is not None)
         number, pts = next(timed, (0, None))
@@ -303,7 +299,7 @@ class FileSource(Source):
         origin = _origin(stream.start_time, begun, base)
         self._corrupt = 0
         self._beginning = KeyFrame(origin, origin, None, Fraction(0))
-        # Where frames carry no timestamps they are counted from the beginning, so decoding must start there.
+        # Frames without timestamps are counted from the beginning, so decoding must start there.
         self._seekable = first.pts is not None
         self._info = SourceInfo(
             codec=stream.codec_context.name,
@@ -329,11 +325,11 @@ class FileSource(Source):
 
 
 def check_readable(path: Path) -> None:
-    """Raise `SourceError` unless `path` is a regular file with something in it that may be read."""
+    """Raise `SourceError` unless `path` is a readable, non-empty regular file."""
     try:
         if path.is_dir():
             raise SourceError(f"{path} is a folder, not a file")
-        if not path.is_file() and path.exists():  # opening a pipe or a terminal could block for ever
+        if not path.is_file() and path.exists():  # opening a pipe or a terminal could block forever
             raise SourceError(f"{path} is not a regular file")
         if path.stat().st_size == 0:
             raise SourceError(f"{path} is empty (0 bytes)")
@@ -353,10 +349,10 @@ def _video_of(container: InputContainer, path: Path) -> av.VideoStream:
 
 
 def _cut_off(stream: av.VideoStream, path: Path) -> int:
-    """How many packets lie behind the end of a file, as its index has them: FFmpeg takes that for the video's end."""
+    """Return how many indexed packets a truncated file lacks; FFmpeg reports the truncation as the normal end."""
     try:
         size = path.stat().st_size
-    except OSError:  # deleted meanwhile
+    except OSError:  # the file was deleted meanwhile
         return 0
     behind = itertools.takewhile(lambda entry: entry.pos + entry.size > size, reversed(stream.index_entries))
     return sum(1 for _ in behind)
@@ -365,9 +361,9 @@ def _cut_off(stream: av.VideoStream, path: Path) -> int:
 def _from_key_frame(
     packets: Iterable[av.Packet[av.VideoStream]], first_pts: int
 ) -> Iterator[av.Packet[av.VideoStream]]:
-    """Leave out what is before the last key frame at or before `first_pts`.
+    """Yield the packets from the last keyframe at or before `first_pts` on.
 
-    Where the clock may jump, timestamps do not tell where in the file a time is: all of it has to be read up to there.
+    If the clock may jump, a timestamp does not determine a file position, so everything before it must be read.
     """
     held: list[av.Packet[av.VideoStream]] = []
     size = 0
@@ -389,12 +385,12 @@ def _is_at_or_before(frame: av.VideoFrame | None, pts: int | None) -> bool:
 
 
 def _units(seconds: float, base: Fraction, origin: int) -> int:
-    """The first timestamp at or after `seconds` from the beginning of the video."""
+    """Return the first timestamp at or after `seconds` from the beginning of the video."""
     return origin + math.ceil(Fraction(seconds).limit_denominator(1_000_000) / base)
 
 
 def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
-    """The timestamp at which the video begins: the container's, unless its first frame contradicts it."""
+    """Return the timestamp at which the video begins: the container's, unless the first frame contradicts it."""
     if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):
         return first if first is not None else start_time or 0
     return start_time

@@ -1,7 +1,4 @@
-"""The value every source yields: a decoded image with its place in the stream and its clocks.
-
-Knows nothing of models, results or sinks.
-"""
+"""The `Frame` that every source yields: a decoded image with its stream, timestamps and clocks."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 from saccade.sources.planes import YuvPlanes
 
 CaptureClock = Literal["rtcp", "arrival", "file"]
-"""Where `Frame.captured_at` comes from: the sender's RTCP report, its arrival here, or the file's own timestamps."""
+"""Source of `Frame.captured_at`: the sender's RTCP report, the time of arrival, or the file's timestamps."""
 
 RgbImage = NDArray[np.uint8]
 """An image of shape (height, width, 3), RGB, uint8, C-contiguous."""
@@ -24,24 +21,26 @@ RgbImage = NDArray[np.uint8]
 
 @dataclass(slots=True, frozen=True)
 class Frame:
-    """One decoded frame: an image with its time and stream.
+    """One decoded frame: an image with its timestamps and its stream.
 
     Attributes:
-        image: (height, width, 3) uint8 RGB, already rotated upright. Treat it as read-only: several sinks share it.
+        image: (height, width, 3) uint8 RGB, already rotated upright. Treat it as read-only: several sinks share
+            it.
         stream: name of the stream, unique in one run.
-        index: number of the frame in its stream as decoded, from 0; skipped frames keep their numbers.
-        pts: presentation timestamp in units of `time_base`, exactly as in the container; grows strictly.
-        time_base: seconds of one pts unit.
+        index: number of the decoded frame in its stream, from 0; skipped frames are counted too.
+        pts: presentation timestamp in units of `time_base`; strictly increasing.
+        time_base: seconds per unit of `pts`.
         captured_at: capture time in seconds; Unix time for live streams, seconds from the start for files.
-        capture_clock: what `captured_at` was read from.
+        capture_clock: clock that `captured_at` was read from.
         decoded_at: `time.monotonic()` when the decoder returned the frame, in seconds.
-        decode_ms: time spent demuxing, decoding and, but for `deferred` images, converting, in milliseconds.
-        dropped_before: frames of this stream lost between the previous frame handed on and this one.
-        pixel_aspect: width of a pixel by its height; of anamorphic video it is not 1, and `image` is as stored.
-        damaged: whether parts are missing or smeared; only where damaged frames were asked for.
-        convert: gives the image where it is made on first use only (`deferred`).
-        size: width and height of a deferred image in pixels; None where only the image tells.
-        planes: gives a deferred image as the decoder did, or None if it cannot.
+        decode_ms: milliseconds spent on demuxing, decoding and, except for `deferred` images, conversion.
+        dropped_before: number of frames dropped between the previously yielded frame of this stream and this
+            frame.
+        pixel_aspect: pixel width divided by pixel height. It is not 1 for anamorphic video; `image` is as stored.
+        damaged: whether parts of the image are missing or smeared. Set only if damaged frames were requested.
+        convert: function that makes a deferred image (see `deferred`); None for other frames.
+        size: (width, height) of a deferred image in pixels; None for other frames.
+        planes: function that returns a deferred image in the decoder's own format, or None if it cannot.
     """
 
     image: RgbImage
@@ -62,12 +61,13 @@ class Frame:
 
     @classmethod
     def deferred(cls, convert: Callable[[], RgbImage], **others: Any) -> Self:
-        """A frame whose image is made when `image` is first read: never for a frame that a queue drops before.
+        """Create a frame whose image is converted when `image` is first read.
 
-        Converting costs 12 ms a 4K frame on one core, about as much as decoding it.
+        A frame that a queue drops is never converted. Converting a 4K frame costs about as much CPU time as decoding
+        it.
 
         Args:
-            convert: gives the image, the same one on every call; called from any thread.
+            convert: returns the image, the same one on every call; called from any thread.
             others: the other attributes.
         """
         frame = cls(None, convert=convert, **others)  # type: ignore[arg-type]
@@ -75,7 +75,10 @@ class Frame:
         return frame
 
     def changed(self, **changes: Any) -> Self:
-        """Itself, or a copy with other values of some attributes. A deferred image is not made for it."""
+        """Return a frame with other values of some attributes, itself if nothing changes.
+
+        A deferred image stays deferred.
+        """
         if "image" not in changes and all(getattr(self, name) == value for name, value in changes.items()):
             return self
         values = {name: getattr(self, name) for name in _OTHERS} | changes
@@ -88,7 +91,7 @@ class Frame:
     if not TYPE_CHECKING:  # a type checker would believe that a frame has every attribute
 
         def __getattr__(self, name: str) -> RgbImage:
-            """Make the image; Python comes here for an attribute that has no value."""
+            """Convert the deferred image. Python calls this method only for attributes without a value."""
             if name != "image" or self.convert is None:
                 raise AttributeError(f"a frame has no attribute {name!r}", name=name, obj=self)
             object.__setattr__(self, "image", self.convert())
@@ -96,15 +99,16 @@ class Frame:
 
     @property
     def steady_at(self) -> float:
-        """When it was captured, in seconds on a clock that nobody sets: a file's own, or `time.monotonic()` on arrival.
+        """Capture time in seconds on a monotonic clock: a file's own clock, or `time.monotonic()` on arrival.
 
-        What lasts, or is to be found again, is measured by it; `captured_at` of live streams is for people.
+        Durations are measured with this clock. `captured_at` of a live stream is wall-clock time, which may be
+        adjusted.
         """
         return self.captured_at if self.capture_clock == "file" else self.decoded_at - self.decode_ms / 1e3
 
     @property
     def shown_size(self) -> tuple[int, int]:
-        """Width and height at which the image has square pixels, one of them being its own."""
+        """(width, height) in pixels of the image scaled to square pixels; one of the two stays unchanged."""
         if self.pixel_aspect >= 1:
             return round(self.width * self.pixel_aspect), self.height
         return self.width, round(self.height / self.pixel_aspect)

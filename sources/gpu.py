@@ -1,7 +1,4 @@
-"""Decoding on an NVIDIA GPU, through FFmpeg: whether it can, and in which memory the frames are.
-
-Knows nothing of where coded frames come from.
-"""
+"""Hardware decoding on an NVIDIA GPU through FFmpeg: availability, and the memory that holds the frames."""
 
 from __future__ import annotations
 
@@ -22,35 +19,35 @@ from saccade.sources.errors import SourceError
 HwAccel = Literal["auto", "cuda", "none"]
 """Decode on the GPU if there is one, require it, or decode on the CPU."""
 
-_FROM_GPU = ("cuda", "nv12", "p010le", "p016le")  # formats that FFmpeg's own decoders do not give
+_FROM_GPU = ("cuda", "nv12", "p010le", "p016le")  # pixel formats that FFmpeg's software decoders never return
 
 
 def gpu_decoding(hwaccel: HwAccel, gpu: int | None = None) -> HWAccel | None:
-    """PyAV's handle for decoding on a GPU; None for the CPU.
+    """Return PyAV's handle for decoding on a GPU, or None to decode on the CPU.
 
     Args:
-        hwaccel: whether to.
-        gpu: number of the one in whose memory frames stay; its `primary_context` must be current where a decoder is
-            made with the handle. None to have frames downloaded, from whichever.
+        hwaccel: whether to decode on the GPU.
+        gpu: index of the GPU whose memory keeps the frames; None to download frames from any GPU. With an index,
+            the GPU's `primary_context` must be current wherever a decoder is created with the handle.
 
     Raises:
         SourceError: if the GPU is required and cannot decode.
     """
     handle = None if hwaccel == "none" else _handle(gpu)
     if handle is None and hwaccel == "cuda":
-        raise SourceError("hwaccel cuda: no GPU that FFmpeg can decode with; use auto or none")
+        raise SourceError("hwaccel cuda: FFmpeg found no GPU that can decode; use auto or none")
     return handle
 
 
 @cache
 def _handle(gpu: int | None) -> HWAccel | None:
     try:
-        # Not PyAV's own fallback: it would start a context for each stream that does not tell what really runs.
+        # PyAV's own fallback would create a context per stream, and would not report which decoder runs.
         if gpu is None:
             handle = HWAccel("cuda", allow_software_fallback=True)
         else:
-            # In the context that torch uses, so that it can read them; by the name "primary" FFmpeg refuses that one,
-            # whose flags are not those that it would set. One of its own for each decoder has 300 MB and more.
+            # Decode in torch's context, so that torch can read the frames. FFmpeg's option "primary_ctx" refuses this
+            # context because of its flags. A separate context per decoder would take 300 MB or more.
             options: dict[str, object] = {"primary_ctx": "0", "current_ctx": "1"}
             handle = HWAccel("cuda", device=str(gpu), allow_software_fallback=True, options=options, is_hw_owned=True)
         with primary_context(gpu):
@@ -62,7 +59,7 @@ def _handle(gpu: int | None) -> HWAccel | None:
 
 @contextmanager
 def primary_context(gpu: int | None) -> Iterator[None]:
-    """A block in which the CUDA context that everything shares on a GPU is current in this thread; None for none.
+    """Context manager that makes the GPU's primary CUDA context current in this thread; does nothing for None.
 
     Raises:
         OSError: if there is no such GPU.
@@ -85,13 +82,19 @@ def _primary_context(gpu: int) -> tuple[Any, ctypes.c_void_p]:
     if (
         driver.cuInit(0)
         or driver.cuDeviceGet(ctypes.byref(device), gpu)
-        or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # kept to the end of the process
+        or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # held until the process ends
     ):
         raise OSError(f"there is no GPU {gpu}")
     return driver, context
 
 
 def running(context: VideoCodecContext, pixel_format: str) -> str:
-    """What decodes, to be shown, such as "h264 (cuda)"; certain by the pixel format of a frame, "" before the first."""
+    """Return the decoder's name for display, such as "h264 (cuda)".
+
+    Args:
+        context: the decoder.
+        pixel_format: pixel format of a decoded frame, which proves where it was decoded; "" before the first
+            frame.
+    """
     on_gpu = context.is_hwaccel and pixel_format in ("", *_FROM_GPU)
     return f"{context.name} (cuda)" if on_gpu else str(context.name)

@@ -1,7 +1,4 @@
-"""Reads image files by their content: which format, how many images, each as upright RGB.
-
-Names play no part. Knows nothing of models, results or sinks.
-"""
+"""Reads image files as upright RGB. The file's content decides its format, not its name."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from saccade.sources.errors import SourceError
 from saccade.sources.frame import RgbImage
 
 MAX_PIXELS = 250_000_000
-"""Most pixels of one image: 16320 x 12240, the largest of phones, is 200 million, and 2 GB while it is read."""
+"""Most pixels of one image. The largest phone photos (16320 x 12240) have 200 million and take 2 GB to read."""
 
 HEAD_BYTES = 4096
-"""How much of a file `image_format` needs."""
+"""Number of bytes that `image_format` needs from the beginning of a file."""
 
 # Pillow's own limit warns on the terminal from 89 million pixels on. Ours is checked before a pixel is decoded.
 if Image.MAX_IMAGE_PIXELS is not None:
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, MAX_PIXELS)
 
-# What surrounds an image may be damaged, which Pillow tells with its own path and line on standard error.
+# Pillow warns about damaged metadata on standard error, with its own path and line.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 _MAGIC = (
@@ -44,10 +41,10 @@ _MAGIC = (
     (b"qoif", "QOI"),
     (b"icns", "ICNS"),
 )
-_BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # sizes of the second header: "BM" alone begins many texts
+_BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # sizes of the second header, since many text files begin with "BM"
 _PNM = re.compile(rb"P([1-6]|[Ff])\s")
 _SEVERAL = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")
-"""Formats whose images are shown one after the other. Those of others are layers, thumbnails or gain maps."""
+"""Formats whose images form a sequence. Further images in other formats are layers, thumbnails or gain maps."""
 _TIFF_NO_PAGE = 0b101  # NewSubfileType: a smaller version of another page, or a mask
 _ORIENTATION = 0x0112  # EXIF
 _TURNS = {
@@ -59,14 +56,14 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # the others are data and restarts within a scan
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # the other codes are data and restarts within a scan
 
 
 def image_format(head: bytes) -> str | None:
-    """The format of an image file, as Pillow names it; None if it is no image that `ImageFile` reads.
+    """Return Pillow's name of an image file's format, or None if `ImageFile` cannot read the file.
 
     Args:
-        head: its first `HEAD_BYTES` bytes.
+        head: the first `HEAD_BYTES` bytes of the file.
     """
     for magic, name in _MAGIC:
         if head.startswith(magic):
@@ -77,7 +74,7 @@ def image_format(head: bytes) -> str | None:
         return "BMP"
     if _PNM.match(head):
         return "PPM"
-    if head[:4] == b"\0\0\1\0" and head[4:6] != b"\0\0" and head[9:10] == b"\0":  # raw MPEG-4 video begins like it
+    if head[:4] == b"\0\0\1\0" and head[4:6] != b"\0\0" and head[9:10] == b"\0":  # raw MPEG-4 video begins alike
         return "ICO"
     if head[4:8] == b"ftyp":  # HEIC is in the same container
         brands = head[8 : int.from_bytes(head[:4])]
@@ -86,7 +83,7 @@ def image_format(head: bytes) -> str | None:
 
 
 def may_hold_several(head: bytes) -> bool:
-    """Whether an image file can have more than one image; a file that says no need not be opened to count them."""
+    """Return whether an image file may contain several images. If not, counting them needs no decoder."""
     found = image_format(head)
     if found == "PNG":  # animated ones say so before the image data
         return b"acTL" in head or b"IDAT" not in head
@@ -96,30 +93,31 @@ def may_hold_several(head: bytes) -> bool:
 
 
 class UnsupportedImageError(SourceError):
-    """The header of an image is damaged, or of a kind that Pillow does not read."""
+    """Raised if an image's header is damaged, or Pillow does not support its kind."""
 
 
 class ImageFile:
-    """An image file that is open: its images are decoded one at a time.
+    """An open image file, whose images are decoded one at a time.
 
     Args:
-        file: its bytes; stays open, and in use, as long as this is.
+        file: the open file; it must stay open as long as this object is used.
         max_pixels: most pixels of one image.
 
     Attributes:
-        format: in lower case, such as "jpeg".
-        count: how many images it shows one after the other: frames of an animation, pages of a TIFF.
+        format: name of the format in lower case, such as "jpeg".
+        count: number of images in the sequence: frames of an animation or pages of a TIFF.
 
     Raises:
-        UnsupportedImageError: if its header cannot be read; other programs may know more kinds.
-        SourceError: if it is no image or too large; the message goes behind the file's name.
+        UnsupportedImageError: if Pillow cannot read the header; other programs may support the format.
+        SourceError: if the file is not an image or too large. The message continues a line that begins with the
+            file's name.
     """
 
     def __init__(self, file: BinaryIO, max_pixels: int = MAX_PIXELS) -> None:
         file.seek(0)
         found = image_format(file.read(HEAD_BYTES))
         if found is None:
-            raise SourceError("cannot be read as an image: it is damaged or no image at all")
+            raise SourceError("cannot be read as an image: it is damaged or not an image")
         self._max_pixels = max_pixels
         self.format = found.lower()
         try:
@@ -134,14 +132,14 @@ class ImageFile:
         self.count = len(self._places)
 
     def images(self) -> Iterator[tuple[RgbImage, int | None]]:
-        """Yield each image and how long it is shown.
+        """Yield each image and its display time.
 
         Yields:
-            (height, width, 3) uint8 RGB, upright, on white where it is transparent; and milliseconds, None where the
-            file gives no time.
+            The image as (height, width, 3) uint8 RGB, upright, with a white background for transparency; and
+                the display time in milliseconds, or None if the file states none.
 
         Raises:
-            SourceError: as the constructor, of the image that is next; there are no more after it.
+            SourceError: if the next image is damaged or too large. The iteration cannot be continued.
         """
         for place in self._places:
             try:
@@ -172,7 +170,7 @@ class ImageFile:
                     pages.append(number)
             image.seek(0)
             return pages
-        # A PNG may have an image for programs that know no animations; it is not part of the animation.
+        # A PNG may contain a fallback image for programs without animation support. It is not part of the animation.
         first = 1 if count > 1 and getattr(image, "default_image", False) else 0
         return list(range(first, count))
 
@@ -181,24 +179,24 @@ class ImageFile:
         if width * height > self._max_pixels:
             raise SourceError(
                 f"has {width} x {height} = {_millions(width * height)} million pixels; the limit is "
-                f"{_millions(self._max_pixels)} million: make it smaller"
+                f"{_millions(self._max_pixels)} million: scale the image down"
             )
 
 
 def read_image(data: bytes, max_pixels: int = MAX_PIXELS) -> RgbImage:
-    """The first image in the bytes of a file, as `ImageFile.images` gives it.
+    """Return the first image of an encoded image file, see `ImageFile.images`.
 
     Raises:
-        SourceError: as `ImageFile`.
+        SourceError: if the data is not an image, is damaged or is too large.
     """
     image, _ = next(ImageFile(io.BytesIO(data), max_pixels).images())
     return image
 
 
 def is_motion_jpeg(file: BinaryIO) -> bool:
-    """Whether a file that begins as a JPEG is a video: another JPEG of the same size follows the first.
+    """Return whether a file that begins as a JPEG is Motion JPEG: a second JPEG of the same size follows.
 
-    A phone's photo may have a smaller one behind it (a gain map), or, listed in it, others of the same size.
+    A phone's photo may be followed by a smaller JPEG (a gain map), or list further images of its own size.
     """
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -214,9 +212,9 @@ def is_motion_jpeg(file: BinaryIO) -> bool:
 
 
 def _walk_jpeg(data: mmap.mmap, at: int) -> tuple[bytes | None, int]:
-    """Height and width of the JPEG at `at`, as it has them, and the place behind it.
+    """Return the encoded height and width of the JPEG at offset `at`, and the offset of its end.
 
-    None for the size where it is cut off, or has an index of further images.
+    The size is None if the JPEG is truncated or has an index of further images.
     """
     size: bytes | None = None
     at += 2
@@ -234,12 +232,12 @@ def _walk_jpeg(data: mmap.mmap, at: int) -> tuple[bytes | None, int]:
 
 
 def _open(file: BinaryIO, name: str) -> Image.Image:
-    """Open without `Image.open`, which judges the size itself and warns on standard error."""
+    """Open an image without `Image.open`, which applies its own size limit and warns on standard error."""
     if name not in Image.OPEN:
         Image.init()
     if name not in Image.OPEN:
         raise UnsupportedImageError(
-            f"is in the format {name}, which this Pillow cannot read; convert it to JPEG or PNG"
+            f"has the format {name}, which the installed Pillow cannot read; convert it to JPEG or PNG"
         )
     file.seek(0)
     factory, _ = Image.OPEN[name]
@@ -249,7 +247,7 @@ def _open(file: BinaryIO, name: str) -> Image.Image:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # what surrounds an image may be damaged, and says little
+    except Exception:  # damaged metadata is no reason to refuse the image
         return image
     return image if turn is None else image.transpose(turn)
 
@@ -267,7 +265,10 @@ def _to_rgb(image: Image.Image) -> RgbImage:
 
 
 def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
-    """Shades of grey as uint8: integers of 16 bits and fractions from 0 to 1 by their range, others by what occurs."""
+    """Convert grey levels to uint8.
+
+    Integers of 16 bits and fractions from 0 to 1 are scaled by their range, other values by their minimum and maximum.
+    """
     if sixteen_bits or (values.dtype.kind in "iu" and values.min() >= 0 and values.max() < 2**16):
         return (values >> 8).astype(np.uint8)
     known = values.astype(np.float64)
@@ -280,7 +281,7 @@ def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """What is transparent becomes white, as a page shows it: the colour stored there is any, and often black."""
+    """Composite the image on white. The stored colour of transparent pixels is arbitrary and often black."""
     alpha = image.getchannel("A")
     if alpha.getextrema() == (255, 255):
         return image
@@ -290,7 +291,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _damaged(name: str) -> str:
-    return f"cannot be read as an image: it is damaged, or a kind of {name.upper()} that is not supported"
+    return f"cannot be read as an image: it is damaged, or an unsupported kind of {name.upper()}"
 
 
 def _millions(pixels: int) -> str:

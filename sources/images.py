@@ -1,7 +1,4 @@
-"""Frames from image files: a photograph, an animation, the pages of a document, or a folder of these.
-
-Knows nothing of models, results or sinks.
-"""
+"""Frames from image files: a photo, an animation, the pages of a document, or a folder of image files."""
 
 from __future__ import annotations
 
@@ -20,35 +17,35 @@ from saccade.sources.frame import Frame, RgbImage
 from saccade.sources.image_file import HEAD_BYTES, ImageFile, image_format, is_motion_jpeg, may_hold_several
 
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""Of files in a folder that count as damaged images where they are none."""
+"""Suffixes of files in a folder that count as damaged images if they cannot be read."""
 
 _Decoded = tuple[RgbImage, int | None, float]
-"""An image, and the milliseconds for which it is shown, if known, and that decoding it took."""
+"""An image, its display time in milliseconds if known, and its decoding time in milliseconds."""
 
-_TIME_BASE = Fraction(1)  # one image a second: a folder becomes a slide show that one can follow
+_TIME_BASE = Fraction(1)  # one image a second: a folder becomes a slide show
 _ANIMATION_BASE = Fraction(1, 1000)
 _SHORTEST_MS, _DEFAULT_MS = 20, 100  # a frame with a shorter time is shown for 100 ms, as browsers do
 
 
 class ImageSource(Source):
-    """An image file, or all images directly inside a folder, as a source of one image a second.
+    """An image file, or all image files directly inside a folder, as a source of one image a second.
 
-    What a file is, its content says, and not its name. Every image of a file is handed on: the frames of an animated
-    GIF, PNG, WebP or AVIF, and the pages of a TIFF. An animation alone keeps its own times.
+    The content of a file decides its format, not its name. The source yields every image of a file: the frames of an
+    animated GIF, PNG, WebP or AVIF, and the pages of a TIFF. A single animation keeps its own timing.
 
-    Names are sorted as people count: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are the place in that order.
-    The EXIF orientation is honoured. Images of a folder that cannot be read are skipped and counted. Codec and size
-    in `info` are those of the first.
+    File names are sorted naturally: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are positions in this order.
+    The EXIF orientation is applied. Unreadable images of a folder are skipped and counted. Codec and size in `info`
+    describe the first image.
 
     Args:
-        path: image file or folder.
-        stream: name of the stream; the name of the file, without suffix, or of the folder if None.
-        vid_stride: hand on every `vid_stride`-th image.
-        start: skip images before this time in seconds, which is a place in the order but for an animation.
-        end: stop before this time in seconds.
+        path: path of the image file or folder.
+        stream: name of the stream; the file name without suffix, or the folder's name, if None.
+        vid_stride: yield every `vid_stride`-th image.
+        start: skip images before this time, in seconds.
+        end: stop before this time, in seconds.
 
     Raises:
-        SourceError: if there is no image that can be read.
+        SourceError: if there is no readable image.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class ImageSource(Source):
         base = self._base = _ANIMATION_BASE if animated else _TIME_BASE
         frames: int | None = sum(1 for place in range(0, total, vid_stride) if animated or self._wanted(place))
         if frames == 0:
-            raise SourceError(f"{folder}: none of its {total} images is between start and end")
+            raise SourceError(f"{folder}: none of the {total} images is between start and end")
         self._info = SourceInfo(
             codec=codec,
             width=image.shape[1],
@@ -95,7 +92,6 @@ class ImageSource(Source):
         )
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the images in natural order."""
         self._corrupt = 0
         index = pts = dropped = 0
         for path, count in self._files:
@@ -139,7 +135,7 @@ class ImageSource(Source):
         return self._start <= seconds and (self._end is None or seconds < self._end)
 
     def _first(self, folder: Path) -> tuple[_Decoded, str]:
-        """The first image that can be read, and its format."""
+        """Return the first readable image and the format of its file."""
         place = tried = 0
         for path, count in self._files:
             if len(self._files) == 1 or any(self._wanted(n) for n in range(place, place + count, self._stride)):
@@ -153,13 +149,13 @@ class ImageSource(Source):
                         raise
             place += count
         if not tried:
-            raise SourceError(f"{folder}: none of its {place} images is between start and end")
-        raise SourceError(f"{folder}: none of its {tried} images can be read")
+            raise SourceError(f"{folder}: none of the {place} images is between start and end")
+        raise SourceError(f"{folder}: none of the {tried} images can be read")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ImageFile]:
-    """The file, as long as the context lasts; errors name it."""
+    """Open an image file for the duration of the context; errors name the file."""
     check_readable(path)
     try:
         with path.open("rb") as file:
@@ -179,9 +175,9 @@ def _decoded(path: Path) -> Iterator[_Decoded]:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is an image by its content; a file that cannot be read is none."""
+    """Return whether the content of a file is an image; False for an unreadable file."""
     try:
-        if not path.is_file():  # opening a pipe could block for ever
+        if not path.is_file():  # opening a pipe could block forever
             return False
         with path.open("rb") as file:
             found = image_format(file.read(HEAD_BYTES))
@@ -197,12 +193,12 @@ def _images_in(folder: Path) -> list[Path]:
         raise SourceError(f"{folder} cannot be read: {error.strerror}") from None
     found = [path for path in names if is_image(path) or (path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())]
     if not found:
-        raise SourceError(f"{folder} holds no images")
+        raise SourceError(f"{folder} contains no images")
     return sorted(found, key=_natural_key)
 
 
 def _count(path: Path) -> int:
-    """How many images a file holds; 1 for one that cannot be read, which is one image that is missing."""
+    """Return the number of images in a file; 1 for an unreadable file, which counts as one missing image."""
     try:
         with path.open("rb") as file:
             if not may_hold_several(file.read(HEAD_BYTES)):
@@ -218,5 +214,4 @@ def _shown(shown_ms: int | None) -> int:
 
 
 def _natural_key(path: Path) -> list[tuple[int, str]]:
-    """Digits as numbers, everything else as text."""
     return [(int(part), "") if part.isdecimal() else (-1, part.casefold()) for part in re.split(r"(\d+)", path.name)]

@@ -1,7 +1,4 @@
-"""The planes of a decoded frame, before it is RGB: for what converts it where it is, such as on a GPU.
-
-Knows nothing of decoders, models or torch.
-"""
+"""The YUV planes of a decoded frame, for conversion where the frame is stored, such as on a GPU."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ _MATRICES = {
     9: _BT2020,
     10: _BT2020,
 }
-"""By H.273's number, `YuvPlanes.matrix`; others, as "unspecified", are BT.601, as in swscale."""
+"""`YuvPlanes.matrix` by H.273's number. Other numbers, such as "unspecified", use BT.601, as in swscale."""
 _FULL_RANGE = 2
 _FORMATS = ("yuv420p", "yuvj420p", "nv12")
 
 
 class Plane(Protocol):
-    """A plane in main memory or on a GPU, (height, width) or, of two kinds of pixels, (height, width, 2) uint8."""
+    """A uint8 plane in main memory or on a GPU: (height, width), or (height, width, 2) for interleaved chroma."""
 
     def __dlpack__(self) -> Any:
-        """A capsule of it; on a GPU, what writes it may still be queued on the device's legacy default stream."""
+        """Return a DLPack capsule. On a GPU, writes to it may be pending on the device's legacy default stream."""
         ...
 
 
@@ -37,11 +34,11 @@ class YuvPlanes:
     """A frame of 8-bit YUV 4:2:0.
 
     Attributes:
-        planes: luma; then both chroma planes in one (NV12), or each.
-        matrix: what red has of v and blue of u, and green has less by u and by v, times 65536 for a range of 16 to
-            240.
-        full_range: whether values use all of 0 to 255, not 16 to 235 (chroma: 240).
-        gpu: number of the GPU they are on; None in main memory.
+        planes: the luma plane, followed by one interleaved chroma plane (NV12) or two chroma planes.
+        matrix: four conversion coefficients times 65536, for a luma range of 16 to 235: V to red, U to blue, U to
+            green, V to green. Those of green are subtracted.
+        full_range: whether values range from 0 to 255, instead of 16 to 235 (chroma: 240).
+        gpu: index of the GPU that holds the planes; None for main memory.
     """
 
     planes: tuple[Plane, ...]
@@ -51,7 +48,7 @@ class YuvPlanes:
 
 
 def planes_of(frame: av.VideoFrame) -> YuvPlanes | None:
-    """The planes of a frame that is upright as it is; None if it is not, or no 8-bit 4:2:0 of even sides."""
+    """Return the planes of a frame, or None if it is rotated, has odd sides or is not 8-bit 4:2:0."""
     on_gpu = frame.format.name == "cuda"
     form = frame.sw_format if on_gpu else frame.format
     if form is None or form.name not in _FORMATS or frame.width % 2 or frame.height % 2 or frame.rotation:

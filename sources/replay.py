@@ -1,4 +1,4 @@
-"""A file as if it were a camera: at its own pace, once or over and over. Knows nothing of models, results or sinks."""
+"""Plays a file as if it were a camera: in real time, once or in a loop."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import replace
 from saccade.sources.base import Source
 from saccade.sources.frame import Frame
 
-_RATE = 25  # frames a second, where the file gives none
+_RATE = 25  # frames per second, if the file states none
 
 
 class ReplaySource(Source):
-    """A live source of the frames of a file.
+    """A live source that plays the frames of a file in real time.
 
-    Timestamps go on from one round to the next; each frame is captured at the moment when it is due. Damaged packets
-    are counted when their round is over.
+    Timestamps continue across rounds. Each frame is captured at the moment when it is due. Damaged packets are counted
+    at the end of their round.
 
     Args:
-        source: is iterated, and closed with this one.
-        loop: iterate it again and again; otherwise this ends with it.
+        source: the file source; closed together with this source.
+        loop: whether to repeat the file; otherwise the source ends with the file.
     """
 
     def __init__(self, source: Source, *, loop: bool = True) -> None:
@@ -31,23 +31,23 @@ class ReplaySource(Source):
 
     @property
     def decoder(self) -> str:
-        """That of the file's."""
+        """Name of the file's decoder."""
         return self._source.decoder
 
     def close(self) -> None:
-        """As in `Source`."""
+        """Close this source and the file source."""
         super().close()
         self._source.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the frames, each when it is due.
+        """Yield each frame when it is due.
 
         Raises:
-            SourceError: if the file has gone.
+            SourceError: if the file no longer exists.
         """
         self._source.gpu = self.gpu
         number, shift, begun = 0, 0, time.monotonic()
-        # How long the last frame of a round is shown: as long as the one before it, if there is one.
+        # The last frame of a round is shown as long as the frame before it, if there is one.
         base = self._info.time_base
         step = max(1, round(1 / ((self._info.average_rate or _RATE) * base)))
         while not self._closed.is_set():

@@ -1,4 +1,4 @@
-"""Converts decoded frames to upright RGB arrays. Knows nothing of where they come from."""
+"""Converts decoded frames to upright RGB arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.sources.planes import YuvPlanes, planes_of
 
 @dataclass(slots=True, frozen=True)
 class Orientation:
-    """What makes a frame upright: first its sides are exchanged, then it is mirrored."""
+    """The steps that make a frame upright: first transpose it, then mirror it."""
 
     transpose: bool = False
     mirror_x: bool = False
@@ -28,20 +28,20 @@ class Orientation:
 
 
 _UPRIGHT = Orientation()
-_MOST_ASPECT = Fraction(10)  # of a pixel; the most that is in use is 64/33
+_MOST_ASPECT = Fraction(10)  # of a pixel; the largest ratio in use is 64/33
 _TURNED = {90: (0, -1, 1, 0), -90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), -180: (-1, 0, 0, -1)}
-"""The display matrix, without its unit of 65536, that `rotation` stands for: degrees against the clock."""
+"""Display matrix, divided by 65536, of each `rotation` in degrees counterclockwise."""
 
 
 def display_matrix_of(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    """The display matrix of a frame, as containers keep it: 9 numbers; None where it has none.
+    """Return the display matrix of a frame, as containers store it: 9 numbers; None if it has none.
 
-    Not for every frame: PyAV's `side_data` makes a cycle of references, so that only the cyclic collector frees the
-    frame. At 1080p 500 MB of them were waiting for it.
+    Do not call it for every frame. PyAV's `side_data` creates a reference cycle, so that only the cyclic garbage
+    collector frees the frame. At 1080p, 500 MB of frames were waiting for it.
     """
     try:
-        side_data: Any = frame.side_data  # not `rotation`, to which mirrored is the same as upside down
-    except ValueError:  # there is a kind that PyAV does not know, such as EXIF
+        side_data: Any = frame.side_data  # not `rotation`, which cannot tell mirrored from upside down
+    except ValueError:  # the side data has a kind unknown to PyAV, such as EXIF
         if (turned := _TURNED.get(frame.rotation)) is None:
             return None
         a, b, c, d = (number << 16 for number in turned)
@@ -51,12 +51,12 @@ def display_matrix_of(frame: av.VideoFrame) -> tuple[int, ...] | None:
 
 
 def orientation_of(frame: av.VideoFrame) -> Orientation:
-    """What the display matrix of a frame asks for, which is read as `display_matrix_of` does."""
+    """Return the orientation that a frame's display matrix describes, see `display_matrix_of`."""
     return orientation_of_matrix(display_matrix_of(frame))
 
 
 def orientation_of_matrix(matrix: tuple[int, ...] | None) -> Orientation:
-    """What a display matrix asks for. Turns by other angles than 90° are not supported."""
+    """Return the orientation that a display matrix describes. Only rotations by multiples of 90° are supported."""
     if matrix is None:
         return _UPRIGHT
     x_to_x, x_to_y, _, y_to_x, y_to_y = matrix[:5]
@@ -66,7 +66,7 @@ def orientation_of_matrix(matrix: tuple[int, ...] | None) -> Orientation:
 
 
 def pixel_aspect_of(*told: Fraction | None) -> Fraction:
-    """The width of a stored pixel by its height, as the first says that says it; 1 where none can be true."""
+    """Return the first plausible pixel aspect ratio (width divided by height), or 1 if there is none."""
     for aspect in told:
         if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT:
             return Fraction(aspect)
@@ -74,11 +74,11 @@ def pixel_aspect_of(*told: Fraction | None) -> Fraction:
 
 
 class RgbConverter:
-    """Converts the frames of one connection when their images are needed, one at a time; from any thread.
+    """Converts the frames of one connection to RGB on demand, one at a time. Thread-safe.
 
-    It keeps its scalers: 0.4 ms a 640×360 frame against 7 for `VideoFrame.to_ndarray()`, which builds one, and its
-    threads, for each call. One thread converts a 1080p frame in 1.0 ms; with swscale's own choice, a thread for each
-    processor and stream, 64 streams had a thousand of them.
+    It reuses its scalers: `VideoFrame.to_ndarray()` builds a scaler per call and is 17 times slower at 640×360. Each
+    conversion uses one thread, because swscale's default of one thread per core and stream gave 64 streams a thousand
+    threads.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class RgbConverter:
         self._lock = threading.Lock()
 
     def later(self, frame: av.VideoFrame, orientation: Orientation | None = None) -> DecodedImage:
-        """The frame's image, to be made when it is needed; `orientation` as in `convert`."""
+        """Return the frame's image, converted on first use; `orientation` as in `convert`."""
         return DecodedImage(frame, self, orientation)
 
     def convert(self, frame: av.VideoFrame, orientation: Orientation | None = None) -> RgbImage:
-        """The frame as (height, width, 3) uint8 RGB, turned and mirrored as its display matrix says.
+        """Convert a frame to (height, width, 3) uint8 RGB, rotated and mirrored by its display matrix.
 
-        Pass its orientation where it is known; detected here, a frame that is only mirrored vertically is not noticed.
+        Pass the orientation if it is known: automatic detection misses a frame that is only mirrored vertically.
 
         Raises:
             FFmpegError, ValueError: if swscale cannot convert the frame's pixel format.
@@ -100,7 +100,7 @@ class RgbConverter:
         with self._lock:
             planar = frame
             if "nv12" in (frame.format.name, frame.sw_format and frame.sw_format.name):
-                # As GPUs decode: 1.1 ms at 1080p, and the bytes that other decoders' frames give, against 7.4 at once.
+                # GPUs decode to NV12. The detour takes 1.1 ms at 1080p instead of 7.4, with identical bytes.
                 planar = self._to_planar.reformat(frame, format="yuv420p", threads=1)
             rgb: Any = self._to_rgb.reformat(planar, format="rgb24", threads=1).to_ndarray()
         if orientation is None:
@@ -113,10 +113,10 @@ class RgbConverter:
 
 
 class DecodedImage:
-    """A decoded frame whose upright RGB image is made when it is first called for; made by `RgbConverter`.
+    """A decoded frame whose upright RGB image is converted on first use. `RgbConverter.later` creates it.
 
     Attributes:
-        size: width and height of the image in pixels.
+        size: (width, height) of the image in pixels.
     """
 
     __slots__ = ("_converter", "_frame", "_image", "_lock", "_orientation", "size")
@@ -130,16 +130,16 @@ class DecodedImage:
         self.size = (frame.height, frame.width) if sideways else (frame.width, frame.height)
 
     def __call__(self) -> RgbImage:
-        """The image, the same one each time; downloaded, if the frame is on a GPU. Errors as `RgbConverter.convert`."""
+        """Return the image, the same array on each call. Raises the errors of `RgbConverter.convert`."""
         with self._lock:
             if self._image is None:
                 assert self._frame is not None
                 self._image = self._converter.convert(self._frame, self._orientation)
-                self._frame = None  # the decoder's buffer is free again
+                self._frame = None  # release the decoder's buffer
             return self._image
 
     def planes(self) -> YuvPlanes | None:
-        """The frame as the decoder gave it, see `planes_of`; None where the image is made already."""
+        """Return the planes of the decoded frame (see `planes_of`), or None after the conversion."""
         with self._lock:
             turned = self._orientation is not None and self._orientation != _UPRIGHT
             return None if self._frame is None or turned else planes_of(self._frame)

@@ -1,4 +1,4 @@
-"""Live streams of any protocol: connections, reconnection, low-latency decoding, one clock over all connections."""
+"""Live streams of any protocol: connections, reconnection, low-latency decoding and a continuous clock."""
 
 from saccade.sources.live.connection import LiveConnection, LiveFrame
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput

@@ -1,22 +1,23 @@
-"""One clock for the frames of all connections of a live source. Pure: the caller passes the time."""
+"""One continuous clock for the frames of all connections of a live source. The caller passes the time."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
 LIVE_BASE = Fraction(1, 90_000)
-"""Time base of every live stream: that of RTP, WebRTC and MPEG-TS."""
+"""Time base of every live stream, the same as in RTP, WebRTC and MPEG-TS."""
 
-_CLOCK_JUMP_S = 10.0  # a step that is longer by this than the time that passed here is a clock that was set
+_CLOCK_JUMP_S = 10.0  # a step that exceeds the elapsed time by this much means that the sender's clock was set
 _WINDOW_S = 2.0
-_WRONG_RATE = 2.0  # a clock this many times too fast or too slow is not believed
+_WRONG_RATE = 2.0  # a clock that is this many times too fast or too slow is ignored
 
 
 class LiveClock:
-    """Places the frames of all connections on one clock of integers that grows strictly.
+    """Maps the timestamps of all connections to one strictly increasing integer clock.
 
-    Within a connection the sender's intervals are kept exactly. Where its clock restarts or jumps, the time that passed
-    here takes the place of the interval; where it runs at a wrong rate, this holds for the rest of the connection.
+    Within a connection, the intervals between the sender's timestamps are kept exactly. If the sender's clock restarts
+    or jumps, the time elapsed here replaces the interval. If it runs at a wrong rate, elapsed time is used for the
+    rest of the connection.
     """
 
     __slots__ = ("_arrived_at", "_offset", "_pts", "_rate", "_timestamp")
@@ -29,16 +30,16 @@ class LiveClock:
         self._rate = _RateCheck()
 
     def restart(self) -> None:
-        """The frames that follow come from a sender whose clock may have nothing to do with the last one's."""
+        """Start a new connection, whose sender's clock may be unrelated to the previous one's."""
         self._timestamp = None
         self._rate = _RateCheck()
 
     def place(self, timestamp: int | None, at: float) -> int:
-        """The pts of a frame, in units of 1/90000 s, from 0.
+        """Return the presentation timestamp of a frame, in units of 1/90000 s, from 0.
 
         Args:
-            timestamp: the sender's, in the same units; None if it gives none.
-            at: when the frame arrived, in seconds on a growing clock.
+            timestamp: the sender's timestamp in the same units; None if the sender gives none.
+            at: time of the frame's arrival, in seconds on a monotonic clock.
         """
         passed = round((at - self._arrived_at) / LIVE_BASE) if self._arrived_at is not None else 0
         last, self._arrived_at = self._timestamp, at
@@ -54,9 +55,10 @@ class LiveClock:
 
 
 class _RateCheck:
-    """Compares the sender's clock with ours over windows; wrong after two in a row that differ by a factor of two.
+    """Compares the sender's clock with the local clock in windows of two seconds.
 
-    One window alone may be a burst: servers send what they have stored when a client joins.
+    The clock counts as wrong after two consecutive windows that differ by a factor of two. A single window may be a
+    burst: servers send buffered frames when a client joins.
     """
 
     __slots__ = ("_at", "_timestamp", "_wrong")

@@ -1,6 +1,6 @@
-"""Coded frames between the network and the decoder, bounded in age and memory, whatever falls behind.
+"""Queue of encoded frames between the network and the decoder, limited in age and memory.
 
-Pure: the caller passes the time, and guards it where threads share it. Knows nothing of sockets, threads or codecs.
+The caller passes the time and holds a lock if threads share the queue.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from dataclasses import replace
 from saccade.sources.rtp.depacketizer import AccessUnit
 
 MAX_AGE_S = 1.0
-CATCH_UP_S = 0.5  # what decoding a backlog may take; with more it would not catch up before it is a second late
+CATCH_UP_S = 0.5  # longest time to decode a backlog; a longer one would be a second late before it is decoded
 MAX_BYTES = 64 << 20  # 5 s of 100 Mbit/s
 _FIRST_DECODE_S = 0.01  # assumed before the first frame: 4K on one core
 
 
 class CodedQueue:
-    """Access units in order. Those that the decoder would be late with are dropped up to a key frame, and counted.
+    """Encoded access units in order. Units that would be decoded too late are dropped up to a keyframe, and counted.
 
-    Behind by more than `MAX_AGE_S`, everything before the newest key frame goes; if there is none, or what follows it
-    takes longer than `CATCH_UP_S` to decode, everything does, and nothing is taken in before the next key frame.
+    If the oldest unit waits longer than `MAX_AGE_S`, the queue drops everything before the newest keyframe. If there
+    is no newer keyframe, or the rest takes longer than `CATCH_UP_S` to decode, the queue drops everything and accepts
+    no unit before the next keyframe.
     """
 
     def __init__(self) -> None:
         self._units: deque[AccessUnit] = deque()
         self._bytes = 0
         self._needs_key = False
-        self._lost = 0  # since the last unit handed out
+        self._lost = 0  # since the last `pop`
         self._decode_s = _FIRST_DECODE_S
         self.dropped = 0
         """Units dropped because decoding was behind."""
@@ -37,15 +38,15 @@ class CodedQueue:
 
     @property
     def needs_key(self) -> bool:
-        """Whether nothing is taken in before the next key frame."""
+        """Whether the queue ignores units until the next keyframe."""
         return self._needs_key
 
     def age(self, now: float) -> float:
-        """How long the oldest unit has been waiting at `now`, in seconds; 0 when there is none."""
+        """Return how long the oldest unit has been waiting at time `now`, in seconds; 0 if the queue is empty."""
         return now - self._units[0].arrived_at if self._units else 0.0
 
     def push(self, unit: AccessUnit, now: float) -> None:
-        """Take a unit in, at `now` seconds."""
+        """Append a unit at time `now`, in seconds."""
         if self._needs_key and not unit.key:
             self._count(unit.dropped_before + 1)
             return
@@ -56,7 +57,7 @@ class CodedQueue:
         self._bound(now)
 
     def pop(self, now: float) -> AccessUnit | None:
-        """The oldest unit that is still worth decoding; None if there is none. `dropped_before` counts all losses."""
+        """Remove and return the oldest unit that is worth decoding, or None. Its `dropped_before` counts all drops."""
         self._bound(now)
         if not self._units:
             return None
@@ -66,11 +67,11 @@ class CodedQueue:
         return replace(unit, dropped_before=unit.dropped_before + lost) if lost else unit
 
     def note_decode(self, seconds: float) -> None:
-        """Take note of how long the last unit took to decode."""
+        """Record the seconds that decoding the last unit took."""
         self._decode_s += 0.1 * (seconds - self._decode_s)
 
     def need_key(self) -> None:
-        """Drop everything before the next key frame: the decoder could not use the last unit."""
+        """Drop everything before the next keyframe, because the decoder could not use the last unit."""
         while self._units and not self._units[0].key:
             self._drop()
         self._needs_key = not self._units

@@ -1,6 +1,6 @@
-"""The interface of one connection to a live source, whatever its protocol.
+"""The interface of a single connection to a live source, for all protocols.
 
-Knows nothing of states or of reconnecting: a connection that fails raises, and is closed.
+A connection does not reconnect: it raises an error if it fails, and is then closed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class LiveFrame:
     """A decoded frame of a live source.
 
     Attributes:
-        decoded: the frame, not yet converted.
-        timestamp: the sender's, in units of 1/90000 s, never wrapped; None when it gives none.
-        arrived_at: `time.monotonic()` when its first byte arrived, in seconds.
-        captured_at: Unix time in seconds by the sender's RTCP report; None while that is not known.
-        lost_before: frames lost between the one before and this one.
-        damaged: whether a part of it, or of a frame that it is predicted from, is missing.
-        pixel_aspect: width of a pixel by its height, of the frame as it is decoded.
+        decoded: the decoded frame, not yet converted to RGB.
+        timestamp: the sender's timestamp in units of 1/90000 s, unwrapped; None if the sender gives none.
+        arrived_at: `time.monotonic()` when the first byte arrived, in seconds.
+        captured_at: Unix time in seconds from the sender's RTCP report; None until a report arrives.
+        lost_before: number of frames lost between the previous frame and this frame.
+        damaged: whether a part of the frame, or of a reference frame, is missing.
+        pixel_aspect: pixel width divided by pixel height, before rotation.
     """
 
     decoded: VideoFrame
@@ -37,14 +37,15 @@ class LiveFrame:
 
 @dataclass(slots=True, frozen=True)
 class StreamStats:
-    """What a connection shows of its stream, beyond frames.
+    """Statistics of a connection's stream.
 
     Attributes:
-        transport: how packets come, such as "tcp".
-        received, lost: packets of the video.
+        transport: transport of the packets, such as "tcp".
+        received, lost: number of video packets.
         late: frames dropped because decoding was behind.
-        key_interval_s: seconds from one key frame to the next; None before the second.
-        clock_off_s: how far the sender's RTCP clock is ahead of ours, in seconds; None before its first report.
+        key_interval_s: seconds between two keyframes; None before the second keyframe.
+        clock_off_s: seconds that the sender's RTCP clock is ahead of the local clock; None before its first
+            report.
     """
 
     transport: str
@@ -56,7 +57,7 @@ class StreamStats:
 
 
 class LiveConnection(Protocol):
-    """One open connection. `read` and `close` are called from one thread."""
+    """A single open connection. One thread calls `read` and `close`."""
 
     @property
     def codec(self) -> str:
@@ -65,40 +66,40 @@ class LiveConnection(Protocol):
 
     @property
     def decoder(self) -> str:
-        """What decodes it, such as "h264 (cuda)"."""
+        """Name of the decoder in use, such as "h264 (cuda)"."""
         ...
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames a second, as announced; None when not announced."""
+        """Frames per second that the sender announces; None if it announces none."""
         ...
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when anything last arrived, in seconds."""
+        """`time.monotonic()` when data last arrived, in seconds."""
         ...
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` when a packet of the video last arrived, in seconds; 0 before the first."""
+        """`time.monotonic()` when a video packet last arrived, in seconds; 0 before the first packet."""
         ...
 
     @property
     def damaged(self) -> int:
-        """Packets that were lost or could not be decoded."""
+        """Number of packets that were lost or could not be decoded."""
         ...
 
     @property
     def stats(self) -> StreamStats | None:
-        """What is known of the stream; None where the protocol does not show it."""
+        """Statistics of the stream; None if the protocol provides none."""
         ...
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """The next frame; None if there is none after `timeout_s` seconds, or sooner.
+        """Return the next frame, or None if no frame arrives within `timeout_s` seconds.
 
         Raises:
-            LiveError: if the connection is over.
-            StreamEndedError: if the stream was of limited length and is over.
+            LiveError: if the connection has failed.
+            StreamEndedError: if a stream of limited length has ended.
         """
         ...
 

@@ -1,7 +1,4 @@
-"""Decodes H.264, H.265 and whatever else FFmpeg knows without delay, on the GPU where there is one.
-
-Coded frames in, decoded ones out. Knows nothing of where they come from.
-"""
+"""Decodes video of any codec that FFmpeg supports with low latency, on the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -18,23 +15,23 @@ from saccade.sources.gpu import HwAccel, gpu_decoding, primary_context, running
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.rgb import pixel_aspect_of
 
-_NICE = 10  # of decoding, beside what computes results
-_THREADS = 4  # a camera's frame has few slices; without a limit 16 cameras on 64 cores would have 1024 threads
+_NICE = 10  # lower priority of decoding than of inference
+_THREADS = 4  # a camera's frame has few slices; without a limit 16 cameras on 64 cores would start 1024 threads
 
 
 class Decoder:
-    """One decoder of one connection.
+    """The decoder of one connection.
 
     Args:
         codec: FFmpeg's name of the codec.
-        parameter_sets: what must be known before the first frame, behind start codes; may be empty.
+        parameter_sets: parameter sets with start codes, needed before the first frame; may be empty.
         hwaccel: whether to use the GPU.
-        gpu: as in `gpu_decoding`.
-        show_damaged: return frames with missing parts as well, concealed as far as possible.
+        gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
+        show_damaged: also return frames with missing parts, after error concealment.
 
     Raises:
         SourceError: if the GPU is required and cannot decode.
-        ValueError: if there is no such decoder.
+        ValueError: if FFmpeg has no such video decoder.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class Decoder:
         with primary_context(gpu if handle else None):
             context = av.CodecContext.create(codec, "r", hwaccel=handle)
         if not isinstance(context, VideoCodecContext):
-            raise ValueError(f"{codec} is no video codec")
+            raise ValueError(f"{codec} is not a video codec")
         if parameter_sets:
             context.extradata = parameter_sets
         set_live(context)
@@ -61,19 +58,19 @@ class Decoder:
 
     @property
     def name(self) -> str:
-        """What runs, such as "h264" or "h264 (cuda)"; certain once a frame is decoded."""
+        """Name of the decoder, such as "h264" or "h264 (cuda)"; final once a frame is decoded."""
         return running(self._context, self._first)
 
     @property
     def pixel_aspect(self) -> Fraction:
-        """Width of a pixel by its height, as the newest frame has it."""
+        """Pixel width divided by pixel height of the newest frame."""
         return pixel_aspect_of(self._context.sample_aspect_ratio)
 
     def decode(self, data: bytes, pts: int) -> list[VideoFrame]:
-        """Decode one access unit whose time is `pts`, in units of `LIVE_BASE`.
+        """Decode one access unit with the presentation timestamp `pts`, in units of `LIVE_BASE`.
 
         Raises:
-            FFmpegError: if it is damaged.
+            FFmpegError: if the access unit is damaged.
         """
         packet = av.Packet(data)
         packet.pts = packet.dts = pts
@@ -83,23 +80,22 @@ class Decoder:
         return frames
 
     def forget(self) -> None:
-        """Start again at the next frame, which is a key."""
+        """Reset the decoder before a keyframe."""
         self._context.flush_buffers()
 
 
 def set_live(context: VideoCodecContext) -> None:
-    """Make a decoder return every frame at once: threads by FRAME hold back one each, hundreds of ms."""
+    """Configure a decoder to return every frame at once. FRAME threading would delay each frame by hundreds of ms."""
     context.thread_type = "SLICE"
     context.thread_count = _THREADS
     context.flags |= av.codec.context.Flags.low_delay
 
 
 def decode_behind_the_model() -> None:
-    """Let the calling thread, and what a decoder starts from it, have only what others leave of the processor.
+    """Lower the priority of the calling thread, and of decoder threads that it starts, below inference.
 
-    Where decoding has more to do than there are cores, the model would get one thread's share among all of theirs, and
-    answer on frames that are old by then. Six 4K cameras at 25 fps on two cores, nano: 1.0 frames/s, 4.4 s old at the
-    95th percentile without this, 3.7 frames/s and 2.2 s with it. Only on Linux do threads have priorities.
+    If decoding needs more than all cores, inference would otherwise get one thread's share and answer on frames that
+    are seconds old. Only Linux has priorities per thread; elsewhere this function does nothing.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()

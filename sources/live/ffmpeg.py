@@ -1,9 +1,9 @@
-"""Live streams that FFmpeg opens: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, RTSP with rare codecs.
+"""Live streams that FFmpeg opens: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, and RTSP with rare codecs.
 
-Motion JPEG over HTTP is taken apart here, since cameras' headers are often wrong. FFmpeg cannot be interrupted from
-outside, so it gets a thread of its own, which ends with its next packet or by its own timeout, 20 s at most after
-`close`. It opens no TLS by itself, since it cannot pin a certificate: files over HTTP come through `HttpFiles`, RTMP
-and RTSP over TLS through a `Relay`. Knows nothing of states, of what is silence, or of reconnecting.
+Motion JPEG over HTTP is parsed here, since the headers of cameras are often wrong. FFmpeg cannot be interrupted, so it
+runs in a thread of its own. The thread ends at its next packet, or by a timeout at most 20 s after `close`. FFmpeg
+cannot pin a certificate, so it never opens TLS itself: files over HTTP come through `HttpFiles`, RTMP and RTSP over
+TLS through a `Relay`.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from saccade.sources.urls import RtspAddress, host_and_port, redact
 from saccade.sources.video_stream import NoVideoError, choose_video
 
 _OPEN_S = 10.0  # HLS requests a playlist, a variant and a segment first
-_FIRST_S = 4.0  # more, for a camera that sends its next image in up to 10 s
-_SEGMENTED = ("hls", "dash")  # frames come in one burst a segment
-_READY = 2  # frames decoded ahead; a live stream drops the older
+_FIRST_S = 4.0  # extra time, for a camera that sends an image every 10 s
+_SEGMENTED = ("hls", "dash")  # frames arrive in one burst per segment
+_READY = 2  # frames decoded ahead; a live stream drops the older frame
 _WAKE_S = 0.1
 _READ = 64 << 10
-# Half a second of probing; FFmpeg's own 5 s are for files whose sound track begins late. Not `fflags=nobuffer`, which
-# throws away what was probed: a recording would begin in its middle.
+# Probe for half a second; FFmpeg's default of 5 s is meant for files whose audio begins late. `fflags=nobuffer` would
+# drop the probed packets, so that a recording would begin in its middle.
 _PROBE = {"analyzeduration": "500000", "probesize": "500000"}
 
 
 @dataclass(slots=True, frozen=True)
 class FfmpegInput:
-    """What FFmpeg opens, and how.
+    """An input for FFmpeg: its address and options.
 
     Attributes:
         target: address or device.
-        format: FFmpeg's name of the format, where it cannot be detected.
-        options: its options.
-        protocols: the only ones of FFmpeg's own that it may use, separated by commas; "" for any, as of a device.
-        server: host and port of the server, and whether it has TLS, where the connection goes through a relay.
+        format: FFmpeg's name of the format; None to detect it.
+        options: FFmpeg's options.
+        protocols: FFmpeg protocols that are allowed, separated by commas; "" allows any, which devices need.
+        server: host, port and whether to use TLS, if the connection goes through a relay; None otherwise.
     """
 
     target: str
@@ -76,15 +76,15 @@ class FfmpegInput:
 
     @property
     def is_http(self) -> bool:
-        """Whether it is a file over HTTP."""
+        """Whether the target is a file over HTTP."""
         return self.target.lower().startswith(("http://", "https://"))
 
     @classmethod
     def of_url(cls, url: str) -> FfmpegInput:
-        """How to open an address that is not RTSP.
+        """Return the input for an address that is not RTSP.
 
         Raises:
-            SourceError: if it is malformed.
+            SourceError: if the address is malformed.
         """
         scheme, _, rest = url.partition("://")
         scheme = scheme.lower()
@@ -96,7 +96,7 @@ class FfmpegInput:
         if not host:
             raise SourceError(f"{redact(url)} is not an address such as rtmp://host/application/stream")
         place = urlsplit(url).netloc.rpartition("@")[2]
-        # What the server is told that it was asked as, since that may choose the application.
+        # The address sent to the server, which may select the application by it.
         options = {**_PROBE, "rtmp_tcurl": f"{scheme}://{place}/{_rtmp_application(url)}"}
         secure = scheme == "rtmps"
         server = (host, port or (443 if secure else 1935), secure)
@@ -104,7 +104,7 @@ class FfmpegInput:
 
     @classmethod
     def of_rtsp(cls, address: RtspAddress, transport: str) -> FfmpegInput:
-        """How to open RTSP with another codec than H.264 and H.265: in 0.08 s instead of 1.5 to 2."""
+        """Return the input for RTSP with a codec other than H.264 and H.265. Its options shorten probing."""
         way = {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport)
         server = None
         if address.tls:
@@ -116,32 +116,32 @@ class FfmpegInput:
 
     @classmethod
     def of_camera(cls, number: int) -> FfmpegInput:
-        """How to open a webcam.
+        """Return the input for a webcam.
 
         Raises:
-            SourceError: if this build of FFmpeg cannot.
+            SourceError: if this build of FFmpeg does not support webcams.
         """
         form, target = ("avfoundation", str(number)) if sys.platform == "darwin" else ("v4l2", f"/dev/video{number}")
         if form not in av.formats_available:
             raise SourceError(
-                f"camera {number}: FFmpeg as it comes with PyAV has no webcams here (no {form}); serve it over RTSP"
+                f"camera {number}: PyAV's FFmpeg does not support webcams here (no {form}); serve the webcam over RTSP"
             )
         return cls(target, form)
 
 
 class FfmpegConnection:
-    """One connection through FFmpeg, open from construction on.
+    """A connection through FFmpeg. The constructor opens it.
 
     Args:
-        address: what to open.
-        dialer: opens its connections.
+        address: the input to open.
+        dialer: opens the network connections.
         hwaccel: whether to decode on the GPU.
-        gpu: as in `gpu_decoding`.
-        taps: who takes the packets, each frame's once it is decoded; None for nobody.
+        gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
+        taps: receives the packets of each frame after the frame is decoded; None for no receiver.
 
     Raises:
-        LiveError: if it cannot be opened.
-        SourceError: if this build of FFmpeg does not know the protocol, or the GPU is insisted on and cannot decode.
+        LiveError: if the connection cannot be opened.
+        SourceError: if this build of FFmpeg does not support the protocol, or the required GPU cannot decode.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class FfmpegConnection:
         self._handle = gpu_decoding(hwaccel, gpu)
         self._gpu = gpu if self._handle else None
         self._done = threading.Event()
-        self._changed = threading.Condition()  # guards the three that follow
+        self._changed = threading.Condition()  # guards the next three attributes
         self._opened = False
         self._failure: Exception | None = None
         self._ready: deque[LiveFrame] = deque()
@@ -183,12 +183,12 @@ class FfmpegConnection:
 
     @property
     def decoder(self) -> str:
-        """What decodes it."""
+        """Name of the decoder in use, such as "h264 (cuda)"."""
         return self._decoder
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames a second, as announced; None when not announced."""
+        """Frames per second that the sender announces; None if it announces none."""
         return self._rate
 
     @property
@@ -198,25 +198,25 @@ class FfmpegConnection:
 
     @property
     def media_at(self) -> float:
-        """As `heard_at`: FFmpeg shows nothing but packets."""
+        """Same as `heard_at`, since FFmpeg exposes packets only."""
         return self._heard_at
 
     @property
     def damaged(self) -> int:
-        """Packets and frames that could not be decoded."""
+        """Number of packets and frames that could not be decoded."""
         return self._damaged
 
     @property
     def stats(self) -> StreamStats | None:
-        """None: it is not known."""
+        """Always None: FFmpeg provides no statistics."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """The next frame; None if there is none after `timeout_s` seconds.
+        """Return the next frame, or None if no frame arrives within `timeout_s` seconds.
 
         Raises:
-            LiveError: if the connection is over.
-            StreamEndedError: if what was opened is a recording, and is over.
+            LiveError: if the connection has failed.
+            StreamEndedError: if the input is a recording that has ended.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -232,11 +232,11 @@ class FfmpegConnection:
             raise self._failure
 
     def close(self) -> None:
-        """Close the connection; its thread ends soon."""
+        """Close the connection. Its thread ends soon afterwards."""
         self._done.set()
         self._files.close()
         with self._changed:
-            self._failure = None  # its traceback holds this object, and all that holds it: a decoder with its threads
+            self._failure = None  # its traceback references this object, which owns a decoder with threads
 
     def _wait_until_open(self) -> None:
         deadline = time.monotonic() + _OPEN_S + _FIRST_S
@@ -247,7 +247,7 @@ class FfmpegConnection:
                 self._changed.wait(_WAKE_S)
 
     def _hand_over(self, frame: LiveFrame, *, wait: bool) -> None:
-        """Hand a frame over; where the reader is slow, wait for it, or let the oldest frame give way."""
+        """Queue a frame for the reader. If the queue is full, wait, or drop the oldest frame unless `wait` is set."""
         with self._changed:
             while wait and len(self._ready) >= _READY and not self._done.is_set() and not self._closed.is_set():
                 self._changed.wait(_WAKE_S)
@@ -291,13 +291,13 @@ class FfmpegConnection:
             known = files.refused or (None if self._codec else files.failure)
             self._fail(known or explain(error, shown, opened=bool(self._codec), authenticated=authenticated))
         except Exception as error:
-            self._fail(error)  # a bug of ours must not vanish with the thread
+            self._fail(error)  # our own bug must not vanish with the thread
         finally:
             files.free()
 
     @contextmanager
     def _reach(self, first: HttpFile | None) -> Iterator[tuple[str, str | None]]:
-        """What FFmpeg is to open while this lasts, and the format if that is known."""
+        """Yield the address that FFmpeg opens and its format, or None if the format is unknown."""
         address, dialer = self._address, self._dialer
         target = address.target
         if address.is_http:
@@ -313,9 +313,9 @@ class FfmpegConnection:
             yield target, address.format
 
     def _checked(self, url: str) -> str:
-        """The address with its host as it was looked up and checked."""
+        """Return the address with its host replaced by the checked IP address."""
         host, port = host_and_port(url)
-        if not host:  # it listens
+        if not host:  # FFmpeg listens on this address
             self._dialer.allow(url, [])
             return url
         numeric = self._dialer.look_up(url, host)[0]
@@ -327,11 +327,11 @@ class FfmpegConnection:
         if self._address.protocols:
             options["protocol_whitelist"] = self._address.protocols
         if self._address.is_http:
-            options["http_persistent"] = "0"  # FFmpeg's reader of HLS would take our files for its own connections
+            options["http_persistent"] = "0"  # FFmpeg's HLS demuxer would reuse our files as its own connections
         return options
 
     def _read_jpegs(self, file: HttpFile) -> NoReturn:
-        """Hand over each image of Motion JPEG as soon as it is there, until the connection ends; or a single image."""
+        """Queue each Motion JPEG image on arrival until the connection ends; a single image ends the stream."""
         what = redact(self._address.target)
         is_image = file.content_type.startswith("image/")
         if not is_image or file.length is None:
@@ -344,7 +344,7 @@ class FfmpegConnection:
             try:
                 images = list(splitter.feed(data, self._heard_at))
             except NoJpegError:
-                raise LiveError("codec unsupported", f"{what} sends no images") from None
+                raise LiveError("codec unsupported", f"{what} sends no JPEG images") from None
             for image, arrived_at in images:
                 seen += 1
                 pts = max(pts + 1, round(arrived_at / LIVE_BASE))
@@ -386,7 +386,7 @@ class FfmpegConnection:
         raise LiveError("connection failed", f"{what}: the stream has ended")
 
     def _video_packets(self, container: InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
-        """The packets of the video; those of the sound, if anybody wants it, go to the taps."""
+        """Yield the video packets. Audio packets go to the taps, if a tap wants audio."""
         sound = next(iter(container.streams.audio), None) if self._taps.sound else None
         if sound is None:
             yield from container.demux(stream)
@@ -400,10 +400,10 @@ class FfmpegConnection:
                 self._taps.take(piece)
 
     def _decode(self, container: InputContainer, stream: VideoStream, *, paced: bool, recording: bool) -> None:
-        """Hand frames over until the end; wait for a key frame after what cannot be decoded."""
+        """Queue frames until the stream ends. After a decoding error, wait for a keyframe."""
         keyed, lost = False, 0
         tap = PacketTap(stream)
-        form: object = None  # whose display matrix is known
+        form: object = None  # frame format for which `matrix` was read
         matrix: tuple[int, ...] | None = None
         for packet in self._video_packets(container, stream):
             if self._done.is_set() or self._closed.is_set():
@@ -442,27 +442,26 @@ class FfmpegConnection:
 
 
 def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = False) -> SourceError:
-    """FFmpeg's error as a reason and one line; `what` is the URL without its secrets."""
+    """Translate FFmpeg's error into a `SourceError` with one line; `what` is the URL without credentials."""
     if isinstance(error, av.error.ProtocolNotFoundError):
         scheme = what.partition("://")[0]
         return SourceError(
-            f"{scheme}:// is not in this build of FFmpeg, which comes with PyAV; use RTSP, RTMP, HLS or UDP"
+            f"{scheme}:// is not supported by this build of FFmpeg (from PyAV); use RTSP, RTMP, HLS or UDP"
         )
     if isinstance(error, av.error.HTTPUnauthorizedError | av.error.HTTPForbiddenError):  # also of RTSP
-        return LiveError("auth failed", f"{what}: the server refuses user name or password", refused=authenticated)
+        return LiveError("auth failed", f"{what}: the server rejects the user name or password", refused=authenticated)
     if isinstance(error, av.error.HTTPNotFoundError | FileNotFoundError):
-        return LiveError("not found", f"{what}: there is nothing")
+        return LiveError("not found", f"{what}: the server has no such stream; check the path")
     if isinstance(error, av.error.ExitError | TimeoutError):
         return LiveError("timeout", f"{what} does not answer")
     no_video = (av.error.InvalidDataError, av.error.EOFError, av.error.DecoderNotFoundError, ValueError)
     if isinstance(error, no_video) and not opened:
-        return LiveError("codec unsupported", f"{what} is no video that FFmpeg can read")
+        return LiveError("codec unsupported", f"{what} is not a video that FFmpeg can read")
     why = getattr(error, "strerror", None) or type(error).__name__
     return LiveError("connection failed", f"{what}: {why}")
 
 
 def _with_place(url: str, place: str) -> str:
-    """The address with another host and port."""
     scheme, _, rest = url.partition("://")
     end = next((at for at, character in enumerate(rest) if character in "/?#"), len(rest))
     credentials, separator, _ = rest[:end].rpartition("@")
@@ -470,7 +469,7 @@ def _with_place(url: str, place: str) -> str:
 
 
 def _rtmp_application(url: str) -> str:
-    """The application of an RTMP address, as FFmpeg splits its path: all but the last of at most three parts."""
+    """Return the application of an RTMP address, split like FFmpeg does: all but the last of at most three parts."""
     path = urlsplit(url).path
     first, _, rest = path.removeprefix("/").partition("/")
     if not rest:

@@ -1,7 +1,7 @@
-"""Finds the JPEGs in what cameras send as Motion JPEG over HTTP. Pure: the caller passes bytes and the time.
+"""Extracts JPEG images from Motion JPEG over HTTP. The caller passes bytes and the time.
 
-The headers between the images are of no use: cameras leave out the first boundary or the content type, announce a
-wrong length, or end lines as they like. A JPEG says itself where it ends.
+The headers between the images are ignored. Cameras omit the first boundary or the content type, announce a wrong
+length, or use other line endings. The JPEG markers themselves tell where an image ends.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _TYPES = (
 )
 _ANY_TYPES = ("image/jpeg", "image/jpg", "", "text/plain", "application/octet-stream", "application/unknown")
 _PART = re.compile(rb"\s*--[^\r\n]*\r?\n(?:[\w-]+:[^\r\n]*\r?\n)*?content-type:\s*image/jpe?g", re.IGNORECASE)
-_HEAD_BYTES = 32 << 10  # as much as FFmpeg reads at once: it cannot go back further where a server sends no parts
+_HEAD_BYTES = 32 << 10  # FFmpeg's read size; FFmpeg cannot seek back further in a response without parts
 _START = b"\xff\xd8\xff"
-# The markers that may follow a scan: others are damaged data. D8 is the next image, after one that lacks its end.
+# Markers that may follow a scan; others are damaged data. D8 starts the next image, after one without an end marker.
 _AFTER_SCAN = re.compile(rb"\xff[\xc4\xd8-\xde\xe0-\xef\xfe]")
 _BOUNDARY = re.compile(rb"\r?\n--[^\r\n]*\r?\n")
 _MAX_BYTES = 64 << 20  # of one image
 
 
 class NoJpegError(Exception):
-    """So much came without a whole JPEG that it is none."""
+    """Raised if 64 MiB of data contain no complete JPEG."""
 
 
 def is_mjpeg(content_type: str, peek: Callable[[int], bytes]) -> bool:
-    """Whether a response is Motion JPEG.
+    """Return whether a response is Motion JPEG.
 
     Args:
-        content_type: in lower case, without parameters; "" for none.
-        peek: gives the first bytes, at most so many; only called where the type does not tell.
+        content_type: media type in lower case, without parameters; "" for none.
+        peek: returns at most the given number of first bytes; called only if the media type is ambiguous.
     """
     if content_type.startswith("multipart/") or content_type in _TYPES:
         return True
@@ -45,20 +45,20 @@ def is_mjpeg(content_type: str, peek: Callable[[int], bytes]) -> bool:
 
 
 class JpegSplitter:
-    """Takes bytes as they arrive, and gives each JPEG as soon as its last byte is there."""
+    """Splits a byte stream into JPEG images. Each image is yielded as soon as its last byte arrives."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._begun_at: float | None = None  # when the image at the beginning of `_data` began to arrive
-        self._at = 0  # up to where that image was read
+        self._at = 0  # offset up to which that image was parsed
         self._in_scan = False
         self._skipped = 0  # bytes since the last image
 
     def feed(self, data: bytes, now: float) -> Iterator[tuple[bytes, float]]:
-        """Yield each image that is whole now, and when its first byte arrived, on the clock of `now`.
+        """Yield each complete image and the time at which its first byte arrived, on the clock of `now`.
 
         Raises:
-            NoJpegError: if 64 MiB came without one.
+            NoJpegError: if 64 MiB of data contain no complete JPEG.
         """
         self._data += data
         while self._find_start(now):
@@ -71,13 +71,13 @@ class JpegSplitter:
                 self._drop(end)
                 self._skipped = 0
                 yield image, begun_at
-            else:  # what looked like a JPEG is none
+            else:  # the start marker was not a JPEG
                 self._drop(2)
         if self._skipped + len(self._data) > _MAX_BYTES:
             raise NoJpegError
 
     def _find_start(self, now: float) -> bool:
-        """Drop what comes before the next image; False if none has begun."""
+        """Drop the data before the next image; return False if no image has started."""
         if self._begun_at is not None:
             return True
         at = self._data.find(_START)
@@ -88,7 +88,7 @@ class JpegSplitter:
         return True
 
     def _find_end(self) -> int | None:
-        """The end of the image at the beginning; None while it is not there, 0 if it is no JPEG."""
+        """Return the end offset of the first image, None while it is incomplete, or 0 if it is not a JPEG."""
         data = self._data
         while True:
             if self._in_scan:
@@ -116,7 +116,7 @@ class JpegSplitter:
                 self._in_scan = marker == 0xDA
 
     def _end_before(self, following: int) -> int:
-        """The end of an image that lacks its marker: the boundary before the image that follows."""
+        """Return the end of an image without an end marker: the boundary before the following image."""
         ends = [match.start() for match in _BOUNDARY.finditer(self._data, max(2, following - 4096), following)]
         return ends[-1] if ends else following
 

@@ -1,36 +1,37 @@
-"""Spreads frames that arrive in bursts over the time they stand for. Pure: the caller passes the time."""
+"""Schedules frames that arrive in bursts at their presentation times. The caller passes the time."""
 
 from __future__ import annotations
 
-_JUMP_S = 3.0  # a longer step forward is a clock that was set, unless frames come as seldom as that
+_JUMP_S = 3.0  # a longer step means that the sender's clock was set, unless frames are that rare
 _JUMP_STEPS = 4
-_CATCH_UP = 0.1  # of the speed: nobody sees it, and 2 s are made up for in 20
+_CATCH_UP = 0.1  # fraction of the speed: unnoticeable, and regains 2 s within 20 s
 _SLACK_S = 0.1  # in the comparison of two delays
 
 
 class Pacer:
-    """The schedule of one stream: when each frame is due.
+    """The playback schedule of one stream, with rules for irregular timestamps.
 
-    - A clock that falls, repeats a time or jumps forward: the schedule is anchored to the frame before.
-    - A frame that comes late is due at once, and the schedule moves back by as much, so the frames that follow are
-      spread as before. The delay is made up for by playing faster by a tenth.
-    - If frames are late again because of that, the sender has lost the time for good, and the schedule stays.
+    - If a timestamp decreases, repeats or jumps forward, the frame is scheduled relative to the previous frame.
+    - A late frame is due at once, and the schedule shifts by its delay, so that later frames keep their spacing.
+      Playback then runs a tenth faster until the delay is regained.
+    - If frames are late again because of the faster playback, the sender has lost that time for good. The schedule
+      then keeps its shift.
     """
 
     def __init__(self) -> None:
-        self._offset: float | None = None  # when a frame is due, after its timestamp
-        self._taken = 0.0  # the timestamp before
-        self._step = 0.0  # from one timestamp to the next, the last that grew
-        self._interval = 0.0  # the last such step that was no jump
-        self._behind = 0.0  # how much later than at first frames are due, as far as that is to be made up for
-        self._regained = 0.0  # how much of that was made up for since the last late frame
+        self._offset: float | None = None  # due time of a frame minus its timestamp
+        self._taken = 0.0  # previous timestamp
+        self._step = 0.0  # last increase from one timestamp to the next
+        self._interval = 0.0  # last such step that was not a jump
+        self._behind = 0.0  # delay of the schedule that is still to be regained
+        self._regained = 0.0  # delay regained since the last late frame
 
     def delay(self, taken: float, now: float) -> float:
-        """How long to wait until a frame is due, in seconds.
+        """Return how long to wait until a frame is due, in seconds.
 
         Args:
-            taken: the frame's timestamp in seconds.
-            now: seconds on a growing clock.
+            taken: timestamp of the frame in seconds.
+            now: current time in seconds on a monotonic clock.
         """
         if self._offset is None:
             self._offset = now - taken
@@ -46,7 +47,7 @@ class Pacer:
         return 0.0
 
     def _follow(self, offset: float, taken: float) -> float:
-        """The offset for the frame that follows the one before."""
+        """Return the schedule offset for the next frame."""
         step = taken - self._taken
         if not 0 < step <= max(_JUMP_S, _JUMP_STEPS * self._step):
             self._step = step if step > 0 else self._step

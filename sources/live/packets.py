@@ -1,4 +1,4 @@
-"""Coded frames and sound of a live source, to be kept as they came. Knows nothing of who keeps them."""
+"""Encoded video and audio packets of a live source, as received, for recording."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from av.video.stream import VideoStream
 from saccade.sources.live.clock import LIVE_BASE
 
 JUMP_S = 10.0
-"""A sender's clock that runs ahead of ours by more was set."""
+"""A sender's clock that jumps ahead of the local clock by more than this was set."""
 
 _NAL_CODECS = ("h264", "hevc")
-_REORDERED_S = 1.0  # a packet is at most so much before the one that is decoded before it
+_REORDERED_S = 1.0  # most seconds that a packet's presentation precedes that of the packet decoded before it
 _PARAMETER_SETS: dict[str, tuple[Callable[[int], int], frozenset[int]]] = {
     "h264": (lambda head: head & 31, frozenset({7})),
     "hevc": (lambda head: head >> 1 & 63, frozenset({33})),
 }
-"""How the kind of a NAL unit is read from its first byte, and the kinds that tell size and profile."""
+"""Per codec: how to read a NAL unit's type from its first byte, and the types that state size and profile."""
 
 
 @dataclass(slots=True, frozen=True)
 class CodedPacket:
-    """One coded frame, in the order of decoding.
+    """One encoded video frame, in decoding order.
 
     Attributes:
-        codec: FFmpeg's name, such as `h264`, `hevc`, `mjpeg` or `vp8`.
-        parameter_sets: what must be known before the first frame and may not be in `data`; of H.264 and H.265 behind
+        codec: FFmpeg's name of the codec, such as `h264`, `hevc`, `mjpeg` or `vp8`.
+        parameter_sets: parameter sets needed before the first frame, if `data` may lack them. H.264 and H.265 use
             start codes.
-        data: of H.264 and H.265 NAL units, each behind a start code (Annex B); of others as FFmpeg has it.
-        pts: time of presentation, in units of 1/90000 s that grow over one connection.
-        arrived_at: `time.monotonic()` when it arrived, in seconds: the clock of `Frame.steady_at`.
-        key: whether decoding may begin here.
-        display_matrix: how the container says that frames are to be turned, 9 numbers; None for not at all.
-        pixel_aspect: width of a pixel by its height, as the container says; None where only `data` can say it.
+        data: the encoded frame. H.264 and H.265 NAL units have start codes (Annex B); other codecs use FFmpeg's
+            format.
+        pts: presentation timestamp in units of 1/90000 s, increasing within one connection.
+        arrived_at: `time.monotonic()` on arrival, in seconds; the same clock as `Frame.steady_at`.
+        key: whether the frame is a keyframe, at which decoding can start.
+        display_matrix: the container's display matrix, 9 numbers; None for no rotation.
+        pixel_aspect: pixel width divided by pixel height, from the container; None if only `data` can state it.
     """
 
     codec: str
@@ -54,16 +55,16 @@ class CodedPacket:
 
 @dataclass(slots=True, frozen=True)
 class SoundPacket:
-    """One coded piece of sound.
+    """One encoded audio packet.
 
     Attributes:
-        codec: FFmpeg's name, such as `aac`, `opus` or `pcm_alaw`.
-        config: of AAC its AudioSpecificConfig; empty for others.
-        rate: samples a second.
-        channels: how many.
-        data: of AAC without an ADTS header.
-        pts: when it begins, on the clock of the video's packets.
-        samples: how many it holds of each channel; 0 where that is not known.
+        codec: FFmpeg's name of the codec, such as `aac`, `opus` or `pcm_alaw`.
+        config: the AudioSpecificConfig of AAC; empty for other codecs.
+        rate: samples per second.
+        channels: number of channels.
+        data: the encoded audio; AAC has no ADTS header.
+        pts: presentation timestamp, on the clock of the video packets.
+        samples: number of samples per channel; 0 if unknown.
     """
 
     codec: str
@@ -77,18 +78,18 @@ class SoundPacket:
 
 @dataclass(slots=True)
 class Taps:
-    """Who takes the packets of a live source: each is called in the thread that receives, and returns at once.
+    """The receivers of a live source's packets. Each is called in the receiving thread and must return at once.
 
     Attributes:
-        video: called with each coded frame, whether or not anybody decodes it in time.
-        sound: called with each piece of sound. Without any, no sound is asked of the camera.
+        video: called with each encoded video frame, even if it is never decoded.
+        sound: called with each audio packet. If empty, no audio is requested from the camera.
     """
 
     video: list[Callable[[CodedPacket], None]] = field(default_factory=list)
     sound: list[Callable[[SoundPacket], None]] = field(default_factory=list)
 
     def take(self, packet: CodedPacket | SoundPacket) -> None:
-        """Hand a packet on."""
+        """Pass a packet to all receivers of its kind."""
         if isinstance(packet, CodedPacket):
             for take_video in self.video:
                 take_video(packet)
@@ -98,14 +99,20 @@ class Taps:
 
 
 def jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
-    """Whether a packet's clock is not that of the one before, whose `time` of presentation may have been moved."""
+    """Return whether a packet's clock differs from the previous packet's clock.
+
+    Args:
+        time: presentation timestamp of the previous packet, which may have been shifted.
+        before: the previous packet.
+        packet: the packet to check.
+    """
     passed = max(0.0, packet.arrived_at - before.arrived_at)
     ahead_s = float((packet.pts - time) * LIVE_BASE)
     return packet.codec != before.codec or not -_REORDERED_S < ahead_s < passed + JUMP_S
 
 
 def parameters_of(packet: CodedPacket) -> tuple[str, frozenset[bytes]]:
-    """What a key frame says about the video: two that differ do not fit into one file."""
+    """Return the codec and parameter sets of a keyframe. Frames with different values do not fit into one file."""
     kinds = _PARAMETER_SETS.get(packet.codec)
     if kinds is None:
         return packet.codec, frozenset((packet.parameter_sets,))
@@ -115,10 +122,10 @@ def parameters_of(packet: CodedPacket) -> tuple[str, frozenset[bytes]]:
 
 
 class PacketTap:
-    """Makes `CodedPacket`s of what FFmpeg demuxes, wherever its containers keep parameter sets and lengths.
+    """Converts demuxed video packets of FFmpeg to `CodedPacket`s, for every way of storing parameter sets.
 
     Args:
-        stream: of any codec.
+        stream: a video stream of any codec.
     """
 
     def __init__(self, stream: VideoStream) -> None:
@@ -126,15 +133,15 @@ class PacketTap:
         self._sets = stream.codec_context.extradata or b""
         self._pixel_aspect = stream.sample_aspect_ratio
         self._filter: BitStreamFilterContext | None = None
-        # A record of MP4 and FLV: lengths before units, and sets only there.
+        # MP4 and FLV: NAL units have lengths instead of start codes, and parameter sets are only in the header.
         if self._codec in _NAL_CODECS and self._sets[:1] == b"\x01":
             self._filter = BitStreamFilterContext(f"{self._codec}_mp4toannexb", stream)
-            self._sets = b""  # the filter puts them before each key frame
+            self._sets = b""  # the filter inserts them before each keyframe
 
     def packets(
         self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
     ) -> Iterator[CodedPacket]:
-        """The packet as it is kept, which empties it. One without a time gets that of its arrival."""
+        """Yield the converted packet, which empties `packet`. A packet without timestamp gets its arrival time."""
         if not packet.size:
             return
         pts = round(arrived_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)
@@ -150,10 +157,10 @@ class PacketTap:
 
 
 class SoundTap:
-    """Makes `SoundPacket`s of what FFmpeg demuxes.
+    """Converts demuxed audio packets of FFmpeg to `SoundPacket`s.
 
     Args:
-        stream: of any codec.
+        stream: an audio stream of any codec.
     """
 
     def __init__(self, stream: AudioStream) -> None:
@@ -163,14 +170,14 @@ class SoundTap:
         self._rate, self._channels = context.sample_rate, context.layout.nb_channels
 
     def packets(self, packet: av.Packet[AudioStream]) -> Iterator[SoundPacket]:
-        """The packet as it is kept; none of one without a time."""
+        """Yield the converted packet; nothing if the packet has no timestamp."""
         if not packet.size or packet.pts is None:
             return
         pts, lasts = round(packet.pts * packet.time_base / LIVE_BASE), packet.duration or 0
         samples = round(lasts * packet.time_base * self._rate)
         config = self._config
         data = bytes(packet)
-        if self._codec == "aac" and not config:  # of MPEG-TS, with a header before each packet
+        if self._codec == "aac" and not config:  # MPEG-TS has an ADTS header before each packet
             config, data = adts_config(data)
             if not config:
                 return
@@ -178,7 +185,7 @@ class SoundTap:
 
 
 def adts_config(data: bytes) -> tuple[bytes, bytes]:
-    """The AudioSpecificConfig of a packet of AAC with an ADTS header, and what follows that; empty without a header."""
+    """Split an AAC packet with an ADTS header into its AudioSpecificConfig and its data; both empty without header."""
     if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0:
         return b"", b""
     kind, rate, channels = (data[2] >> 6) + 1, data[2] >> 2 & 15, (data[2] & 1) << 2 | data[3] >> 6

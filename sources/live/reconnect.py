@@ -1,6 +1,6 @@
-"""The states of a live source, when it counts as silent, and how long to wait before the next attempt (backoff).
+"""The state machine of a live source: its states, silence detection and retry delays.
 
-Pure: time and chance are passed in. Knows nothing of sockets, threads or decoders.
+The caller passes the time and random numbers.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Literal
 from saccade.sources.errors import Reason
 
 State = Literal["connecting", "live", "stalled", "reconnecting", "ended"]
-"""Not live yet; frames arrive; silent, about to be tried again; was live, being tried again; closed."""
+"""connecting: not live yet; live: frames arrive; stalled: silent; reconnecting: lost, being retried; ended: closed."""
 
-SILENCE_S = 4.0  # a frozen camera shall be called stalled within 5 s; the rest is for noticing
-NO_PACKETS_S = 20.0  # before the first frame, while the server answers
-FIRST_FRAME_S = 75.0  # packets may arrive without frames until the next key frame, which some cameras send every minute
-NO_FRAME_S = 20.0  # the same once frames came; then a new connection brings a key frame sooner on most cameras
+SILENCE_S = 4.0  # a frozen camera must count as stalled within 5 s; the rest is polling
+NO_PACKETS_S = 20.0  # limit before the first frame while the server still answers
+FIRST_FRAME_S = 75.0  # packets may arrive without frames until the next keyframe; some cameras send one a minute
+NO_FRAME_S = 20.0  # the same limit after the first frame; reconnecting brings most cameras to send a keyframe sooner
 FIRST_DELAY_S = 0.5
-NETWORK_DELAY_S = 4.0  # a camera that comes back is live within 5 s; an attempt costs one packet
-LAST_DELAY_S = 30.0  # for what only a person can mend
+NETWORK_DELAY_S = 4.0  # a camera that returns is live within 5 s; an attempt costs one packet
+LAST_DELAY_S = 30.0  # for errors that only a person can fix
 REFUSED_DELAY_S = 2700.0  # cameras lock accounts for 30 minutes after a few wrong passwords
 STABLE_S = 1.0
-_FORGET_S = 30.0  # in which half of a long interval is forgotten: some cameras are slow while nothing moves
+_FORGET_S = 30.0  # half-life of the longest interval, since some cameras slow down while nothing moves
 
 
 @dataclass(slots=True, frozen=True)
 class LinkStatus:
-    """How a live source is doing.
+    """The connection status of a live source.
 
     Attributes:
-        state: where it stands.
-        reason: why it is not live; None when it is, or when nothing has gone wrong yet.
-        connections: how often it has become live.
-        retry_s: how long is waited before the next attempt, in seconds; None while one is under way.
-        message: what the failure was exactly, in one line without credentials; None where only `reason` is known.
+        state: current state.
+        reason: category of the failure; None while the source is live or before any failure.
+        connections: how often the source has become live.
+        retry_s: delay before the next attempt in seconds; None during an attempt.
+        message: description of the failure in one line, without credentials; None if only `reason` is known.
     """
 
     state: State
@@ -47,7 +47,7 @@ class LinkStatus:
 
     @property
     def explanation(self) -> str | None:
-        """The reason, and when the next attempt is if that is more than a minute away; None when all is well."""
+        """The reason, with the time of the next attempt if it is more than a minute away; None without a failure."""
         if not self.reason:
             return None
         later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""
@@ -58,13 +58,13 @@ class LinkStatus:
 
 
 class Link:
-    """The state machine of one live source. Times are seconds on one growing clock.
+    """The state machine of one live source. Times are seconds on one monotonic clock.
 
-    connecting → live → stalled → reconnecting → live …, and `ended` from anywhere, for good. A source that was never
-    live stays `connecting`: a camera that is down at the start is simply not there yet.
+    The states are connecting → live → stalled → reconnecting → live …; any state may change to `ended`, which is
+    final. A source that was never live stays `connecting`.
 
     Args:
-        chance: gives numbers from 0 to 1, so that many cameras behind one switch do not reconnect in step.
+        chance: returns random numbers from 0 to 1, so that the cameras behind one switch do not reconnect in step.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -76,29 +76,32 @@ class Link:
         self._attempts = 0
         self._connections = 0
         self.frames_only = False
-        """Whether frames are the only sign of life that the connection has: RTSP also has replies and reports."""
-        self._interval_s: float | None = None  # between two frames, the longest of late; None when unknown
+        """Whether frames are the connection's only sign of life. RTSP also has replies and reports."""
+        self._interval_s: float | None = None  # longest recent interval between two frames; None if unknown
         self._attempted_at = self._live_since = self._heard_at = self._media_at = self._frame_at = 0.0
 
     @property
     def status(self) -> LinkStatus:
-        """How it is doing."""
+        """Current status of the connection."""
         return LinkStatus(self._state, self._reason, self._connections, self._retry_s, self._message)
 
     def attempt(self, now: float) -> None:
-        """A connection is about to be tried."""
+        """Record that a connection attempt starts."""
         if self._state != "ended":
             self._state = "reconnecting" if self._connections else "connecting"
         self._retry_s = None
         self._attempted_at = self._heard_at = self._media_at = self._frame_at = now
 
     def heard(self, at: float, media_at: float | None = None) -> None:
-        """Something arrived at `at`, be it a reply or a report; a part of the video at `media_at`, else the same."""
+        """Record that data arrived at time `at`, such as a reply or a report, and video at time `media_at`.
+
+        If `media_at` is None, `at` also counts as the arrival of video.
+        """
         self._heard_at = max(self._heard_at, at)
         self._media_at = max(self._media_at, at if media_at is None else media_at)
 
     def frame_arrived(self, now: float) -> None:
-        """A frame arrived, good enough to hand on."""
+        """Record that a usable frame arrived."""
         if self._state == "ended":
             return
         if self._state != "live":
@@ -112,12 +115,12 @@ class Link:
         self._heard_at = self._media_at = self._frame_at = now
 
     def silent(self, now: float) -> bool:
-        """Whether the connection has given nothing for too long; a live source is then stalled.
+        """Return whether the connection has been silent for too long. A live source then becomes `stalled`.
 
-        Of a live source: no video for 4 s or four of its own intervals, or no frame for 20 s. While the interval is not
-        known: nothing at all for 4 s, or 20 s with `frames_only`. Before the first frame: nothing for 4 s. The limits
-        without an interval are doubled with each failed attempt, up to four times as much, so that a camera which sends
-        an image a minute is waited for in the end.
+        A live source is silent after 4 s or four frame intervals without video, or 20 s without a frame. While the
+        frame interval is unknown, the limit is 4 s without any data, or 20 s with `frames_only`. Before the first
+        frame, the limit is 4 s without data. Each failed attempt doubles the limits that do not depend on the frame
+        interval, up to four times, so that a camera with one image a minute connects eventually.
         """
         patience = 1 << min(self._attempts, 2)
         if self._state == "live":
@@ -133,18 +136,18 @@ class Link:
             return False
         if self._state == "live":
             self._state, self._reason, self._message = "stalled", "timeout", None
-            self._interval_s = None  # it may be another from now on
+            self._interval_s = None  # the camera may use another interval after it returns
         return True
 
     def failed(
         self, reason: Reason, message: str | None = None, *, refused: bool = False, now: float | None = None
     ) -> float:
-        """The connection, or the attempt at one, is over. Returns how long to wait before the next, in seconds.
+        """Record that the connection or the attempt has failed. Return the delay before the next attempt, in seconds.
 
-        0.5 s, doubling up to 4 s for what a network does and to 30 s for the rest, with up to a quarter off at random;
-        from the start again once frames flowed for a second. A refused password waits more than 30 minutes, because
-        cameras lock accounts after a few wrong ones. What an attempt took that a network let fail, up to `now`, is part
-        of the wait: a camera that thaws while its request is lost would else be live after 8.4 s.
+        The delay starts at 0.5 s and doubles up to 4 s for network errors and up to 30 s for other errors. Up to a
+        quarter is subtracted at random. The delay starts over once frames have arrived for a second. A refused
+        password waits more than 30 minutes, because cameras lock accounts after a few wrong passwords. The duration of
+        an attempt that failed by a network error, up to `now`, counts as part of the delay.
         """
         took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":
@@ -165,5 +168,5 @@ class Link:
         return self._retry_s
 
     def end(self) -> None:
-        """The source is closed."""
+        """Record that the source is closed."""
         self._state, self._reason, self._message, self._retry_s = "ended", None, None, None

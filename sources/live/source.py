@@ -1,7 +1,6 @@
-"""A live source: frames until it is closed, through every loss of the connection.
+"""A live source, which yields frames until it is closed and reconnects after every failure.
 
-Joins a connection of any protocol (`connection`) with the state machine (`reconnect`). Knows nothing of results or
-sinks.
+It drives a connection of any protocol (`connection`) with the state machine (`reconnect`).
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ from saccade.sources.urls import redact
 log = logging.getLogger(__name__)
 
 Opener = Callable[[threading.Event, int | None, Taps], LiveConnection]
-"""Connects, within seconds or until the event is set; raises `LiveError` where it cannot.
+"""Connects within seconds, and stops when the event is set; raises `LiveError` if it cannot connect.
 
-The number is that of the GPU whose memory frames stay in, if they are decoded there: see `Source.gpu`. The taps take
-the packets of the connection from its first on.
+The number is the index of the GPU whose memory keeps decoded frames, see `Source.gpu`. The taps receive the packets of
+the connection from its first packet on.
 """
 
-_POLL_S = 0.25  # how often silence is checked for while nothing arrives
+_POLL_S = 0.25  # interval of silence checks while nothing arrives
 _MAX_MESSAGE = 200  # characters; a server may put any text into an error
 
 
 class LiveSource(Source):
-    """A camera or another live stream as a source. Iterating never ends by itself, unless the stream has an end.
+    """A camera or another live stream as a source. Its iteration ends only if the stream has an end.
 
-    A source that cannot be reached is retried for ever (`Link`); `status` shows how it is doing. Timestamps are
-    integers in units of 1/90000 s that grow strictly, over reconnects as well. Codec and size in `info` are the newest
-    frame's, "" and 0 before the first.
+    An unreachable source is retried without limit (see `Link`); `status` shows the current state. Timestamps are
+    strictly increasing integers in units of 1/90000 s, also across reconnects. Codec and size in `info` describe the
+    newest frame; they are "" and 0 before the first.
 
     Args:
-        url: the URL typed by the user; only shown without its credentials.
-        opener: makes a connection.
+        url: the URL that the user typed; shown only without its credentials.
+        opener: opens a connection.
         stream: name of the stream.
-        vid_stride: hand on every `vid_stride`-th frame; the others are decoded, but not converted.
+        vid_stride: yield every `vid_stride`-th frame. The other frames are decoded but not converted.
         retry: False to raise `LiveError` at the first failure instead of retrying.
 
     Raises:
@@ -74,7 +73,7 @@ class LiveSource(Source):
         self._reported: LinkStatus | None = None
         self._stats: StreamStats | None = None
         self.taps = Taps()
-        """Who takes its packets; to be filled before it is iterated."""
+        """Receivers of the encoded packets; add them before iterating the source."""
         self._info = SourceInfo(
             codec="",
             width=0,
@@ -90,20 +89,20 @@ class LiveSource(Source):
 
     @property
     def status(self) -> LinkStatus:
-        """How the connection is doing; from any thread."""
+        """Current status of the connection. Thread-safe."""
         return self._link.status
 
     @property
     def stats(self) -> StreamStats | None:
-        """What the newest connection shows of its stream; None before the first, or where it shows nothing."""
+        """Statistics of the newest connection; None before the first connection, or if the protocol provides none."""
         return self._stats
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the frames as they arrive. `Frame.dropped_before` counts frames that were lost, damaged or skipped.
+        """Yield frames as they arrive. `Frame.dropped_before` counts lost, damaged and skipped frames.
 
         Raises:
-            LiveError: if it cannot be reached, and `retry` is False.
-            SourceError: if no retry would help, as with a GPU that is missing.
+            LiveError: if the source cannot be reached and `retry` is False.
+            SourceError: if retrying cannot help, for example because the required GPU is missing.
         """
         clock = LiveClock()
         numbers = itertools.count()
@@ -128,13 +127,13 @@ class LiveSource(Source):
             self._report_status()
 
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
-        """The frames of one connection, until it fails or close()."""
+        """Yield the frames of one connection until it fails or the source is closed."""
         connection = self._opener(self._closed, self.gpu, self.taps)
         damaged_before = self._corrupt
         converter = RgbConverter()
-        known: object = None  # the form whose orientation is known
+        known: object = None  # frame format for which `orientation` was determined
         orientation: Orientation | None = None
-        converted: object = None  # the last format that is known to be convertible
+        converted: object = None  # last frame format that could be converted
         skipped = 0
         try:
             while not self._closed.is_set():
@@ -146,7 +145,7 @@ class LiveSource(Source):
                 self._link.heard(connection.heard_at, connection.media_at)
                 if frame is None:
                     if self._link.silent(now):
-                        raise LiveError("timeout", f"{self._info.url}: nothing arrives any more")
+                        raise LiveError("timeout", f"{self._info.url}: the camera stopped sending data")
                     continue
                 pts = clock.place(frame.timestamp, frame.arrived_at)
                 number = next(numbers)
@@ -199,7 +198,7 @@ class LiveSource(Source):
         )
 
     def _update_info(self, connection: LiveConnection, image: RgbImage) -> None:
-        """Update `info`: a camera may be another one after a reconnect."""
+        """Update `info`, since a reconnect may lead to another camera."""
         height, width = image.shape[:2]
         known = self._info
         codec, decoder = connection.codec, connection.decoder

@@ -1,1 +1,1 @@
-"""Connections to servers: looked up once, checked, and with the certificates that the user accepts."""
+"""Network connections with checked addresses and the certificates that the user accepts."""

@@ -1,6 +1,6 @@
-"""Opens the connections of a source: a host is looked up once, checked, and connected to where it was checked.
+"""Opens a source's network connections. It resolves a host once, checks the addresses and connects to them.
 
-Looking it up a second time to connect would let a name lead elsewhere by then (DNS rebinding). Knows no protocols.
+Resolving the host again for the connection would allow DNS rebinding: the name could then point elsewhere.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from saccade.sources.network.tls import TlsPolicy
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 CheckAddress = Callable[[str, Sequence[IpAddress]], None]
-"""Called with an address before it is connected to, and with what its host was looked up to be. Raises `SourceError` to
-refuse it."""
+"""Called before each connection with the URL and the IP addresses of its host. Raises `SourceError` to refuse it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,8 +29,8 @@ class Dialer:
 
     Attributes:
         closed: ends every wait when set.
-        tls: which certificates are accepted.
-        check: refuses addresses; None to allow any.
+        tls: certificates to accept.
+        check: refuses addresses; None to allow any address.
     """
 
     closed: threading.Event
@@ -39,16 +38,16 @@ class Dialer:
     check: CheckAddress | None = None
 
     def look_up(self, url: str, host: str) -> list[str]:
-        """The numeric addresses of a host, once `check` allows them for `url`.
+        """Resolve a host to IP addresses, and check them for `url`.
 
         Raises:
-            LiveError: if there is no such host.
-            SourceError: as `check`.
+            LiveError: if the host cannot be resolved.
+            SourceError: if `check` refuses the address.
         """
         try:
             found = look_up(host, cancelled=self.closed)
         except (OSError, UnicodeError) as error:
-            self.allow(url, [])  # which address is refused must not depend on names
+            self.allow(url, [])  # a refusal must not depend on name resolution
             if isinstance(error, TimeoutError):
                 raise LiveError("timeout", str(error)) from None
             raise LiveError("connection failed", f"no such host: {host}") from error
@@ -57,22 +56,22 @@ class Dialer:
         return numeric
 
     def allow(self, url: str, numeric: Sequence[str]) -> None:
-        """Have `url` checked as one that is reached at these addresses.
+        """Check whether connecting to `url` at these IP addresses is allowed.
 
         Raises:
-            SourceError: as `check`.
+            SourceError: if `check` refuses the address.
         """
         if self.check is not None:
             self.check(url, ip_addresses(numeric))
 
     def connect(self, url: str, host: str, port: int, *, secure: bool, proxy: HttpProxy | None = None) -> StreamSocket:
-        """A connection for `url`, over TLS if it is to be secure.
+        """Open a connection for `url`, with TLS if `secure` is set.
 
-        A proxy is not used where addresses are checked: it would look the host up by itself.
+        A proxy is not used while addresses are checked, because it would resolve the host itself.
 
         Raises:
-            LiveError: if it cannot be opened.
-            SourceError: as `check`.
+            LiveError: if the connection cannot be opened.
+            SourceError: if `check` refuses the address.
         """
         tls = self.tls if secure else None
         if proxy is not None and self.check is None:
@@ -81,13 +80,13 @@ class Dialer:
 
 
 def _with_zone(place: tuple[Any, ...]) -> str:
-    """The numeric address of a place, with its zone, which Python leaves out of it."""
+    """Return a socket's IP address including its IPv6 zone, which Python stores separately."""
     zone = place[3] if len(place) > 3 else 0
     return f"{str(place[0]).partition('%')[0]}%{zone}" if zone else str(place[0])
 
 
 def ip_addresses(numeric: Sequence[str]) -> list[IpAddress]:
-    """Addresses without the zones of link-local ones."""
+    """Parse IP addresses, without the zones of link-local addresses. Invalid texts are skipped."""
     found = []
     for text in numeric:
         with suppress(ValueError):

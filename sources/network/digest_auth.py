@@ -1,7 +1,4 @@
-"""Answers to an RTSP server's authentication challenge: Basic and Digest (RFC 7616, MD5 and SHA-256).
-
-Pure text. Knows nothing of connections.
-"""
+"""Client authentication for RTSP and HTTP: Basic and Digest (RFC 7616 with MD5 and SHA-256)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _HASHES = {"MD5": hashlib.md5, "SHA-256": hashlib.sha256}
 
 
 class Credentials:
-    """A user name and a password, and the server's latest challenge."""
+    """A user name and a password, together with the server's latest authentication challenge."""
 
     def __init__(self, user: str, password: str) -> None:
         self._user = user
@@ -25,7 +22,7 @@ class Credentials:
         self._count = 0
 
     def challenge(self, challenges: Sequence[str]) -> bool:
-        """Store the strongest of the server's `WWW-Authenticate` headers; False if none is supported."""
+        """Store the strongest of the server's `WWW-Authenticate` challenges; return False if none is supported."""
         best = -1
         for challenge in challenges:
             scheme, _, rest = challenge.strip().partition(" ")
@@ -46,11 +43,11 @@ class Credentials:
 
     @property
     def stale(self) -> bool:
-        """Whether the latest challenge refused a nonce that had expired, not the password."""
+        """Whether the server rejected an expired nonce, not the password."""
         return self._challenge.get("stale", "").lower() == "true"
 
     def authorization(self, method: str, uri: str) -> str | None:
-        """The `Authorization` header of a request; None before the first challenge."""
+        """Return the `Authorization` header of a request, or None before the first challenge."""
         if not self._scheme:
             return None
         if self._scheme == "basic":

@@ -1,7 +1,7 @@
-"""Files over HTTP for a library that reads them by itself, as FFmpeg does: playlists, segments and keys included.
+"""HTTP files for a library with its own reader, such as FFmpeg: playlists, segments and keys included.
 
-Every connection is our own, so that certificates are verified as the user asks, and each address that a redirect or a
-playlist leads to is checked. Knows nothing of video.
+Saccade opens every connection itself. It can therefore apply the user's certificate policy, and check each address of
+a redirect or playlist.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from saccade.sources.urls import redact
 
 _MAX_REDIRECTS = 8
 _REDIRECTS = (301, 302, 303, 307, 308)
-_SKIPPED = 256 << 10  # bytes: so far ahead, reading on is faster than another request
+_SKIPPED = 256 << 10  # bytes; up to this distance, reading on is faster than a new request
 _MAX_PLAYLIST = 4 << 20
-_MAX_DISCARDED = 64 << 20  # bytes of a file that is sent whole although a part was asked for
-_HEAD = 4096  # bytes that are read ahead to know an MP4
+_MAX_DISCARDED = 64 << 20  # bytes to skip if the server ignores a range request
+_HEAD = 4096  # bytes read ahead to recognise an MP4
 _PLAYLISTS = ("application/vnd.apple.mpegurl", "application/x-mpegurl", "audio/mpegurl", "audio/x-mpegurl")
 _URI = re.compile(r'(URI=")([^"]*)"')
 _SAFE = "/%:=&?~+!$,;'@()*[]|{}^<>`"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # urlsplit drops some of them, so that a check could read another host
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # urlsplit drops some control characters, so a check could see another host
 _BLOCK = 16
 
 
 class ReadableFile(Protocol):
-    """What FFmpeg reads."""
+    """The file interface that FFmpeg reads from."""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; return b"" at the end of the file."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """An HTTP address taken apart; `origin` is whether it is secure, the host and the port."""
+    """A parsed HTTP address. `origin` is (whether HTTPS, host, port)."""
 
     url: str
     origin: tuple[bool, str, int]
@@ -76,35 +76,35 @@ class _Place:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection that the dialer opens; `numeric` is the address that it was opened to."""
+    """An HTTP connection opened by the dialer. `numeric` is the IP address of the server."""
 
     def __init__(self, place: _Place, dialer: Dialer, timeout_s: float) -> None:
         self._secure, host, port = place.origin
-        super().__init__(host.partition("%")[0], port)  # a zone means nothing to the server
-        self.default_port = 443 if self._secure else 80  # which the Host header leaves out
+        super().__init__(host.partition("%")[0], port)  # the IPv6 zone is meaningless to the server
+        self.default_port = 443 if self._secure else 80  # the Host header omits the default port
         proxy = _proxy_of(self._secure, host) if dialer.check is None else None
         opened = dialer.connect(place.url, host, port, secure=self._secure, proxy=proxy)
-        self.proxy = None if self._secure else proxy  # with TLS, it is not asked but for the connection
+        self.proxy = None if self._secure else proxy  # with TLS, the proxy only opens the tunnel
         self.numeric = opened.peer_host
         self.opened = opened.raw
         self.opened.settimeout(timeout_s)
         self.sock = self.opened
 
     def connect(self) -> None:
-        raise http.client.NotConnected  # it is open from the beginning, and used only once
+        raise http.client.NotConnected  # the connection is open from the start and must not be reopened
 
 
 class HttpFiles:
-    """Opens files; cookies, credentials and connections are shared among them.
+    """Opens files over HTTP, which share cookies, credentials and connections.
 
     Attributes:
-        failure: why a file that is not the first one could not be read, for a library that only says that it failed.
-        refused: why nothing is opened any more, once an address or a certificate was refused.
+        failure: error of a file other than the first, for a library that reports only that reading failed.
+        refused: error of a refused address or certificate, after which no file is opened; None otherwise.
 
     Args:
         dialer: opens the connections.
-        answer_s: seconds for a server to answer.
-        silence_s: seconds without a byte after which a file has failed.
+        answer_s: timeout for the server's response, in seconds.
+        silence_s: timeout for each read, in seconds.
     """
 
     def __init__(self, dialer: Dialer, answer_s: float, silence_s: float) -> None:
@@ -113,7 +113,7 @@ class HttpFiles:
         self._silence_s = silence_s
         self._cookies = CookieJar()
         self._credentials: dict[tuple[bool, str, int], Credentials] = {}
-        self._lock = threading.Lock()  # guards the three that follow
+        self._lock = threading.Lock()  # guards the next three attributes
         self._closed = False
         self._connections: set[_Connection] = set()
         self._idle: dict[tuple[bool, str, int], _Connection] = {}
@@ -122,20 +122,20 @@ class HttpFiles:
         self.refused: SourceError | None = None
 
     def open_first(self, url: str) -> HttpFile:
-        """The file that the library is told to open; `open` returns it the first time.
+        """Open the first file, which the next call of `open` returns.
 
         Raises:
-            LiveError: if it cannot be opened.
+            LiveError: if the file cannot be opened.
             SourceError: if an address is refused.
         """
         self._first = HttpFile(self, url)
         return self._first
 
     def open(self, url: str, _flags: int, options: Mapping[str, str]) -> ReadableFile:
-        """PyAV's `io_open`. What a playlist leads to and is not there is empty, since FFmpeg skips a segment.
+        """Open a file; this is PyAV's `io_open`. A missing playlist entry is an empty file, which FFmpeg skips.
 
         Raises:
-            SourceError: if an address or a certificate is refused: then nothing more is read.
+            SourceError: if an address or a certificate is refused. No file is read afterwards.
         """
         if self._first is not None:
             first, self._first = self._first, None
@@ -159,27 +159,27 @@ class HttpFiles:
         return file
 
     def close(self) -> None:
-        """End every connection: whoever reads one gets an error. Callable from any thread, unlike `free`."""
+        """Shut down every connection, so that pending reads fail. Thread-safe, unlike `free`."""
         with self._lock:
             self._closed = True
             for connection in self._connections:
-                with suppress(OSError):  # not SSLSocket's method, with which a reader cannot cope
+                with suppress(OSError):  # SSLSocket.shutdown would break a concurrent reader
                     socket.socket.shutdown(connection.opened, socket.SHUT_RDWR)
 
     def free(self) -> None:
-        """Close every connection, once nothing is read any more."""
+        """Close every connection. Call it after all reading has ended."""
         self.close()
         for connection in list(self._connections):
             self.discard(connection)
 
     def request(self, url: str, begin: int, end: int) -> tuple[http.client.HTTPResponse, _Connection, str]:
-        """The response to a GET of these bytes, up to the last one if `end` is 0; redirects are followed.
+        """Send a GET request for the bytes from `begin` to `end` (0: to the end of the file) and follow redirects.
 
         Returns:
-            The response, its connection, and the address that it comes from.
+            The response, its connection, and the final address after redirects.
 
         Raises:
-            LiveError: if there is none, or one that says that there is no such file.
+            LiveError: if the request fails, or the server has no such file.
             SourceError: if an address is refused.
         """
         wanted = f"bytes={begin}-{end - 1 if end else ''}"
@@ -196,7 +196,7 @@ class HttpFiles:
                     raise _explained(response, redact(url), _Place.parse(url).origin in self._credentials)
                 url = _joined(url, location)
                 if not url.lower().startswith(("http://", "https://")):
-                    raise LiveError("connection failed", "the server redirects to another protocol")
+                    raise LiveError("connection failed", "the server redirects to another protocol than HTTP")
         except SourceError as error:
             if not isinstance(error, LiveError) or error.reason == "tls":
                 self.refused = error
@@ -204,7 +204,7 @@ class HttpFiles:
         raise LiveError("connection failed", f"the server redirects more than {_MAX_REDIRECTS} times")
 
     def keep(self, connection: _Connection, url: str) -> None:
-        """Take a connection back whose response was read to its end."""
+        """Keep a connection for reuse, after its response was read completely."""
         with self._lock:
             if not self._closed and connection.sock is not None:
                 self._idle[_Place.parse(url).origin] = connection
@@ -212,7 +212,7 @@ class HttpFiles:
         self.discard(connection)
 
     def discard(self, connection: _Connection) -> None:
-        """Close a connection."""
+        """Close a connection and forget it."""
         with self._lock:
             self._connections.discard(connection)
         connection.close()
@@ -239,7 +239,7 @@ class HttpFiles:
             kept.opened.settimeout(self._answer_s)
             try:
                 return self._get(kept, place, wanted, credentials), kept
-            except (OSError, http.client.HTTPException):  # the server has closed it by now
+            except (OSError, http.client.HTTPException):  # the server has closed the idle connection
                 self.discard(kept)
         connection = None
         try:
@@ -285,21 +285,21 @@ class HttpFiles:
 
 
 class HttpFile:
-    """One file, open from construction on.
+    """A file over HTTP. The constructor opens it.
 
     Attributes:
-        url: where it comes from, after redirects.
-        content_type: in lower case, without parameters; "" if the server gives none.
-        is_playlist: whether it is one of HLS.
+        url: address of the file after redirects.
+        content_type: media type in lower case, without parameters; "" if the server sends none.
+        is_playlist: whether the file is an HLS playlist.
 
     Args:
         files: opens the connections.
-        url: where it is.
-        begin, end: the part of it that is read, in bytes; up to its end if `end` is 0.
-        nested: whether it is empty from where it cannot be read on, instead of raising.
+        url: address of the file.
+        begin, end: byte range to read; up to the end of the file if `end` is 0.
+        nested: whether a broken connection counts as the end of the file, instead of raising.
 
     Raises:
-        LiveError: if it cannot be opened.
+        LiveError: if the file cannot be opened.
         SourceError: if an address is refused.
     """
 
@@ -309,9 +309,9 @@ class HttpFile:
         self._begin = begin
         self._end = end
         self._nested = nested
-        self._at = 0  # of the response, from `begin`
-        self._wanted = 0  # what is read next
-        self._head = b""  # what was read ahead
+        self._at = 0  # position in the response, counted from `begin`
+        self._wanted = 0  # position of the next read
+        self._head = b""  # bytes read ahead by `peek`
         self._text: bytes | None = None
         self._response, self._connection, self.url = files.request(url, begin, end)
         headers = self._response.headers
@@ -322,7 +322,7 @@ class HttpFile:
         self._seekable = partial or self._response.getheader("Accept-Ranges", "").strip().lower() == "bytes"
         length = self._response.length
         self._length = None if length is None else length - (0 if partial else begin)
-        if end and not partial:  # the server sends all of it
+        if end and not partial:  # the server ignores the range
             self._length = min(end - begin, self._length or end - begin)
         try:
             if begin and not partial:
@@ -336,17 +336,18 @@ class HttpFile:
 
     @property
     def length(self) -> int | None:
-        """How many bytes it has; None if the server does not say."""
+        """Size of the file in bytes; None if the server does not state it."""
         return self._length
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Whether the server sends parts, or the file is an MP4 that is small enough to be fetched again.
+        """Return whether the file can be read at another position.
 
-        Most cameras write an MP4's index at its end, and simple servers send no parts.
+        It can if the server supports range requests, or if the file is an MP4 small enough to fetch again. Most
+        cameras write the index of an MP4 at its end, and simple servers do not support ranges.
         """
         if self._text is not None or self._length is None:
             return self._text is not None
@@ -355,10 +356,10 @@ class HttpFile:
         )
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end.
+        """Read at most `size` bytes; return b"" at the end of the file.
 
         Raises:
-            LiveError: if the connection breaks, unless it is nested.
+            LiveError: if the connection breaks and the file is not nested.
             SourceError: if an address is refused.
         """
         try:
@@ -385,7 +386,9 @@ class HttpFile:
         return data
 
     def peek(self, size: int) -> bytes:
-        """The first bytes, at least one but at the end, which `read` gives as well; before anything else is read.
+        """Return the first bytes, up to `size`, without consuming them. Call it before any `read`.
+
+        The result is empty only for an empty file.
 
         Raises:
             LiveError: if the connection breaks.
@@ -397,23 +400,23 @@ class HttpFile:
         return self._head
 
     def read_without_end(self) -> None:
-        """From now on, wait for as long as it takes, whatever length was announced; `HttpFiles.close` ends it."""
+        """Ignore the announced length and all read timeouts from now on. Only `HttpFiles.close` ends a read."""
         self._response.length = None
         self._length = None
         self._connection.opened.settimeout(None)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Read from there on."""
+        """Set the position of the next read, like `io.IOBase.seek`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._wanted, io.SEEK_END: self._length or 0}[whence]
         self._wanted = max(0, base + offset)
         return self._wanted
 
     def tell(self) -> int:
-        """What is read next."""
+        """Return the position of the next read, in bytes."""
         return self._wanted
 
     def close(self) -> None:
-        """Close it; its connection is used again if the response was read to its end."""
+        """Close the file. Its connection is reused if the response was read completely."""
         response = self._response
         read = response.isclosed() or response.length == 0
         response.close()
@@ -423,7 +426,7 @@ class HttpFile:
             self._files.discard(self._connection)
 
     def _move(self) -> None:
-        """Go to where is to be read, before the end."""
+        """Move the response to the position of the next read."""
         ahead = self._wanted - self._at
         if 0 < ahead <= _SKIPPED:
             self._skip(ahead, _SKIPPED)
@@ -438,7 +441,7 @@ class HttpFile:
 
     def _skip(self, count: int, most: int) -> None:
         if count > most:
-            raise LiveError("connection failed", f"{redact(self.url)}: the server sends no parts of files")
+            raise LiveError("connection failed", f"{redact(self.url)}: the server does not support range requests")
         while count and (data := self._receive(min(count, 64 << 10))):
             count -= len(data)
 
@@ -454,27 +457,27 @@ class HttpFile:
         try:
             data = self._response.read1(size)
         except TimeoutError:
-            raise LiveError("timeout", f"{redact(self.url)}: nothing arrives any more") from None
+            raise LiveError("timeout", f"{redact(self.url)}: the server stopped sending data") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or type(error).__name__
             raise LiveError("connection failed", f"{redact(self.url)}: {why}") from None
         if not data and self._response.length:
-            raise LiveError("connection failed", f"{redact(self.url)}: the server has hung up")
+            raise LiveError("connection failed", f"{redact(self.url)}: the server closed the connection")
         return data
 
 
 class _Decrypted:
-    """A segment of HLS that is encrypted by AES-128 in CBC mode, padded as in PKCS #7."""
+    """Decrypts an HLS segment: AES-128 in CBC mode with PKCS #7 padding."""
 
     def __init__(self, file: HttpFile, key: bytes, iv: bytes) -> None:
         self._file = file
         self._decryptor = Cipher(algorithms.AES(key), modes.CBC(iv)).decryptor()
-        self._coded = b""  # not yet a block
+        self._coded = b""  # encrypted bytes of an incomplete block
         self._clear = b""  # the last block, which may be padding
         self._ended = False
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` decrypted bytes; return b"" at the end of the file."""
         while not self._ended and len(self._clear) <= _BLOCK:
             data = self._file.read(max(size, _BLOCK))
             self._coded += data
@@ -496,7 +499,7 @@ class _Decrypted:
 
 
 def _proxy_of(secure: bool, host: str) -> HttpProxy | None:
-    """The proxy that the environment names (`http_proxy`, `https_proxy`, `no_proxy`), as other programs use it."""
+    """Return the proxy from the environment (`http_proxy`, `https_proxy`, `no_proxy`), or None."""
     known = getproxies()
     url = (known.get("https") if secure else None) or known.get("http")
     if not url or proxy_bypass(host):
@@ -517,11 +520,11 @@ def _joined(base: str, address: str) -> str:
     try:
         return urljoin(base, address.strip())
     except ValueError:
-        raise LiveError("connection failed", f"{redact(base)} leads to what is no address") from None
+        raise LiveError("connection failed", f"{redact(base)} contains or redirects to an invalid address") from None
 
 
 def _with_whole_addresses(playlist: bytes, url: str) -> bytes:
-    """A playlist whose addresses are absolute: FFmpeg takes them as relative to where it asked, not to a redirect."""
+    """Make a playlist's addresses absolute, since FFmpeg resolves them against the address before redirects."""
     lines = []
     for line in playlist.decode("utf-8", "surrogateescape").splitlines():
         if line.startswith("#"):
@@ -533,10 +536,10 @@ def _with_whole_addresses(playlist: bytes, url: str) -> bytes:
 
 
 def _explained(response: http.client.HTTPResponse, shown: str, has_credentials: bool) -> LiveError:
-    """What a response says that is neither a file nor a redirect."""
+    """Translate an HTTP error response into a `LiveError`."""
     if response.status in (401, 403):
-        return LiveError("auth failed", f"{shown}: the server refuses user name or password", refused=has_credentials)
+        return LiveError("auth failed", f"{shown}: the server rejects user name or password", refused=has_credentials)
     if response.status in (404, 410):
-        return LiveError("not found", f"{shown}: there is nothing")
+        return LiveError("not found", f"{shown}: the server has no such file; check the path")
     phrase = re.sub(r"[^ -~]", "", response.reason or "")[:80]
     return LiveError("connection failed", f"{shown}: the server answers {response.status} {phrase}".rstrip())

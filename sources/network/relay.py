@@ -1,6 +1,6 @@
-"""Carries connections that a library opens in clear, on 127.0.0.1, to a server: over TLS, with our rules.
+"""A local TLS relay: forwards plaintext connections from 127.0.0.1 to a server over TLS.
 
-For protocols whose own library cannot verify a certificate as the user asks. Knows nothing of what it carries.
+It serves protocols whose library cannot apply the user's certificate policy.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from saccade.sources.errors import SourceError
 from saccade.sources.network.stream_socket import WAKE_S, StreamSocket, wait_for
 
 _READ = 64 << 10
-_STUCK_S = 10.0  # seconds for the library to take what has arrived
+_STUCK_S = 10.0  # seconds for the library to read the data that has arrived
 
 
 class Relay:
-    """Listens from construction on; the first connection to the server is open then.
+    """Listens on 127.0.0.1. The constructor also opens the first connection to the server.
 
     Attributes:
-        port: where it listens, on 127.0.0.1.
+        port: port on 127.0.0.1.
 
     Args:
         connect: opens a connection to the server.
 
     Raises:
-        LiveError, SourceError: as `connect`.
+        LiveError, SourceError: if `connect` fails.
     """
 
     def __init__(self, connect: Callable[[], StreamSocket]) -> None:
@@ -46,19 +46,17 @@ class Relay:
         self._threads[0].start()
 
     def close(self) -> None:
-        """End every connection."""
+        """Close every connection and stop listening."""
         self._closed.set()
         for thread in list(self._threads):
             thread.join()
 
     def __enter__(self) -> Self:
-        """Return the relay itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the relay."""
         self.close()
 
     def _accept(self) -> None:
@@ -73,8 +71,8 @@ class Relay:
             self._first.close()
 
     def _carry(self, local: socket.socket) -> None:
-        """Carry one connection until either side hangs up."""
-        with local, suppress(SourceError, OSError):  # which the library sees as the end of its connection
+        """Forward one connection until either side closes it."""
+        with local, suppress(SourceError, OSError):  # the library sees an error as the end of its connection
             server, self._first = self._first or self._connect(), None
             try:
                 local.settimeout(_STUCK_S)

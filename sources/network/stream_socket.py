@@ -1,4 +1,4 @@
-"""TCP and TLS connections whose every wait ends within a tenth of a second of an event. Knows nothing of RTSP."""
+"""TCP and TLS connections. Every wait ends within a tenth of a second after a stop request."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from saccade.sources.network.tls import TlsPolicy, WrongCertificateError, finger
 CONNECT_S = 5.0
 WAKE_S = 0.1
 _MAX_HEAD = 16 << 10
-_READ = 256 << 10  # bytes; a 4K key frame in one call
+_READ = 256 << 10  # bytes; a 4K keyframe fits into one call
 
 
 class ByteStream(Protocol):
-    """A connection for bytes in both directions: plain, encrypted or tunnelled."""
+    """A byte connection in both directions: plain, encrypted or tunnelled."""
 
     def fileno(self) -> int:
-        """What to wait on for reading."""
+        """Return the file descriptor to poll for reading."""
         ...
 
     @property
     def pending(self) -> bool:
-        """Whether `receive` has something although nothing is to be read from the socket."""
+        """Whether `receive` can return data that is no longer in the socket."""
         ...
 
     @property
     def local_host(self) -> str:
-        """Our address."""
+        """The local IP address."""
         ...
 
     @property
     def peer_host(self) -> str:
-        """The server's address."""
+        """The server's IP address."""
         ...
 
     def receive(self) -> bytes:
-        """What has arrived, without waiting; may be empty.
+        """Return the data that has arrived, without waiting; may be empty.
 
         Raises:
-            LiveError: if the server has hung up.
+            LiveError: if the server has closed the connection.
         """
         ...
 
@@ -69,7 +69,7 @@ class ByteStream(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class HttpProxy:
-    """A proxy that passes TLS through; `authorization` is the value of its header, "" for none."""
+    """An HTTP proxy for TLS tunnels. `authorization` is the value of its header, or ""."""
 
     host: str
     port: int
@@ -77,17 +77,17 @@ class HttpProxy:
 
 
 class StreamSocket:
-    """A TCP or TLS connection, open from construction on.
+    """A TCP or TLS connection. The constructor opens it.
 
     Args:
-        host, port: where to.
+        host, port: the server.
         closed: ends every wait when set.
-        tls: which certificates are accepted; None for no TLS.
-        addresses: the numeric addresses of `host`, or of the proxy, tried in this order; None to look them up.
-        proxy: what to connect to instead, and what passes TLS through to `host`.
+        tls: certificates to accept; None for no TLS.
+        addresses: IP addresses of `host`, or of the proxy, tried in this order; None to resolve the name.
+        proxy: proxy to connect to, which tunnels TLS to `host`; None for a direct connection.
 
     Raises:
-        LiveError: if it cannot be opened.
+        LiveError: if the connection cannot be opened.
     """
 
     def __init__(
@@ -124,7 +124,9 @@ class StreamSocket:
             except LiveError as error:
                 failure = error
             except WrongCertificateError as error:
-                failure = LiveError("tls", f"{self._name}: its certificate is sha256:{error}, not the pinned one")
+                failure = LiveError(
+                    "tls", f"{self._name}: the server's certificate is sha256:{error}, not the pinned certificate"
+                )
             except ssl.SSLError as error:
                 failure = self._explain(error, address)
             except OSError as error:
@@ -133,29 +135,29 @@ class StreamSocket:
         raise failure or LiveError("connection failed", f"no such host: {host}")
 
     def fileno(self) -> int:
-        """The socket."""
+        """Return the file descriptor of the socket."""
         return self._socket.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether TLS holds decrypted bytes."""
+        """Whether TLS has buffered decrypted bytes."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     @property
     def local_host(self) -> str:
-        """Our address."""
+        """The local IP address."""
         return str(self._socket.getsockname()[0])
 
     @property
     def peer_host(self) -> str:
-        """The server's address."""
+        """The server's IP address."""
         return str(self._socket.getpeername()[0])
 
     def receive(self) -> bytes:
-        """What has arrived, without waiting; may be empty.
+        """Return the data that has arrived, without waiting; may be empty.
 
         Raises:
-            LiveError: if the server has hung up.
+            LiveError: if the server has closed the connection.
         """
         try:
             data = self._socket.recv(_READ)
@@ -164,7 +166,7 @@ class StreamSocket:
         except OSError as error:
             raise LiveError("connection failed", f"the connection broke ({error.strerror or error})") from error
         if not data:
-            raise LiveError("connection failed", "the server has hung up")
+            raise LiveError("connection failed", "the server closed the connection")
         return data
 
     def send(self, data: bytes) -> None:
@@ -186,7 +188,7 @@ class StreamSocket:
 
     @property
     def raw(self) -> socket.socket:
-        """The socket itself, for a library that reads and writes it."""
+        """The underlying socket, for a library that reads and writes it directly."""
         return self._socket
 
     def _open(self, opened: socket.socket, address: object) -> socket.socket:
@@ -207,14 +209,14 @@ class StreamSocket:
         return self._secure(opened, self._tls, deadline)
 
     def _pass_through(self, opened: socket.socket, proxy: HttpProxy, deadline: float) -> None:
-        """Have the proxy connect to the server."""
+        """Ask the proxy to open a tunnel to the server."""
         authorization = f"Proxy-Authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
         opened.sendall(f"CONNECT {self._name} HTTP/1.1\r\nHost: {self._name}\r\n{authorization}\r\n".encode())
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             self._until(opened, deadline)
-            if not (data := opened.recv(1)) or len(head) > _MAX_HEAD:  # what follows belongs to TLS
-                raise LiveError("connection failed", f"{self._name}: the proxy has hung up")
+            if not (data := opened.recv(1)) or len(head) > _MAX_HEAD:  # the bytes after the head belong to TLS
+                raise LiveError("connection failed", f"{self._name}: the proxy closed the connection")
             head += data
         status = head.decode("latin-1").partition("\r\n")[0]
         if not re.match(r"HTTP/1\.\d 2\d\d", status):
@@ -239,7 +241,6 @@ class StreamSocket:
         return wrapped
 
     def _until(self, opened: socket.socket, deadline: float, *, write: bool = False) -> None:
-        """Wait until a socket is ready."""
         while not self._closed.is_set() and time.monotonic() < deadline:
             if wait_for([] if write else [opened.fileno()], WAKE_S, [opened.fileno()] if write else []):
                 return
@@ -247,18 +248,18 @@ class StreamSocket:
 
     def _explain(self, error: ssl.SSLError, address: object) -> LiveError:
         why = getattr(error, "verify_message", "") or error.reason or "handshake failed"
-        hint = "set tls: sha256:… to its fingerprint, or SSL_CERT_FILE to its issuer"
+        hint = "set tls: sha256:… to the certificate's fingerprint, or SSL_CERT_FILE to its issuer"
         if isinstance(error, ssl.SSLCertVerificationError) and self._proxy is None:
             try:
                 found = ssl.get_server_certificate(address[:2], timeout=CONNECT_S)  # type: ignore[index]
-                hint = f"set tls: sha256:{fingerprint_of(ssl.PEM_cert_to_DER_cert(found))} to accept exactly this one"
+                hint = f"set tls: sha256:{fingerprint_of(ssl.PEM_cert_to_DER_cert(found))} to accept only this one"
             except (OSError, ValueError):
                 pass
         return LiveError("tls", f"{self._name}: {why}; {hint}")
 
 
 def wait_for(readers: list[int], timeout_s: float, writers: list[int] | None = None) -> list[int]:
-    """The file descriptors that are ready within `timeout_s` seconds. Without select's limit of 1024 descriptors."""
+    """Return the file descriptors that are ready within `timeout_s` seconds. There is no limit of 1024 descriptors."""
     poll = select.poll()
     for descriptor in readers:
         poll.register(descriptor, select.POLLIN)

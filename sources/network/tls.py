@@ -1,4 +1,4 @@
-"""TLS to cameras, whose certificates hardly ever match their address: verify, accept, or pin one. Knows no sockets."""
+"""TLS policies for cameras, whose certificates rarely match their address: verify, accept, or pin one certificate."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from saccade.sources.errors import SourceError
 
 
 class WrongCertificateError(Exception):
-    """The server's certificate is not the pinned one; the argument is its fingerprint."""
+    """Raised if the server's certificate is not the pinned certificate. The argument is its fingerprint."""
 
 
 @dataclass(slots=True, frozen=True)
 class TlsPolicy:
-    """Which certificates are accepted.
+    """The policy for server certificates.
 
     Attributes:
         verify: whether the certificate must be trusted and match the host.
-        fingerprint: SHA-256 of the one certificate accepted, 64 hexadecimal digits; None for any.
+        fingerprint: SHA-256 of the only accepted certificate, 64 hexadecimal digits; None for any certificate.
     """
 
     verify: bool = True
@@ -28,20 +28,20 @@ class TlsPolicy:
 
     @classmethod
     def parse(cls, text: str) -> TlsPolicy:
-        """Read `verify`, `accept` (any certificate: no protection against interception) or `sha256:HEX`.
+        """Parse `verify`, `accept` (any certificate, so no protection against interception) or `sha256:HEX`.
 
         Raises:
-            SourceError: if it is none of these.
+            SourceError: if the text has another form.
         """
         if text in ("verify", "accept"):
             return cls(verify=text == "verify")
         digits = text.lower().removeprefix("sha256:").replace(":", "")
         if not text.lower().startswith("sha256:") or not re.fullmatch("[0-9a-f]{64}", digits):
-            raise SourceError("tls must be verify, accept or sha256: and the 64 hexadecimal digits of a certificate")
+            raise SourceError("tls must be verify, accept, or sha256: followed by 64 hexadecimal digits")
         return cls(verify=False, fingerprint=digits)
 
     def context(self) -> ssl.SSLContext:
-        """A context for the handshake; call `check` after it."""
+        """Create a context for the handshake. Call `check` after the handshake."""
         context = ssl.create_default_context()
         if not self.verify:
             context.check_hostname = False
@@ -50,10 +50,10 @@ class TlsPolicy:
         return context
 
     def check(self, connection: ssl.SSLSocket) -> None:
-        """Compare the certificate with the pinned one.
+        """Compare the server's certificate with the pinned certificate.
 
         Raises:
-            WrongCertificateError: if it is another.
+            WrongCertificateError: if they differ.
         """
         if self.fingerprint is None:
             return
@@ -63,5 +63,5 @@ class TlsPolicy:
 
 
 def fingerprint_of(certificate: bytes) -> str:
-    """SHA-256 of a certificate in DER, as hexadecimal digits."""
+    """Return the SHA-256 fingerprint of a DER certificate, as hexadecimal digits."""
     return hashlib.sha256(certificate).hexdigest()

@@ -1,4 +1,4 @@
-"""ONVIF cameras: found on the network, and asked for their profiles and stream URIs. Needs the extra `onvif`."""
+"""ONVIF cameras: discovery, profiles and stream URIs. Reading profiles needs the extra `onvif`."""
 
 from saccade.sources.onvif.device import OnvifAddress, Profile, best_profile, read_profiles
 from saccade.sources.onvif.discovery import DiscoveredDevice, discover

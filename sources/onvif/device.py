@@ -1,7 +1,4 @@
-"""An ONVIF device's profiles and stream URIs, through onvif-zeep-async, and which profile suits the model.
-
-Knows nothing of frames.
-"""
+"""Reads an ONVIF device's profiles and stream URIs, and chooses a profile that suits the model."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.urls import RtspAddress, redact
 
 _TIMEOUT_S = 15.0
-_WANTED_PIXELS = 1280 * 720  # more is cut into crops of 378 pixels without seeing more, and costs decoding
+_WANTED_PIXELS = 1280 * 720  # more pixels cost decoding time, and the crops of 378 pixels show no more detail
 _CODECS = ("H264", "H265")
 
 
@@ -25,12 +22,12 @@ class Profile:
     """One stream that a device offers.
 
     Attributes:
-        name, token: what it is called, and its identifier.
-        codec: such as "H264"; "" where it is not given.
-        width, height: in pixels; 0 where they are not given.
-        fps: frames a second, at most; None where it is not given.
-        key_interval: frames from one key frame to the next; None where it is not given.
-        uri: where it streams, without credentials.
+        name, token: name and identifier of the profile.
+        codec: codec of the stream, such as "H264"; "" if unknown.
+        width, height: size in pixels; 0 if unknown.
+        fps: highest number of frames per second; None if unknown.
+        key_interval: number of frames between two keyframes; None if unknown.
+        uri: stream URI, without credentials.
     """
 
     name: str
@@ -45,12 +42,12 @@ class Profile:
 
 @dataclass(slots=True, frozen=True)
 class OnvifAddress:
-    """`onvif://user:password@host:port/TOKEN`; port and token of a profile may be left out.
+    """A parsed address `onvif://user:password@host:port/TOKEN`; the port and the profile's token are optional.
 
     Attributes:
-        host, port: of the device service.
-        user, password: decoded; None when the URL holds none.
-        token: the profile's; "" to choose the best.
+        host, port: host and port of the device service.
+        user, password: decoded credentials; None if the URL has none.
+        token: token of the profile; "" to choose the best profile.
     """
 
     host: str
@@ -64,10 +61,10 @@ class OnvifAddress:
 
     @classmethod
     def parse(cls, text: str) -> OnvifAddress:
-        """Take a URL apart.
+        """Parse a URL.
 
         Raises:
-            SourceError: if it is malformed.
+            SourceError: if the URL is malformed.
         """
         try:
             address = RtspAddress.parse("rtsp" + text[text.index("://") :])
@@ -79,21 +76,21 @@ class OnvifAddress:
 
     @property
     def url(self) -> str:
-        """The address of the device service, without credentials."""
+        """Address of the device service, without credentials."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/onvif/device_service"
 
     def stream(self, profile: Profile) -> RtspAddress:
-        """Where a profile streams, with the device's credentials.
+        """Return the RTSP address of a profile, with the device's credentials.
 
         Raises:
-            SourceError: if the device gives a malformed URI.
+            SourceError: if the device reports a malformed URI.
         """
         address = RtspAddress.parse(profile.uri)
         return address if address.user is not None else replace(address, user=self.user, password=self.password)
 
 
 def best_profile(profiles: list[Profile]) -> Profile:
-    """The profile nearest to what the model needs: H.264 or H.265, and about 1280 × 720."""
+    """Return the profile that suits the model best: H.264 or H.265, about 1280 × 720 pixels."""
 
     def distance(profile: Profile) -> tuple[bool, float]:
         pixels = profile.width * profile.height
@@ -103,15 +100,15 @@ def best_profile(profiles: list[Profile]) -> Profile:
 
 
 def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Profile]:
-    """What a device offers.
+    """Read the profiles of a device.
 
     Args:
-        address: of the device.
-        there_only: whether nothing but this host and port is asked, wherever the device says that its services are.
+        address: address of the device.
+        there_only: whether to contact only this host and port, even if the device names other addresses.
 
     Raises:
-        SourceError: if the extra is not installed.
-        LiveError: if the device does not answer, refuses the password, or offers nothing.
+        SourceError: if the extra `onvif` is not installed.
+        LiveError: if the device does not answer, rejects the password, or has no video.
     """
     try:
         import onvif  # an extra
@@ -125,7 +122,7 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
         text = " ".join(f"{type(error).__name__} {error}".split())
         if any(word in text.lower() for word in ("notauthorized", "not authorized", "unauthorized", "401")):
             refused = address.user is not None
-            raise LiveError("auth failed", "the device refuses user name or password", refused=refused) from error
+            raise LiveError("auth failed", "the device rejects user name or password", refused=refused) from error
         shown = redact(text)[:200]
         raise LiveError("connection failed", f"{address.host}:{address.port}: {shown}") from error
     if not profiles:
@@ -134,7 +131,7 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
 
 
 async def _read(onvif: Any, address: OnvifAddress, there_only: bool) -> list[Profile]:
-    # Its clock may be off: the digest of the password depends on it.
+    # The digest of the password depends on the device's clock, which may be wrong.
     options = {"adjust_time": True, "nat_override": there_only}
     device = onvif.ONVIFCamera(address.host, address.port, address.user, address.password, **options)
     try:

@@ -1,7 +1,4 @@
-"""WS-Discovery as ONVIF uses it: a probe to a multicast group, and the devices that answer. No extra is needed.
-
-Knows nothing of profiles or streams.
-"""
+"""WS-Discovery for ONVIF: sends a probe to a multicast group and collects the answers. Needs no extra."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ _PROBE = """<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(slots=True, frozen=True, order=True)
 class DiscoveredDevice:
-    """A device that answered.
+    """A device that answered the probe.
 
     Attributes:
-        host, port: of its device service.
-        name, hardware: as it says in its scopes; "" where it does not.
+        host, port: host and port of its device service.
+        name, hardware: name and hardware from the device's scopes; "" if not stated.
     """
 
     host: str
@@ -40,14 +37,14 @@ class DiscoveredDevice:
 
 
 def discover(timeout_s: float = 3.0, group: tuple[str, int] = GROUP) -> list[DiscoveredDevice]:
-    """The ONVIF devices that answer a probe within `timeout_s` seconds, by address.
+    """Return the ONVIF devices that answer a probe within `timeout_s` seconds, sorted by address.
 
     Args:
-        timeout_s: how long answers are waited for.
-        group: where the probe is sent.
+        timeout_s: how long to wait for answers, in seconds.
+        group: multicast address and port of the probe.
 
     Raises:
-        OSError: if it cannot be sent.
+        OSError: if the probe cannot be sent.
     """
     found: dict[str, DiscoveredDevice] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -67,9 +64,9 @@ def discover(timeout_s: float = 3.0, group: tuple[str, int] = GROUP) -> list[Dis
 
 
 def parse_matches(data: bytes, sender: str) -> list[DiscoveredDevice]:
-    """The devices in an answer from `sender`. Never raises, whatever it holds."""
+    """Parse the devices in an answer from `sender`. Malformed answers give an empty list."""
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        return []  # entities that expand without bound have no place in an answer
+        return []  # an answer needs no entities, which could expand without limit
     try:
         root = ElementTree.fromstring(data)
     except (ElementTree.ParseError, ValueError):

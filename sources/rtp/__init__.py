@@ -1,4 +1,4 @@
-"""RTP and RTCP without sockets: parsing, reordering, depacketizing, sender clocks. Imports nothing else of sources."""
+"""RTP and RTCP without sockets: parsing, reordering, depacketizing and sender clocks."""
 
 from saccade.sources.rtp.depacketizer import AccessUnit, Codec, Depacketizer
 from saccade.sources.rtp.jitter_buffer import CodedFrame, JitterBuffer

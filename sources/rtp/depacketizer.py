@@ -1,7 +1,7 @@
-"""RTP packets of H.264 (RFC 6184) and H.265 (RFC 7798) into access units, the coded frames a decoder takes.
+"""Depacketizes H.264 (RFC 6184) and H.265 (RFC 7798) from RTP into access units, one encoded frame each.
 
-An access unit is closed at its marker bit, not when the next one begins: waiting for the next makes every frame one
-interval old (44 ms at 25 fps). Pure: packets in, bytes out. Knows nothing of sockets or decoders.
+An access unit is complete at its marker bit. Waiting for the first packet of the next unit would delay every frame by
+one frame interval (40 ms at 25 fps).
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from saccade.sources.rtp.packet import RtpPacket
 
 Codec = Literal["h264", "hevc"]
 
-MAX_UNIT = 16 << 20  # bytes; a key frame of an 8K camera has 2 MB
-_TRUST_AFTER = 2  # units; the first come one interval late, but a sender that misuses the marker tears none
+MAX_UNIT = 16 << 20  # bytes; a keyframe of an 8K camera has 2 MB
+_TRUST_AFTER = 2  # units before the marker is trusted; they are one interval late, but a misused marker tears none
 
 
 @dataclass(slots=True)
 class AccessUnit:
-    """One coded frame.
+    """One encoded frame.
 
     Attributes:
-        data: NAL units, each behind a start code (Annex B).
-        timestamp: RTP timestamp, 32 bits of 1/90000 s.
-        key: whether decoding may begin here.
-        fresh: True when units are missing before it, so that the decoder must be flushed; it is a key then.
-        damaged: whether a part of it, or of a unit that it is predicted from, is missing; only with `show_damaged`.
-        dropped_before: units left out since the one before, because they were damaged or predicted from one that was.
-        arrived_at: when its first packet arrived, in seconds on the caller's clock.
+        data: NAL units, each with a start code (Annex B).
+        timestamp: RTP timestamp, 32 bits in units of 1/90000 s.
+        key: whether the unit is a keyframe, at which decoding can start.
+        fresh: whether units are missing before this keyframe, so that the decoder must be flushed.
+        damaged: whether a part of the unit, or of a reference unit, is missing; only with `show_damaged`.
+        dropped_before: number of units dropped since the previous unit, because they or their references were
+            damaged.
+        arrived_at: arrival time of the first packet, in seconds on the caller's clock.
     """
 
     data: bytes
@@ -42,14 +43,14 @@ class AccessUnit:
 
 
 class Depacketizer:
-    """Assembles access units from packets in order. After a loss it yields nothing before the next key.
+    """Assembles access units from ordered packets. After a loss it yields nothing until the next keyframe.
 
-    Never raises, whatever the packets hold. What carries no part of a frame (padding, filler, ends of sequences,
-    undefined types) is no damage.
+    Malformed packets never raise an error. Packets without frame data (padding, filler, end of sequence, undefined
+    types) do not count as damage.
 
     Args:
-        codec: what the packets carry.
-        show_damaged: yield incomplete units and those predicted from them as well, marked as damaged.
+        codec: codec of the packets.
+        show_damaged: also yield incomplete units and units that depend on them, marked as damaged.
     """
 
     def __init__(self, codec: Codec, *, show_damaged: bool = False) -> None:
@@ -62,34 +63,34 @@ class Depacketizer:
         self._arrived_at = 0.0
         self._has_slices = self._key = self._damaged = False  # of the unit being assembled
         self._closed_at: int | None = None  # timestamp of the unit closed by its marker
-        self._gap = False  # packets are missing before the next one
-        self._marked = False  # the packet before this one had the marker, but it was not trusted
+        self._gap = False  # packets are missing before the next packet
+        self._marked = False  # the previous packet had a marker that was not trusted
         self._good_markers = 0
         self._misused = False
         self._in_band_sets = False
         self._keyed = False  # whether units are yielded
-        self._dropped: int | None = None  # None before the first key: what was sent before we joined is not lost
+        self._dropped: int | None = None  # None before the first keyframe: units sent before we joined are not dropped
         self.damaged_packets = 0
         """Packets that could not be parsed."""
 
     def push(self, packet: RtpPacket, gap: bool, at: float) -> list[AccessUnit]:
-        """Take the next packet in; return the access units that it completes: usually none or one.
+        """Append a packet and return the access units that it completes, usually none or one.
 
         Args:
             packet: the packet.
-            gap: whether packets are missing before it.
-            at: when it arrived, in seconds.
+            gap: whether packets are missing before this packet.
+            at: arrival time in seconds.
         """
         whole: list[AccessUnit] = []
         gap, self._gap = gap or self._gap, False
         if self._is_open:
             if packet.timestamp != self._timestamp:
-                self._damaged |= gap and not self._marked  # the gap may have eaten its end
+                self._damaged |= gap and not self._marked  # the missing packets may include the unit's end
                 self._good_markers = self._good_markers + 1 if self._marked else 0
                 whole += self._close()
                 self._marked = False
         elif packet.timestamp == self._closed_at and self._holds_slices(packet.payload):
-            self._misused = self._damaged = True  # a frame goes on after its marker: what was yielded was torn
+            self._misused = self._damaged = True  # the frame continues after its marker: the yielded unit was torn
         if not self._is_known(packet.payload):
             self._gap = gap
         elif self._is_open:
@@ -110,20 +111,20 @@ class Depacketizer:
 
     @property
     def needs_key(self) -> bool:
-        """Whether nothing whole is yielded before the next key."""
+        """Whether no complete unit is yielded before the next keyframe."""
         return not self._keyed
 
     def skip(self, gap: bool) -> None:
-        """Take note of a packet that is not for this codec, and of whether packets are missing before it."""
+        """Record a packet of another codec, and whether packets are missing before it."""
         self._gap |= gap
 
     def need_key(self) -> None:
-        """Yield nothing before the next key: the decoder could not use the last unit."""
+        """Yield nothing before the next keyframe, because the decoder could not use the last unit."""
         self._keyed = False
 
     @property
     def _is_open(self) -> bool:
-        """Whether the unit being assembled holds more than parameter sets and the like."""
+        """Whether the unit being assembled contains frame data."""
         return self._has_slices or self._damaged or bool(self._fragments)
 
     def _begin(self, packet: RtpPacket, gap: bool, at: float) -> None:
@@ -133,10 +134,10 @@ class Depacketizer:
             self._arrived_at = at
         if gap:
             self._keyed = False
-            self._damaged |= not self._begins_unit(packet.payload)  # its first packets may be what is missing
+            self._damaged |= not self._begins_unit(packet.payload)  # the missing packets may be the unit's first
 
     def _begins_unit(self, payload: bytes) -> bool:
-        """Whether a packet after a gap is certainly the first of its unit, but for parameter sets that are known."""
+        """Return whether a packet after a gap certainly starts its unit, except for known parameter sets."""
         syntax = self._syntax
         nal = _first_nal(payload)
         if syntax.type_of(nal) == syntax.aggregate:
@@ -145,13 +146,13 @@ class Depacketizer:
         if kind in syntax.openers:
             return True
         if self._dropped is not None and self._in_band_sets:
-            return False  # parameter sets come with each key here, and may be missing
+            return False  # this sender repeats parameter sets before each keyframe, and they may be missing
         if kind == syntax.fragment:
             return len(nal) > syntax.header + 1 and bool(nal[syntax.header] & nal[syntax.header + 1] & 0x80)
         return kind in syntax.prefixes or (kind in syntax.slices and syntax.is_first_slice(nal))
 
     def _close(self) -> list[AccessUnit]:
-        """End the unit; return it if it can be decoded."""
+        """End the unit and return it if it can be decoded."""
         nals, key, slices = self._nals, self._key, self._has_slices
         damaged = self._damaged or bool(self._fragments)
         self._nals, self._fragments, self._size = [], [], 0
@@ -169,14 +170,14 @@ class Depacketizer:
         return [AccessUnit(data, self._timestamp, key, fresh, not self._keyed, dropped, self._arrived_at)]
 
     def _is_known(self, payload: bytes) -> bool:
-        """Whether a payload is more than padding, filler or an undefined type."""
+        """Return whether a payload is not padding, filler or an undefined type."""
         if not payload:
             return False
         # 0 is an undefined type, but also the first byte of a start code.
         return self._syntax.type_of(payload) not in self._syntax.ignored or payload.startswith(b"\0\0")
 
     def _holds_slices(self, payload: bytes) -> bool:
-        """Whether a payload holds a part of a frame, as far as its first NAL unit shows."""
+        """Return whether the first NAL unit of a payload is a part of a frame."""
         syntax = self._syntax
         if not payload:
             return False
@@ -198,7 +199,7 @@ class Depacketizer:
             self._nals, self._fragments, self._size = [], [], 0
 
     def _parse(self, payload: bytes) -> bool:
-        """Add a payload's NAL units; False if it is malformed or of a kind that is not supported."""
+        """Add a payload's NAL units; return False if the payload is malformed or unsupported."""
         syntax = self._syntax
         kind = syntax.type_of(payload)
         if len(payload) < syntax.header or kind in syntax.unsupported:
@@ -230,7 +231,7 @@ class Depacketizer:
         begins, ends = flags & 0x80, flags & 0x40
         if bool(begins) == bool(self._fragments):
             self._fragments = []
-            return False  # a beginning within another, or a middle without a beginning
+            return False  # a start inside another fragment, or a middle without a start
         if begins and header == 2:
             self._fragments.append(bytes((payload[0] & 0x81 | (flags & 63) << 1, payload[1])))
         elif begins:
@@ -257,5 +258,5 @@ class Depacketizer:
 
 
 def _first_nal(payload: bytes) -> bytes:
-    """The payload from its first NAL unit on: some senders leave a start code before it."""
+    """Strip the start code that some senders leave before the first NAL unit of a payload."""
     return (split_annex_b(payload) or [payload])[0] if payload.startswith(b"\0\0") else payload

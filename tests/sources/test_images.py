@@ -121,9 +121,9 @@ def test_bad_images_are_refused_in_one_line(tmp_path: Path, name: str, content: 
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="holds no images"):
+    with pytest.raises(SourceError, match="contains no images"):
         open_source(tmp_path)
     (tmp_path / "a.png").write_bytes(b"x")
     (tmp_path / "b.png").write_bytes(b"x")
-    with pytest.raises(SourceError, match="none of its 2 images can be read"):
+    with pytest.raises(SourceError, match="none of the 2 images can be read"):
         open_source(tmp_path)

@@ -44,7 +44,7 @@ def test_a_folder_skips_what_is_no_regular_file(streams: Streams, tmp_path: Path
     server = serve(controller_of(streams), port=0)
     try:
         answer = ask(server, "POST", "/streams", {**CLIP, "source": str(tmp_path)})
-        assert (answer.status, "holds no images" in error_of(answer)) == (422, True)
+        assert (answer.status, "contains no images" in error_of(answer)) == (422, True)
     finally:
         server.close()
 

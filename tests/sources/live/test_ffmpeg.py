@@ -256,7 +256,7 @@ def test_a_page_of_unknown_length_is_no_video_either() -> None:
         request.end_headers()
         request.wfile.write(b"<html>login</html>" * 200)
 
-    with http(page) as url, pytest.raises(LiveError, match=r"codec unsupported: .* is no video that FFmpeg can read"):
+    with http(page) as url, pytest.raises(LiveError, match=r"codec unsupported: .* is not a video that FFmpeg"):
         take(live(f"{url}/", retry=False), 1)
 
 

@@ -133,7 +133,7 @@ def test_vid_stride_keeps_numbers_and_losses() -> None:
 
 
 def test_a_live_source_has_no_beginning_or_end() -> None:
-    with pytest.raises(SourceError, match="start and end are for files"):
+    with pytest.raises(SourceError, match="remove start and end"):
         open_source("rtsp://127.0.0.1/x", end=3)
 
 

@@ -248,7 +248,7 @@ def test_a_file_that_breaks_off_is_an_error(files: HttpFiles) -> None:
 
     with http(answer) as url:
         file = files.open_first(f"{url}/film")
-        with pytest.raises(LiveError, match="the server has hung up"):
+        with pytest.raises(LiveError, match="the server closed the connection"):
             rest_of(file)
 
 

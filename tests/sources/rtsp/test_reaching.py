@@ -125,7 +125,7 @@ def test_another_certificate_than_the_pinned_is_refused(certificate: tuple[Path,
 def test_an_untrusted_certificate_is_named_with_what_to_set(certificate: tuple[Path, Path]) -> None:
     with (
         ScriptedCamera(play, certificate=certificate) as camera,
-        pytest.raises(LiveError, match=f"set tls: sha256:{fingerprint(certificate)} to accept exactly this one"),
+        pytest.raises(LiveError, match=f"set tls: sha256:{fingerprint(certificate)} to accept only this one"),
     ):
         take(live(camera.url(scheme="rtsps"), retry=False), 1)
 

@@ -286,7 +286,7 @@ def test_a_target_is_opened_like_any_other() -> None:
         assert isinstance(source, WebRtcListener)
         assert source.status.state == "connecting"
         assert (source.name, source.info.live, source.info.url) == ("webrtc", True, source.url)
-    with pytest.raises(SourceError, match="start and end are for files"):
+    with pytest.raises(SourceError, match="remove start and end"):
         open_source("webrtc:0", start=3)
 
 
