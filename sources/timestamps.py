@@ -1,7 +1,4 @@
-"""Puts the timestamps of files on one clock that grows: first a packet's, then a decoded frame's.
-
-Pure integer arithmetic: knows nothing of files or decoders.
-"""
+"""Puts the timestamps of files on one increasing clock: first those of packets, then those of decoded frames."""
 
 from __future__ import annotations
 
@@ -17,18 +14,19 @@ _LIMIT = 2**62  # timestamps beyond are garbage, and adding to them would leave 
 
 
 class InputClock:
-    """Closes the jumps of an input's clock, by the same shift for all of its streams.
+    """Closes the clock jumps of an input by the same shift for all of its streams.
 
-    - A jump is a fall of more than 1 s, or an advance of more than 10 s (a day where the format's clock cannot jump).
-    - The first stream that jumps goes on where it was; the clock is shifted by that much.
-    - Each other stream takes the same shift when it jumps as well, so that sound stays with the video. Packets from
+    - A jump is a decrease by more than 1 s, or an increase by more than 10 s (a day if the format's clock cannot
+      jump).
+    - The first stream that jumps continues where it was, and the clock is shifted accordingly.
+    - Every other stream gets the same shift when it jumps, so that audio and video stay together. Packets from
       before the jump that are stored after it keep the old shift.
-    - A stream that was silent for a while, and is where the others are, has not jumped.
-    - The time of a packet that is far from both its neighbours is wrong, and taken for missing.
+    - A stream that paused, and then matches the other streams, has not jumped.
+    - A timestamp that is far from both neighbours is treated as missing.
 
     Args:
-        jumps: whether the format is one whose clock may jump, such as MPEG-TS.
-        shift: seconds to begin with, where reading begins behind a jump.
+        jumps: whether the format's clock may jump, as in MPEG-TS.
+        shift: initial shift in seconds, for reading that begins after a jump.
     """
 
     def __init__(self, *, jumps: bool, shift: Fraction = Fraction(0)) -> None:
@@ -40,11 +38,11 @@ class InputClock:
         """Add a stream.
 
         Args:
-            base: seconds of one unit of its timestamps.
-            step: seconds from one packet to the next, where packets have no duration; None for one unit.
+            base: seconds per unit of its timestamps.
+            step: seconds between two packets, used if packets have no duration; None for one unit.
 
         Raises:
-            ValueError: if one of them is not more than 0.
+            ValueError: if `base` or `step` is not positive.
         """
         stream = StreamClock(self, base, base if step is None else step)
         self.streams.append(stream)
@@ -52,10 +50,10 @@ class InputClock:
 
 
 class StreamClock:
-    """One stream of an `InputClock`; made by `InputClock.stream`. Packets come in the order in which they are stored.
+    """The clock of one stream, created by `InputClock.stream`. It expects packets in the order of the file.
 
     Attributes:
-        shift: units that the last packet was moved by.
+        shift: timestamp units that the last packet was moved by.
     """
 
     __slots__ = (
@@ -74,7 +72,7 @@ class StreamClock:
 
     def __init__(self, clock: InputClock, base: Fraction, step: Fraction) -> None:
         if base <= 0 or step <= 0:
-            raise ValueError(f"a time base and a step are more than 0, not {base} and {step}")
+            raise ValueError(f"the time base and the step must be positive, not {base} and {step}")
         self._input = clock
         self._base = base
         self._step = max(1, round(step / base))
@@ -89,22 +87,22 @@ class StreamClock:
 
     @property
     def end_s(self) -> Fraction | None:
-        """Seconds at which the latest packet ends; None before the first."""
+        """End of the latest packet in seconds; None before the first packet."""
         return None if self._end is None else self._end * self._base
 
     def place(
         self, pts: int | None, dts: int | None, duration: int | None, following: int | None = None
     ) -> tuple[int | None, int | None]:
-        """The times of presentation and decoding of the next packet on the input's clock.
+        """Return the presentation and decoding timestamps of the next packet on the input's clock.
 
         Args:
-            pts: its time of presentation in units, or None. Any value is allowed.
-            dts: its time of decoding, likewise.
-            duration: for how long it lasts, likewise.
-            following: the time of the stream's packet after this one, likewise.
+            pts: presentation timestamp, or None; any value is allowed.
+            dts: decoding timestamp, or None; any value is allowed.
+            duration: duration in timestamp units, or None.
+            following: timestamp of the stream's next packet, or None.
 
         Returns:
-            The two times in units; None where the packet has none, or one that cannot be true.
+            Both timestamps; None for one that is missing or impossible.
         """
         pts, dts = _plausible(pts), _plausible(dts)
         time = pts if dts is None else dts
@@ -135,7 +133,7 @@ class StreamClock:
         return _plausible(None if pts is None else pts + self.shift), None if dts is None else placed
 
     def _follow(self, time: int, ahead: int) -> None:
-        """Choose the shift of a packet that has jumped."""
+        """Choose the shift for a packet after a jump."""
         assert self._end is not None
         others = self._ends_of_others()
         if ahead > 0 and any(abs((time + self.shift) * self._base - end) <= _JUMP_S for end in others):
@@ -148,7 +146,7 @@ class StreamClock:
         return [end for one in self._input.streams if one is not self and (end := one.end_s) is not None]
 
     def _known_shift(self, time: int) -> tuple[int, int] | None:
-        """The shift of another stream that has jumped already and with which this one goes on, if there is one."""
+        """Return the shift of another stream that has already jumped, if this stream continues with it; else None."""
         assert self._end is not None
         best: tuple[int, int, int] | None = None
         for number, seconds in self._input.shifts:
@@ -170,28 +168,29 @@ def _plausible(time: int | None) -> int | None:
 
 
 class Timeline:
-    """Places decoded frames in time and leaves every timestamp alone that is already right.
+    """Assigns increasing timestamps to decoded frames, and keeps correct timestamps unchanged.
 
-    - A missing timestamp is interpolated from the last known one at the nominal rate, without accumulating rounding.
-    - A timestamp that repeats or falls back becomes the last one plus 1.
+    - A missing timestamp is extrapolated from the last known one at the nominal rate, without accumulating
+      rounding errors.
+    - A repeated or decreasing timestamp becomes the previous timestamp plus 1.
 
     Args:
-        step: nominal units from one frame to the next, more than 0.
-        first: timestamp of the first frame should it have none.
+        step: nominal units between two frames, positive.
+        first: timestamp of the first frame if it has none.
     """
 
     __slots__ = ("_anchor", "_last", "_missing", "_step")
 
     def __init__(self, step: Fraction, first: int = 0) -> None:
         if step <= 0:
-            raise ValueError(f"a step is more than 0, not {step}")
+            raise ValueError(f"the step must be positive, not {step}")
         self._step = step
         self._anchor = first  # what missing timestamps are counted from
         self._missing = 0
         self._last: int | None = None
 
     def place(self, pts: int | None) -> int:
-        """Return the timestamp of the next frame, whose own is `pts` units or None."""
+        """Return the timestamp of the next frame. `pts` is its original timestamp or None."""
         last = self._last
         if pts is None:
             placed = self._anchor + round(self._missing * self._step)

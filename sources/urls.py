@@ -1,7 +1,7 @@
-"""URLs of live sources: taken apart, named, and shown without their secrets. The one parser, the one redaction.
+"""Parses, names and redacts the URLs of live sources.
 
-Passwords of cameras are typed into URLs unquoted all the time, with @, /, # and spaces in them; the rules here find out
-what was meant. Pure text. Knows nothing of connections.
+Users type passwords of cameras into URLs unquoted, with @, /, # and spaces in them. The rules here infer the intended
+URL.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def redact(text: str) -> str:
-    """`text` without the credentials of the URLs in it, and without the values of keys such as `password=`.
+    """Remove credentials of URLs, and values of keys such as `password=`, from a text.
 
-    Examples stay as they are: `user:password@host`, and `token=…`.
+    Examples such as `user:password@host` and `token=…` stay unchanged.
     """
     first, *pieces = _SCHEME.split(text)
     shown = [first]
@@ -39,11 +39,11 @@ def redact(text: str) -> str:
 
 
 def split_credentials(rest: str) -> tuple[str, str]:
-    """Split what follows `://` into credentials, "" for none, and the remainder.
+    """Split the text after `://` into credentials ("" for none) and the rest.
 
-    The credentials end at the last @ before the path, as RFC 3986 has it, so that an @ further on belongs to the path.
-    Where what follows does not look like a host, or what comes before is none, the password had a / or a space in it:
-    then they end at the @ that an address, a name with a dot or one with a port follows, or at the last one.
+    By RFC 3986, the credentials end at the last @ before the path. If the text after this @ is not a host, the
+    password contains a / or a space. The credentials then end at an @ followed by an address, a name with a dot or a
+    name with a port; failing that, at the last @.
     """
     authority = re.match(r"[^\s/?#]*", rest)
     end = authority.end() if authority else 0
@@ -66,7 +66,7 @@ def split_credentials(rest: str) -> tuple[str, str]:
 
 
 def _is_certain(text: str, at: int) -> bool:
-    """Whether what begins at `at` can hardly be anything but a host."""
+    """Return whether the text at offset `at` is almost certainly a host."""
     match = _HOST.match(text, at)
     if match is None:
         return False
@@ -75,18 +75,18 @@ def _is_certain(text: str, at: int) -> bool:
 
 
 def check_port(url: str) -> None:
-    """Refuse an address whose port cannot be one.
+    """Check the port of an address.
 
     Raises:
-        SourceError: that says so.
+        SourceError: if the port is not from 1 to 65535.
     """
     match = _HOST.match(split_credentials(url.partition("://")[2])[1])
     if match and not _is_port(match["port"]):
-        raise SourceError(f"{redact(url)}: a port is a number from 1 to 65535")
+        raise SourceError(f"{redact(url)}: the port must be a number from 1 to 65535")
 
 
 def host_and_port(url: str) -> tuple[str, int | None]:
-    """Host and port of an address as FFmpeg reads it, "" and None where there is none."""
+    """Return the host and port of an address as FFmpeg parses it; "" and None if they are missing."""
     try:
         parts = urlsplit(url)
         return parts.hostname or "", parts.port
@@ -95,27 +95,27 @@ def host_and_port(url: str) -> tuple[str, int | None]:
 
 
 def _is_port(found: str | None) -> bool:
-    """Whether a port that `_HOST` found, with its colon, can be one, or is none."""
+    """Return whether a port matched by `_HOST`, including its colon, is valid or absent."""
     digits = (found or "").removeprefix(":")
     return not digits or int(digits) in range(1, 65536)
 
 
 def stream_name(url: str) -> str:
-    """A name for the stream at `url`: host and path, with only what is safe in topics and file names."""
+    """Return a stream name made of a URL's host and path, safe for topics and file names."""
     rest = redact(url).partition("://")[2].partition("?")[0]
     return re.sub(r"[^\w.]+", "-", rest).strip("-") or "live"
 
 
 @dataclass(slots=True, frozen=True)
 class RtspAddress:
-    """An RTSP URL taken apart.
+    """A parsed RTSP URL.
 
     Attributes:
-        url: what is requested on the wire: the URL without credentials.
-        host, port: where to connect.
-        user, password: decoded; None when the URL holds none.
-        tls: True for rtsps.
-        default_port: whether the URL names no port.
+        url: the URL without credentials, as sent to the server.
+        host, port: host and port to connect to.
+        user, password: decoded credentials; None if the URL has none.
+        tls: whether the scheme is rtsps.
+        default_port: whether the URL has no port.
     """
 
     url: str
@@ -131,13 +131,13 @@ class RtspAddress:
 
     @classmethod
     def parse(cls, text: str) -> RtspAddress:
-        """Take a URL apart.
+        """Parse a URL.
 
         Raises:
-            SourceError: if it is malformed.
+            SourceError: if the URL is malformed.
         """
         if _UNSAFE.search(text):
-            raise SourceError(f"{redact(_UNSAFE.sub('?', text))} has control characters in it")
+            raise SourceError(f"{redact(_UNSAFE.sub('?', text))} contains control characters; remove them")
         scheme, separator, rest = text.partition("://")
         scheme = scheme.lower()
         credentials, rest = split_credentials(rest)
@@ -164,7 +164,7 @@ class RtspAddress:
 
     @property
     def with_credentials(self) -> str:
-        """The URL for a library that takes credentials within it."""
+        """The URL with credentials, for a library that reads them from the URL."""
         if self.user is None:
             return self.with_zone
         login = f"{quote(self.user, safe='')}:{quote(self.password or '', safe='')}"
@@ -172,12 +172,12 @@ class RtspAddress:
 
     @property
     def with_zone(self) -> str:
-        """The URL for a library that connects to it."""
+        """The URL with its IPv6 zone, for a library that connects to it."""
         address, mark, zone = self.host.partition("%")
         return self.url.replace(f"[{address}]", f"[{address}{mark}{zone}]", 1) if mark else self.url
 
     def redirected(self, location: str) -> RtspAddress:
-        """The address that a redirect leads to; credentials go along to the same host only.
+        """Return the address after a redirect. Credentials are kept for the same host only.
 
         Raises:
             SourceError: if `location` is malformed.
@@ -191,7 +191,7 @@ class RtspAddress:
 
 
 def _is_host(text: str) -> bool:
-    """Whether a host name or address is well-formed."""
+    """Return whether a host name or IP address is well-formed."""
     try:
         ipaddress.ip_address(text)
         return True

@@ -1,7 +1,4 @@
-"""Chooses the video stream of a container, for files, live addresses and clips alike.
-
-Knows nothing of where the container comes from.
-"""
+"""Selects the video stream of a container, for files, live addresses and clips."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ _TAG_TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # how Matroska writes 
 
 
 class NoVideoError(SourceError):
-    """A container holds no video that can be decoded. The message completes "NAME …"."""
+    """Raised if a container has no video that can be decoded. The message follows the name of the file or stream."""
 
 
 def choose_video(container: InputContainer) -> VideoStream:
-    """The stream that a player would show. All other streams are discarded: they are not read, or not even fetched.
+    """Select the video stream that a player would show, and discard all other streams.
 
-    The rules are those of FFmpeg's `av_find_best_stream`, and size where the flags say nothing. Best is a stream that
-    moves, is not for the impaired, is flagged as default, has the most pixels and the highest bit rate; of equals it
-    is the first. Cover art and timed thumbnails are no video, nor are parts of another stream, such as tiles.
+    The rules are those of FFmpeg's `av_find_best_stream`, extended by the size. The best stream has several frames, is
+    not for the impaired, is flagged as default, and has the most pixels and the highest bit rate. The first of equal
+    streams wins. Cover art, timed thumbnails and tiles do not count as video.
 
     Raises:
-        NoVideoError: if there is none, or no decoder for it.
+        NoVideoError: if there is no video stream, or no decoder for it.
     """
     shown = [stream for stream in container.streams.video if not stream.disposition & _COVERS]
     if container.format.name == "tty":  # FFmpeg would render any text
@@ -64,7 +61,7 @@ def _rank(stream: VideoStream) -> tuple[int, bool, bool, int, int]:
 
 
 def _movement(stream: VideoStream) -> int:
-    """2 if it has more than one frame as far as known, 0 if it has one, 1 for an image codec without any count.
+    """Return 2 for a moving stream, 0 for a single frame, or 1 for an image codec with an unknown number of frames.
 
     Many programs write a cover as a video track of one frame, without a flag.
     """

@@ -1,7 +1,4 @@
-"""The syntax of NAL units in RTP: what the types of H.264 (RFC 6184) and H.265 (RFC 7798) mean to a depacketizer.
-
-Pure: bytes in, values out.
-"""
+"""NAL unit types of H.264 (RFC 6184) and H.265 (RFC 7798), as a depacketizer needs them."""
 
 from __future__ import annotations
 
@@ -13,18 +10,18 @@ _SHORT_START_CODE = START_CODE[1:]
 
 @dataclass(slots=True, frozen=True)
 class NalSyntax:
-    """One codec's NAL unit types.
+    """The NAL unit types of one codec.
 
     Attributes:
-        header: bytes of the header of a NAL unit.
-        aggregate, fragment: payload types that hold several NAL units, or a part of one.
-        unsupported: payload types with slices inside that are not read: the interleaved modes, which no camera sends.
-        ignored: ends of sequences, filler and undefined types; nothing is lost when they are left out.
-        slices: types that hold a part of a frame.
-        keys: slices of a frame that needs no other one.
-        openers: parameter sets and delimiters that only the beginning of an access unit can hold.
-        prefixes: other types that come before the first slice of their access unit.
-        sets: parameter sets that come first.
+        header: size of a NAL unit's header in bytes.
+        aggregate, fragment: payload types that contain several NAL units, or a part of one.
+        unsupported: payload types of the interleaved modes, which no camera sends.
+        ignored: types that can be skipped: end of sequence, filler and undefined types.
+        slices: types that contain a part of a frame.
+        keys: slice types of frames that reference no other frame.
+        openers: parameter sets and delimiters that occur only at the beginning of an access unit.
+        prefixes: other types that precede the first slice of their access unit.
+        sets: parameter set types.
     """
 
     header: int
@@ -39,15 +36,15 @@ class NalSyntax:
     sets: frozenset[int]
 
     def type_of(self, nal: bytes) -> int:
-        """The type of a NAL unit or of a payload, from its first byte."""
+        """Return the type of a NAL unit or payload, from its first byte."""
         return nal[0] >> 1 & 63 if self.header == 2 else nal[0] & 31
 
     def is_first_slice(self, nal: bytes) -> bool:
-        """Whether a slice is the first of its frame."""
+        """Return whether a slice is the first slice of its frame."""
         return len(nal) > self.header and bool(nal[self.header] & 0x80)
 
     def is_key(self, nal: bytes) -> bool:
-        """Whether decoding may begin at the frame of this NAL unit."""
+        """Return whether decoding can start at the frame of this NAL unit."""
         kind = self.type_of(nal)
         return kind in self.keys or (self.header == 1 and kind == 6 and has_recovery_point(nal))
 
@@ -79,9 +76,9 @@ HEVC = NalSyntax(
 
 
 def split_annex_b(nal: bytes) -> list[bytes]:
-    """The NAL units in a NAL unit: one, unless its sender left start codes inside, as V380 cameras do.
+    """Split a NAL unit at start codes, which some senders, such as V380 cameras, leave inside.
 
-    Emulation prevention keeps start codes out of every valid NAL unit.
+    A valid NAL unit never contains a start code, because of emulation prevention.
     """
     if _SHORT_START_CODE not in nal:
         return [nal]
@@ -89,7 +86,7 @@ def split_annex_b(nal: bytes) -> list[bytes]:
 
 
 def has_recovery_point(sei: bytes) -> bool:
-    """Whether an H.264 SEI marks a recovery point: cameras that refresh by stripes never send an IDR."""
+    """Return whether an H.264 SEI marks a recovery point. Cameras with gradual refresh never send an IDR frame."""
     at = 1
     while at + 2 < len(sei):
         kind = size = 0

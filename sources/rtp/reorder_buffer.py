@@ -1,7 +1,4 @@
-"""Puts RTP packets back in order: drops duplicates, waits a while for a missing one, counts what never came.
-
-Pure: the caller passes the time. Knows nothing of sockets, codecs or what the packets carry.
-"""
+"""Reorders RTP packets: drops duplicates, waits for missing packets and counts lost ones. The caller passes time."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ _RESTART = 3000  # a sequence number this far off is a sender that restarted, as
 
 
 class ReorderBuffer:
-    """Yields packets in the order of their sequence numbers, each with whether packets are missing before it.
+    """Yields packets in sequence order, each with a flag whether packets are missing before it.
 
-    Packets that arrive in order pass at once. Behind a gap packets are held back for the missing one, up to `capacity`
-    packets and `wait_s` seconds. A packet of another sender, or one far from the expected number, is taken for a stray
-    one until the next in its own order confirms it.
+    Packets in order pass at once. After a gap, packets are held until the missing packet arrives, up to `capacity`
+    packets and `wait_s` seconds. A packet of another sender, or with a distant sequence number, is ignored until a
+    second one confirms it.
 
     Args:
-        capacity: packets held back at most; 0 for TCP, where nothing is overtaken.
-        wait_s: how long a missing packet is waited for, in seconds.
+        capacity: highest number of held packets; 0 for TCP, which keeps the order.
+        wait_s: how long to wait for a missing packet, in seconds.
     """
 
     __slots__ = ("_capacity", "_held", "_next", "_ssrc", "_stray", "_wait_s", "highest", "lost")
@@ -41,16 +38,16 @@ class ReorderBuffer:
 
     @property
     def ssrc(self) -> int | None:
-        """The sender followed; None before the first packet."""
+        """SSRC of the current sender; None before the first packet."""
         return self._ssrc if self._next is not None else None
 
     @property
     def holds_back(self) -> bool:
-        """Whether packets wait for a missing one."""
+        """Whether packets are held until a missing packet arrives."""
         return bool(self._held)
 
     def push(self, packet: RtpPacket, now: float) -> Iterator[tuple[RtpPacket, bool]]:
-        """Take a packet in, at `now` seconds; yield those whose turn it is."""
+        """Add a packet at time `now`, in seconds. Yield the packets that are next in order."""
         if self._next is None:
             yield from self._restart(packet)
             return
@@ -72,13 +69,13 @@ class ReorderBuffer:
         yield from self.expire(now)
 
     def expire(self, now: float) -> Iterator[tuple[RtpPacket, bool]]:
-        """Yield what was held back for longer than `wait_s` at `now` seconds."""
+        """Yield the packets that were held for longer than `wait_s` at time `now`, in seconds."""
         # By the one that waits longest, which need not be the first in order. The sum is rounded as the caller's is.
         while self._held and now >= min(at for _, at in self._held.values()) + self._wait_s - 1e-9:
             yield from self._release(skip=True)
 
     def _release(self, *, skip: bool = False) -> Iterator[tuple[RtpPacket, bool]]:
-        """Yield what is in order; with `skip`, give up the packets missing before it."""
+        """Yield the packets that are next in order; with `skip`, give up the missing packets before them."""
         assert self._next is not None
         missing = 0
         if skip and self._next not in self._held:

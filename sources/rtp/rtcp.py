@@ -1,7 +1,4 @@
-"""RTCP (RFC 3550): sender reports with the sender's clock, receiver reports, and requests for key frames.
-
-Pure: bytes in, bytes out. Knows nothing of sockets.
-"""
+"""RTCP (RFC 3550): sender reports with the sender's clock, receiver reports, and keyframe requests."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ _RTP_CLOCK = 90_000  # units a second of every RTP video format handled here
 
 @dataclass(slots=True, frozen=True)
 class SenderReport:
-    """One moment on two clocks of the sender; the other attributes are needed for receiver reports only.
+    """A sender report: the same moment on the sender's wall clock and on its RTP clock.
 
     Attributes:
         unix_s: the sender's wall clock, Unix time in seconds.
-        timestamp: its RTP clock at that moment, 32 bits.
-        ssrc: the sender.
-        ntp_middle: the middle 32 bits of the wall clock as sent, repeated in receiver reports.
-        at: when it arrived, in seconds on the caller's clock.
+        timestamp: the sender's RTP clock, 32 bits.
+        ssrc: SSRC of the sender.
+        ntp_middle: the middle 32 bits of the NTP timestamp, which a receiver report repeats.
+        at: arrival time of the report, in seconds on the caller's clock.
     """
 
     unix_s: float
@@ -38,22 +35,22 @@ class SenderReport:
     at: float = 0.0
 
     def plausible_capture(self, timestamp: int, arrived: float) -> float | None:
-        """As `captured_at`; None if it is too far from `arrived`, Unix time, for a clock that was ever set."""
+        """Return `captured_at(timestamp)`, or None if it is implausibly far from the arrival time, in Unix seconds."""
         captured = self.captured_at(timestamp)
         return captured if abs(captured - arrived) < PLAUSIBLE_S else None
 
     def captured_at(self, timestamp: int) -> float:
-        """Unix time in seconds at which the frame with this RTP timestamp was taken."""
+        """Return the capture time of a frame from its RTP timestamp, as Unix time in seconds."""
         return self.unix_s + signed(timestamp - self.timestamp) / _RTP_CLOCK
 
 
 def unix_of(ntp: int) -> float:
-    """Unix time in seconds of an NTP timestamp: 64 bits, of which the upper half are seconds."""
+    """Convert a 64-bit NTP timestamp to Unix time in seconds."""
     return (ntp - (_NTP_TO_UNIX_S << 32)) / (1 << 32)
 
 
 def parse_rtcp(data: bytes, at: float) -> tuple[SenderReport | None, frozenset[int]]:
-    """Read a compound packet: its sender report, if it holds one with a clock, and the SSRCs that leave (BYE)."""
+    """Parse a compound RTCP packet. Return its sender report, or None, and the SSRCs of senders that leave (BYE)."""
     report, begin = None, 0
     leaving: set[int] = set()
     while begin + 4 <= len(data) and data[begin] >> 6 == 2:
@@ -71,14 +68,14 @@ def parse_rtcp(data: bytes, at: float) -> tuple[SenderReport | None, frozenset[i
 
 
 def receiver_report(ssrc: int, highest: int, lost: int, report: SenderReport | None, now: float) -> bytes:
-    """A report on what was received, with the source description that must go with it.
+    """Build a receiver report with its mandatory source description.
 
     Args:
-        ssrc: sender of the packets received.
-        highest: highest sequence number seen, extended to 32 bits.
-        lost: packets that never came.
-        report: the last sender report.
-        now: seconds on the clock that `report.at` is on.
+        ssrc: SSRC of the sender.
+        highest: highest received sequence number, extended to 32 bits.
+        lost: number of lost packets.
+        report: the last sender report, or None.
+        now: current time in seconds, on the clock of `report.at`.
     """
     middle, delay = (report.ntp_middle, int((now - report.at) * 65536)) if report else (0, 0)
     block = struct.pack(">IIIIII", ssrc, min(lost, 0x7FFFFF), highest & 0xFFFFFFFF, 0, middle, min(delay, 0xFFFFFFFF))
@@ -94,5 +91,5 @@ def receiver_report(ssrc: int, highest: int, lost: int, report: SenderReport | N
 
 
 def picture_loss_indication(ssrc: int) -> bytes:
-    """A request for a key frame (RFC 4585, PLI) to the sender `ssrc`."""
+    """Build a keyframe request (RFC 4585, PLI) to the sender `ssrc`."""
     return struct.pack(">BBHII", 0x81, _PAYLOAD_FEEDBACK, 2, _OUR_SSRC, ssrc)

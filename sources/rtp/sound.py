@@ -1,7 +1,4 @@
-"""Takes sound out of RTP packets: AAC (RFC 3640), Opus (RFC 7587) and whatever fills its packets, such as G.711.
-
-Pure: bytes in, coded pieces out. Knows nothing of sockets, clocks or decoders.
-"""
+"""Depacketizes audio from RTP: AAC (RFC 3640), Opus (RFC 7587), and G.711 and G.722."""
 
 from __future__ import annotations
 
@@ -19,13 +16,12 @@ _LONGEST = 1 << 16  # bytes of one piece of AAC that comes in several packets
 
 @dataclass(slots=True, frozen=True)
 class Piece:
-    """One coded piece of sound.
+    """One encoded piece of audio.
 
     Attributes:
-        timestamp: RTP timestamp of its first sample, as the packet has it plus the samples before it; may be 2^32 and
-            more.
-        data: the bytes for a decoder.
-        samples: how many it holds of each channel, in units of the RTP clock.
+        timestamp: RTP timestamp of its first sample; may exceed 32 bits.
+        data: the encoded audio for the decoder.
+        samples: number of samples per channel, in units of the RTP clock.
     """
 
     timestamp: int
@@ -34,21 +30,21 @@ class Piece:
 
 
 class SoundDepacketizer:
-    """Packets of one stream, in order, in; coded pieces out.
+    """Depacketizes the audio of one stream from packets in order.
 
     Args:
-        encoding: as in SDP, one of `CODECS`.
-        rate: of the RTP clock.
-        channels: how many.
-        parameters: what `a=fmtp` says, keys in lower case.
+        encoding: name of the format in SDP, one of `CODECS`.
+        rate: rate of the RTP clock in Hz.
+        channels: number of channels.
+        parameters: parameters of `a=fmtp`, with keys in lower case.
 
     Attributes:
-        codec: FFmpeg's name.
-        config: of AAC its AudioSpecificConfig; empty for others.
-        rate, channels: of the sound.
+        codec: FFmpeg's name of the codec.
+        config: the AudioSpecificConfig of AAC; empty for other codecs.
+        rate, channels: sample rate and number of channels of the audio.
 
     Raises:
-        ValueError: if the format is not understood.
+        ValueError: if the format is not supported.
     """
 
     def __init__(self, encoding: str, rate: int, channels: int, parameters: Mapping[str, str]) -> None:
@@ -66,13 +62,13 @@ class SoundDepacketizer:
             self.rate = 16000  # its RTP clock is 8000, by an old mistake in RFC 1890
 
     def push(self, timestamp: int, payload: bytes, *, marker: bool, gap: bool) -> list[Piece]:
-        """Take a packet in.
+        """Add a packet and return the pieces of audio that it completes.
 
         Args:
-            timestamp: its RTP timestamp.
-            payload: its bytes.
-            marker: whether it ends a piece.
-            gap: whether packets before it were lost.
+            timestamp: RTP timestamp of the packet.
+            payload: payload of the packet.
+            marker: whether the packet ends a piece.
+            gap: whether packets before this packet were lost.
         """
         if self.codec == "aac":
             return self._aac(timestamp, payload, marker=marker, gap=gap)
@@ -125,7 +121,7 @@ class SoundDepacketizer:
 
 
 def opus_samples(data: bytes) -> int:
-    """How many samples at 48 kHz a packet of Opus holds (RFC 6716, 3.1); 0 if it is none."""
+    """Return the number of samples at 48 kHz in an Opus packet (RFC 6716, 3.1); 0 for an invalid packet."""
     if not data:
         return 0
     kind = data[0] >> 3

@@ -1,6 +1,6 @@
-"""An RTSP 1.0 client (RFC 2326): requests and replies over TCP, TLS or HTTP; packets beside them or over UDP.
+"""An RTSP 1.0 client (RFC 2326) over TCP, TLS or HTTP, with interleaved or UDP packets.
 
-Every wait ends within a tenth of a second of `closed`. Knows nothing of what the packets hold.
+Every wait ends within a tenth of a second after `closed` is set.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _REDIRECTS = (301, 302, 303, 305, 307)
 
 
 class RedirectError(Exception):
-    """The server sends its clients elsewhere; the argument is where to."""
+    """Raised if the server redirects the client. The argument is the new address."""
 
 
 @dataclass(slots=True)
 class Datagram:
-    """One RTP or RTCP packet, `time.monotonic()` when it arrived, and the number of its stream, by order of SETUP."""
+    """One RTP or RTCP packet with its arrival time (`time.monotonic()`) and stream index in the order of SETUP."""
 
     rtcp: bool
     data: bytes
@@ -45,21 +45,21 @@ class Datagram:
 
 
 class RtspClient:
-    """An open connection to a server.
+    """An open connection to an RTSP server.
 
     Args:
-        address: where to, and with which credentials.
+        address: address of the server, with credentials.
         closed: ends every wait when set.
-        way: how packets are to come; "http" opens a tunnel for everything.
-        tls: which certificates are accepted from an rtsps server.
-        check: refuses addresses; None to allow any.
+        way: transport of the packets; "http" tunnels everything.
+        tls: certificates to accept from an rtsps server.
+        check: refuses addresses; None to allow any address.
 
     Attributes:
-        heard_at: `time.monotonic()` when anything last arrived, packets or replies.
+        heard_at: `time.monotonic()` when a packet or reply last arrived.
 
     Raises:
         LiveError: if the server does not answer.
-        SourceError: as `check`.
+        SourceError: if `check` refuses the address.
     """
 
     def __init__(
@@ -86,12 +86,13 @@ class RtspClient:
         self.heard_at = time.monotonic()
 
     def request(self, method: str, url: str = "", headers: dict[str, str] | None = None) -> Reply:
-        """Send a request and wait for its reply, authenticating when challenged.
+        """Send a request and wait for its reply. Authenticate if the server asks for it.
 
         Raises:
-            LiveError: if it is refused, or there is no reply within 4 s, or 15 s where an encoder may have to start.
+            LiveError: if the server refuses the request, or does not reply within 4 s (15 s for DESCRIBE,
+                SETUP and PLAY).
             RedirectError: if the server redirects.
-            TransportRefusedError: if it refuses the way that packets are to come.
+            TransportRefusedError: if the server refuses the transport.
         """
         for attempt in range(3):
             number = self.send(method, url, headers)
@@ -111,7 +112,7 @@ class RtspClient:
             raise RedirectError(location)
         if reply.status in (401, 403):
             refused = self._credentials is not None
-            raise LiveError("auth failed", f"the server refuses user name or password ({shown})", refused=refused)
+            raise LiveError("auth failed", f"the server rejects user name or password ({shown})", refused=refused)
         if reply.status == 404:
             raise LiveError("not found", f"the server has no such path ({shown})")
         if reply.status == 461:
@@ -119,7 +120,7 @@ class RtspClient:
         raise LiveError("connection failed", f"the server refuses {method} ({shown})")
 
     def send(self, method: str, url: str = "", headers: dict[str, str] | None = None) -> int:
-        """Send a request without waiting; returns its number."""
+        """Send a request without waiting for its reply. Return its sequence number."""
         url = url or self._address.url
         self._sequence += 1
         lines = {"CSeq": str(self._sequence), "User-Agent": "saccade"}
@@ -133,10 +134,10 @@ class RtspClient:
         return self._sequence
 
     def setup(self, media: Media) -> float:
-        """Set the next stream up; returns the session's timeout in seconds.
+        """Set up the next stream. Return the session's timeout in seconds.
 
         Raises:
-            LiveError, RedirectError, TransportRefusedError: as `request`.
+            LiveError, RedirectError, TransportRefusedError: as in `request`.
         """
         number, port, udp = self._streams, 0, None
         if self._way in ("udp", "multicast"):
@@ -166,11 +167,11 @@ class RtspClient:
         return float(timeout) if timeout.isdecimal() and 1 < len(timeout) < 6 else 60.0
 
     def receive(self, timeout_s: float) -> list[Datagram]:
-        """The packets that have arrived; none after `timeout_s` seconds, or when closed.
+        """Return the packets that have arrived; an empty list after `timeout_s` seconds or when closed.
 
         Raises:
-            LiveError: if the connection is over.
-            RedirectError: if the server redirects in mid-stream.
+            LiveError: if the connection has failed.
+            RedirectError: if the server redirects during the stream.
         """
         found: list[Datagram] = list(self._early)
         self._early.clear()
@@ -195,7 +196,7 @@ class RtspClient:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send an RTCP packet of the first stream to the server."""
+        """Send an RTCP packet for the first stream to the server."""
         if self._udp:
             self._udp[0].send_rtcp(data)
         else:
@@ -203,7 +204,7 @@ class RtspClient:
             self._stream.send(bytes((0x24, channel)) + len(data).to_bytes(2, "big") + data)
 
     def close(self) -> None:
-        """Send TEARDOWN, without waiting for a reply, and close the connection."""
+        """Send TEARDOWN without waiting for a reply, and close the connection."""
         try:
             if self._session:
                 self.send("TEARDOWN")
@@ -230,7 +231,7 @@ class RtspClient:
         )
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait until something arrived on any socket, and take in what came over the stream."""
+        """Wait for data on any socket, and parse the data of the stream."""
         stream = self._stream
         if not stream.pending:
             descriptors = [stream.fileno(), *(one for udp in self._udp for one in udp.descriptors)]
@@ -253,12 +254,12 @@ class RtspClient:
         raise LiveError("timeout", f"{self._address.host}:{self._address.port} does not answer")
 
     def _next_item(self) -> Datagram | Reply | None:
-        """The next packet or reply of those received; None while it is incomplete."""
+        """Return the next received packet or reply, or None while it is incomplete."""
         while True:
             try:
                 item = self._parser.next_item()
             except ProtocolError:
-                raise LiveError("connection failed", "what answers there is no RTSP server") from None
+                raise LiveError("connection failed", "the answer is not RTSP; check the address and port") from None
             if item is None or isinstance(item, Reply):
                 return item
             if isinstance(item, ServerRequest):
@@ -267,7 +268,7 @@ class RtspClient:
                 return Datagram(place[1] == RTCP, item.data, self.heard_at, place[0])
 
     def _answer(self, request: ServerRequest) -> None:
-        """Answer a request of the server's own."""
+        """Reply to a request that the server sent."""
         cseq = request.headers.get("cseq", ["0"])[0]
         status = "200 OK" if request.method in ("OPTIONS", "GET_PARAMETER", "SET_PARAMETER") else "501 Not Implemented"
         self._stream.send(f"RTSP/1.0 {status}\r\nCSeq: {cseq}\r\n\r\n".encode())

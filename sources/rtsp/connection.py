@@ -1,7 +1,7 @@
-"""An RTSP camera with H.264 or H.265: each frame is decoded when its last packet has arrived.
+"""An RTSP camera with H.264 or H.265 video. Each frame is decoded when its last packet arrives.
 
-FFmpeg's own client yields a frame when the next one begins, 44 ms late at 25 fps; other codecs are left to it
-(`saccade.sources.live.ffmpeg`). Knows nothing of states or of reconnecting.
+FFmpeg's own client yields a frame only when the next one begins. It handles the other codecs
+(`saccade.sources.live.ffmpeg`).
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _REMEMBERED = 64  # frames inside the decoder; H.264 allows 16
 
 
 class RtspConnection:
-    """One connection to a camera, playing from construction on.
+    """One connection to a camera. The constructor starts playing.
 
-    A reader or decoder that falls behind gets the newest frames: those skipped are counted in `LiveFrame.lost_before`.
+    If the reader or the decoder falls behind, older frames are skipped and counted in `LiveFrame.lost_before`.
 
     Args:
         address: the URL, with credentials.
         closed: ends every wait when set.
-        choice: how packets are to come.
+        choice: selects the transport of the packets.
         hwaccel: whether to decode on the GPU.
-        gpu: as in `gpu_decoding`.
-        loss: whether damaged frames are handed on.
-        tls: which certificates are accepted.
-        check_address: refuses addresses, those of redirects too; None to allow any.
-        taps: who takes the packets; None for nobody.
+        gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
+        loss: whether damaged frames are yielded.
+        tls: certificates to accept.
+        check_address: refuses addresses, also those of redirects; None to allow any address.
+        taps: receives the packets; None for no receiver.
 
     Raises:
-        LiveError: if it cannot be played.
-        UnhandledCodecError: if its video is something else.
-        SourceError: if the URL is malformed, or the GPU is required and cannot decode.
+        LiveError: if the stream cannot be played.
+        UnhandledCodecError: if the video is neither H.264 nor H.265.
+        SourceError: if the URL is malformed, or the required GPU cannot decode.
     """
 
     def __init__(
@@ -102,32 +102,32 @@ class RtspConnection:
 
     @property
     def decoder(self) -> str:
-        """What decodes it."""
+        """Name of the decoder in use, such as "h264 (cuda)"."""
         return self._decoder.name
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames a second, as announced; None when not announced."""
+        """Frames per second that the camera announces; None if it announces none."""
         return Fraction(self._media.rate).limit_denominator(1001) if self._media.rate else None
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when anything last arrived, in seconds."""
+        """`time.monotonic()` when data last arrived, in seconds."""
         return self._receiver.heard_at
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` when a packet of the video last arrived, in seconds."""
+        """`time.monotonic()` when a video packet last arrived, in seconds."""
         return self._receiver.media_at
 
     @property
     def damaged(self) -> int:
-        """Packets that never arrived or could not be parsed, and frames that could not be decoded."""
+        """Number of lost or malformed packets, plus frames that could not be decoded."""
         return self._receiver.damaged + self._undecodable
 
     @property
     def stats(self) -> StreamStats | None:
-        """What is known of the stream."""
+        """Statistics of the stream."""
         receiver, off = self._receiver, None
         if receiver.report is not None:
             off = receiver.report.unix_s - (time.time() - (time.monotonic() - receiver.report.at))
@@ -136,10 +136,10 @@ class RtspConnection:
         )
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """The next frame; None if there is none after `timeout_s` seconds, or when closed.
+        """Return the next frame, or None after `timeout_s` seconds or when closed.
 
         Raises:
-            LiveError: if the connection is over.
+            LiveError: if the connection has failed.
         """
         began = now = time.monotonic()
         late = False
@@ -195,7 +195,7 @@ class RtspConnection:
             self._lost = 0
 
     def _discard(self, pts: int | None) -> None:
-        """Count a frame that could not be decoded; frames predicted from it are useless, too."""
+        """Count a frame that could not be decoded, and wait for a keyframe unless damaged frames are shown."""
         self._inside.pop(pts if pts is not None else -1, None)
         self._undecodable += 1
         self._lost += 1

@@ -1,7 +1,4 @@
-"""RTSP over HTTP: replies and packets arrive over a GET, requests leave in base64 over a POST, through any firewall.
-
-Knows nothing of what flows through it.
-"""
+"""RTSP over HTTP for restrictive firewalls: replies and packets arrive through a GET, requests leave through a POST."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ class HttpTunnel:
 
     Args:
         connect: opens a connection to the server.
-        path: what to GET and POST.
-        credentials: for a server that authenticates the tunnel itself; None if there are none.
+        path: path of the GET and POST requests.
+        credentials: credentials for the tunnel itself; None for none.
         closed: ends every wait when set.
 
     Raises:
-        LiveError: if the server has no tunnel there.
+        LiveError: if the server provides no tunnel at this address.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class HttpTunnel:
                 raise
             self._down.close()
         else:
-            raise LiveError("auth failed", "the server refuses user name or password (HTTP 401)", refused=True)
+            raise LiveError("auth failed", "the server rejects user name or password (HTTP 401)", refused=True)
         try:
             self._up = connect()
         except BaseException:
@@ -72,29 +69,29 @@ class HttpTunnel:
         )
 
     def fileno(self) -> int:
-        """The socket of the GET."""
+        """Return the file descriptor of the GET connection."""
         return self._down.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether bytes came with the head of the response, or TLS holds some."""
+        """Whether bytes are buffered here or in TLS."""
         return bool(self._rest) or self._down.pending
 
     @property
     def local_host(self) -> str:
-        """Our address."""
+        """The local IP address."""
         return self._down.local_host
 
     @property
     def peer_host(self) -> str:
-        """The server's address."""
+        """The server's IP address."""
         return self._down.peer_host
 
     def receive(self) -> bytes:
-        """What has arrived, without waiting; may be empty.
+        """Return the data that has arrived, without waiting; may be empty.
 
         Raises:
-            LiveError: if the server has hung up.
+            LiveError: if the server has closed the connection.
         """
         rest, self._rest = self._rest, b""
         return rest or self._down.receive()
@@ -113,7 +110,7 @@ class HttpTunnel:
         self._up.close()
 
     def _read_head(self) -> tuple[str, bytes]:
-        """The head of the response, and what came behind it."""
+        """Return the head of the response, and the bytes received after it."""
         data = b""
         deadline = time.monotonic() + CONNECT_S
         while b"\r\n\r\n" not in data:

@@ -1,7 +1,4 @@
-"""The bytes of an RTSP connection (RFC 2326) as replies, requests and interleaved packets.
-
-Pure: bytes in, values out. Knows nothing of sockets.
-"""
+"""Parses the bytes of an RTSP connection (RFC 2326) into replies, requests and interleaved packets."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ _DOLLAR = 0x24
 
 
 class ProtocolError(Exception):
-    """What the other side sends is not RTSP."""
+    """Raised if the peer does not speak RTSP."""
 
 
 @dataclass(slots=True, frozen=True)
 class Interleaved:
-    """A packet between the messages."""
+    """An interleaved RTP or RTCP packet."""
 
     channel: int
     data: bytes
@@ -26,7 +23,7 @@ class Interleaved:
 
 @dataclass(slots=True, frozen=True)
 class ServerRequest:
-    """A request of the server, such as a keepalive or REDIRECT. Header names are in lower case."""
+    """A request from the server, such as a keepalive or REDIRECT. Header names are in lower case."""
 
     method: str
     headers: dict[str, list[str]]
@@ -34,7 +31,7 @@ class ServerRequest:
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """A reply. Header names are in lower case, each with all its values."""
+    """A reply from the server. Header names are in lower case, each with all its values."""
 
     status: int
     phrase: str
@@ -42,15 +39,15 @@ class Reply:
     body: str
 
     def header(self, name: str) -> str:
-        """The first value of a header; "" if absent."""
+        """Return the first value of a header, or "" if it is absent."""
         return self.headers.get(name, [""])[0]
 
 
 class MessageParser:
-    """Splits a byte stream into its items. What lies between them is skipped, once the other side has proved RTSP.
+    """Splits a byte stream into packets, replies and requests. Garbage between them is skipped after the first reply.
 
     Attributes:
-        channels: of the packets that are expected; where the stream has lost its order, only these are believed.
+        channels: interleaved channels in use. Resynchronisation accepts packets of these channels only.
     """
 
     def __init__(self) -> None:
@@ -59,14 +56,14 @@ class MessageParser:
         self._proved = False
 
     def feed(self, data: bytes) -> None:
-        """Append what was received."""
+        """Append received bytes."""
         self._buffer += data
 
     def next_item(self) -> Interleaved | Reply | ServerRequest | None:
-        """The next item; None while it is incomplete.
+        """Return the next item, or None while it is incomplete.
 
         Raises:
-            ProtocolError: if it is not RTSP.
+            ProtocolError: if the data is not RTSP.
         """
         buffer = self._buffer
         while buffer:
@@ -119,7 +116,7 @@ class MessageParser:
         return ServerRequest(first.split(" ", 1)[0], headers)
 
     def _resynchronize(self) -> None:
-        """Skip to what may be the next item: some servers lose count of their own bytes."""
+        """Skip to the next possible item, because some servers send a wrong length."""
         if not self._proved:
             raise ProtocolError
         buffer = self._buffer
@@ -133,11 +130,11 @@ class MessageParser:
 
 
 def _is_rtp(first: int) -> bool:
-    """Whether a packet with this first byte is RTP or RTCP: both are version 2."""
+    """Return whether a packet with this first byte has the version of RTP and RTCP."""
     return first >> 6 == 2
 
 
 def _may_begin_message(buffer: bytearray) -> bool:
-    """Whether the buffer may begin with a status line or a request line."""
+    """Return whether the buffer can start with a status line or a request line."""
     line = bytes(buffer[:16])
     return line.startswith((b"RTSP/"[: len(line)], b"HTTP/")) or re.match(rb"[A-Z_]+( |$)", line) is not None

@@ -1,7 +1,6 @@
-"""The receiving thread of an RTSP session: packets in as they arrive, access units out in a bounded queue.
+"""The receiving thread of an RTSP session: queues access units as packets arrive.
 
-It never decodes, so that packets are taken from the socket when they arrive, whatever the decoder does. Knows nothing
-of decoders or frames.
+The thread never decodes, so that a slow decoder cannot delay the reading of the socket.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _LOSS_WINDOW = 5000  # packets
 
 
 class Receiver:
-    """Receives from construction on, until `close` or an error.
+    """Receives packets in a thread, from construction until `close` or an error.
 
     Args:
-        session: one that plays; closed with the receiver.
-        choice: notified when UDP loses too much.
-        show_damaged: as in `Depacketizer`.
+        session: the playing session; closed together with the receiver.
+        choice: notified if UDP loses too many packets.
+        show_damaged: whether to return damaged units, see `Depacketizer`.
         closed: ends every wait when set.
-        taps: who takes the packets, in the thread of the receiver.
+        taps: receives the packets, in the receiver's thread.
 
     Attributes:
-        media_at: `time.monotonic()` when a packet of the video last arrived, in seconds; 0 before the first.
-        received: packets of the video.
+        media_at: `time.monotonic()` when a video packet last arrived, in seconds; 0 before the first.
+        received: number of video packets.
         report: the sender's latest clock report; None before the first.
     """
 
@@ -81,7 +80,7 @@ class Receiver:
             try:
                 self._sound = SoundReceiver(session.sound, in_order=in_order)
             except ValueError as error:
-                log.warning("no sound is recorded of this camera: %s", error)
+                log.warning("this camera is recorded without audio: %s", error)
         self.report: SenderReport | None = None
         feedback = session.media.feedback
         self._takes_pli = "nack pli" in feedback or session.media.profile.endswith("AVPF")
@@ -90,34 +89,34 @@ class Receiver:
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when anything last arrived, packets or replies, in seconds."""
+        """`time.monotonic()` when a packet or reply last arrived, in seconds."""
         return self._session.client.heard_at
 
     @property
     def damaged(self) -> int:
-        """Packets that never arrived or could not be parsed."""
+        """Number of packets that were lost or could not be parsed."""
         return self._reorder.lost + self._units.damaged_packets
 
     @property
     def lost(self) -> int:
-        """Packets that never arrived."""
+        """Number of lost packets."""
         return self._reorder.lost
 
     @property
     def dropped(self) -> int:
-        """Frames dropped because decoding was behind."""
+        """Number of frames dropped because decoding was behind."""
         return self._queue.dropped
 
     def backlog_s(self, now: float) -> float:
-        """How long the next access unit has been waiting at `now`, in seconds."""
+        """Return how long the next access unit has been waiting at time `now`, in seconds."""
         with self._changed:
             return self._queue.age(now)
 
     def pop(self, timeout_s: float) -> AccessUnit | None:
-        """The next access unit; None if there is none after `timeout_s` seconds, or when closed.
+        """Return the next access unit, or None after `timeout_s` seconds or when closed.
 
         Raises:
-            LiveError: if the connection is over and every unit was handed out.
+            LiveError: if the connection has failed and the queue is empty.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -133,17 +132,17 @@ class Receiver:
         return None
 
     def note_decode(self, seconds: float) -> None:
-        """Take note of how long the last unit took to decode."""
+        """Record the seconds that decoding the last unit took."""
         with self._changed:
             self._queue.note_decode(seconds)
 
     def need_key(self) -> None:
-        """Hand out nothing before the next key frame."""
+        """Return no unit before the next keyframe."""
         with self._changed:
             self._queue.need_key()
 
     def close(self) -> None:
-        """End the thread and the session."""
+        """Stop the thread and close the session."""
         self._done.set()
         self._thread.join()
         if not self.received and time.monotonic() - self._started_at > _PROBE_S:
@@ -181,12 +180,12 @@ class Receiver:
                         self._changed.notify_all()
                 self._maintain(now)
         except RedirectError as error:
-            self._fail(LiveError("connection failed", f"the server moves its stream ({error})"))
+            self._fail(LiveError("connection failed", f"the server has moved the stream to {error}"))
         except Exception as error:
             self._fail(error)
 
     def _tap(self, units: list[AccessUnit]) -> None:
-        """Hand units on before any can be dropped because decoding is behind."""
+        """Pass units to the taps before the queue can drop any."""
         sets, codec = self._session.media.parameter_sets, self._session.codec
         for unit in units:
             self._time += signed(unit.timestamp - self._time)
@@ -227,7 +226,7 @@ class Receiver:
             raise LiveError("connection failed", "the camera has ended the stream")
 
     def _maintain(self, now: float) -> None:
-        """Send what keeps the session alive, and reports; leave UDP where it loses too much."""
+        """Send keepalives and receiver reports; leave UDP if it loses too many packets."""
         client, ssrc = self._session.client, self._reorder.ssrc
         silent = now - client.heard_at > _PROBE_S and now - self._asked_at > _PROBE_S
         if silent or now - self._asked_at >= self._session.keepalive_s:

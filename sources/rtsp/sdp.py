@@ -1,7 +1,4 @@
-"""The part of a session description (SDP, RFC 4566) that a receiver of video and sound needs.
-
-Pure text. Knows nothing of connections.
-"""
+"""Parses the parts of a session description (SDP, RFC 4566) that describe video and audio."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ class Media:
     """One stream of a session.
 
     Attributes:
-        kind: "video", "audio", …
+        kind: kind of media, such as "video" or "audio".
         profile: RTP profile, such as "RTP/AVP".
         payload_type: RTP payload type.
-        encoding: name of the format in capitals, such as "H264"; "" when not given.
-        control: URL to set the stream up with.
-        parameters: what `a=fmtp` says, keys in lower case.
-        rate: frames a second, if given.
-        crypto: the keys of SRTP, as in `a=crypto`, each without its tag.
-        feedback: kinds of RTCP feedback that the server takes, such as "nack pli".
-        clock: units a second of its RTP clock; 0 when not given.
-        channels: of sound.
+        encoding: name of the format in capitals, such as "H264"; "" if not stated.
+        control: URL for SETUP.
+        parameters: parameters of `a=fmtp`, with keys in lower case.
+        rate: frames per second; None if not stated.
+        crypto: SRTP keys from `a=crypto`, without their tags.
+        feedback: RTCP feedback that the server accepts, such as "nack pli".
+        clock: rate of the RTP clock in Hz; 0 if not stated.
+        channels: number of audio channels.
     """
 
     kind: str
@@ -49,7 +46,7 @@ class Media:
 
     @property
     def parameter_sets(self) -> bytes:
-        """Parameter sets of H.264 or H.265, each behind a start code; empty when they come with the frames."""
+        """Parameter sets of H.264 or H.265 with start codes; empty if only the stream contains them."""
         keys = ("sprop-vps", "sprop-sps", "sprop-pps", "sprop-parameter-sets")
         sets = [text for key in keys for text in self.parameters.get(key, "").split(",") if text]
         data = b""
@@ -68,7 +65,7 @@ class Session:
 
     Attributes:
         control: URL of the whole session, for PLAY.
-        medias: its streams.
+        medias: streams of the session.
     """
 
     control: str
@@ -76,7 +73,7 @@ class Session:
 
 
 def parse_sdp(text: str, base: str) -> Session:
-    """Read a description; `base` is the URL that relative ones in it are relative to. Never raises."""
+    """Parse a session description. Relative URLs are resolved against `base`. Malformed lines never raise an error."""
     medias: list[Media] = []
     session_control = ""
     for line in text.splitlines():
@@ -132,7 +129,7 @@ def _join_session(base: str, control: str) -> str:
 
 
 def _join(base: str, control: str) -> str:
-    """Join as servers mean it: the control is appended behind a slash, whatever RFC 3986 says."""
+    """Append a control URL after a slash, as servers expect, instead of joining it by RFC 3986."""
     if "://" in control:
         return control
     if control in ("", "*"):

@@ -1,7 +1,4 @@
-"""From an RTSP URL to packets that flow: describe, choose video and sound, set them up, play, follow redirects.
-
-Knows nothing of what the packets hold.
-"""
+"""Opens an RTSP session: describes it, selects video and audio, sets them up, plays, and follows redirects."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _KEEPALIVE_S = 25.0  # at most; some cameras hang up after 30 s whatever they an
 
 
 class UnhandledCodecError(Exception):
-    """The camera's video is neither H.264 nor H.265; `address` is where it is, after redirects."""
+    """Raised if the camera's video is neither H.264 nor H.265. `address` is its address after redirects."""
 
     def __init__(self, address: RtspAddress) -> None:
         super().__init__("neither H.264 nor H.265")
@@ -38,18 +35,18 @@ class UnhandledCodecError(Exception):
 
 @dataclass(slots=True)
 class RtspSession:
-    """A session that plays.
+    """A playing session.
 
     Attributes:
         client: the connection.
-        media: its video.
-        codec: FFmpeg's name of the codec.
+        media: the video stream.
+        codec: FFmpeg's name of the video codec.
         control: URL of the session.
-        keepalive: method that keeps the session alive.
-        keepalive_s: how often it must be sent, in seconds.
-        srtp: decrypts the packets; None when they are in clear.
-        sound: the camera's sound, as the second stream of the client; None without.
-        sound_srtp: as `srtp`, of the sound.
+        keepalive: RTSP method that keeps the session alive.
+        keepalive_s: interval of keepalives in seconds.
+        srtp: decrypts the video packets; None for plain RTP.
+        sound: the audio stream, which is the client's second stream; None without audio.
+        sound_srtp: decrypts the audio packets; None for plain RTP.
     """
 
     client: RtspClient
@@ -75,16 +72,16 @@ def open_session(
     """Play the video at `address`.
 
     Args:
-        address: where it is.
+        address: address of the stream.
         closed: ends every wait when set.
-        choice: how packets are to come; another way is tried when the server refuses one.
-        tls: which certificates are accepted.
-        check_address: refuses addresses, those of redirects too; None to allow any.
-        sound: whether to play the sound as well, where there is some that is understood.
+        choice: selects the transport; another transport is tried if the server refuses one.
+        tls: certificates to accept.
+        check_address: refuses addresses, also those of redirects; None to allow any address.
+        sound: whether to play supported audio too.
 
     Raises:
-        LiveError: if it cannot be played.
-        UnhandledCodecError: if it is neither H.264 nor H.265.
+        LiveError: if the stream cannot be played.
+        UnhandledCodecError: if the video is neither H.264 nor H.265.
     """
     for _ in range(_MAX_ATTEMPTS):
         client = RtspClient(address, closed, choice.way, tls, check_address)
@@ -95,7 +92,7 @@ def open_session(
             try:
                 address = address.redirected(str(redirect))
             except SourceError as error:
-                raise LiveError("connection failed", f"the server redirects to what is no URL: {error}") from None
+                raise LiveError("connection failed", f"the server redirects to an invalid URL: {error}") from None
         except TransportRefusedError:
             client.close()
             if not choice.refused():
@@ -134,7 +131,7 @@ def _play(client: RtspClient, address: RtspAddress, *, sound: bool) -> RtspSessi
 
 
 def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress) -> Media | None:
-    """Set up the first sound that is understood; a camera that refuses is watched without."""
+    """Set up the first supported audio stream; return None if there is none or the camera refuses it."""
     offered = [media for media in medias if media.kind == "audio"]
     for media in offered:
         if media.encoding in SOUND_CODECS:
@@ -151,7 +148,7 @@ def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress)
 
 
 def _video(medias: list[Media], address: RtspAddress) -> Media:
-    """The first video in H.264 or H.265."""
+    """Return the first H.264 or H.265 video stream."""
     videos = [media for media in medias if media.kind == "video"]
     if not videos:
         held = ", ".join(sorted({media.kind for media in medias if media.kind})) or "nothing"

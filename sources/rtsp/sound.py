@@ -1,7 +1,7 @@
-"""The sound of an RTSP session: packets in order, on the clock of the video beside it.
+"""The audio of an RTSP session: ordered packets with timestamps on the video's clock.
 
-The two streams of a camera have clocks of their own. Their RTCP reports say how they belong together; before both have
-come, the sound is placed by when it arrives. Pure: the caller passes the time.
+The clocks of the two streams are aligned by their RTCP reports. Until both reports have arrived, audio is aligned by
+its arrival time. The caller passes the time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _VIDEO_RATE = int(1 / LIVE_BASE)
 
 
 class SoundReceiver:
-    """Packets of sound in, `SoundPacket`s out.
+    """Converts RTP packets of audio to `SoundPacket`s.
 
     Args:
-        media: of the sound.
-        in_order: whether no packet overtakes another, as over TCP.
+        media: description of the audio stream.
+        in_order: whether the transport keeps the order, as TCP does.
 
     Raises:
-        ValueError: if its format is not supported.
+        ValueError: if the audio format is not supported.
     """
 
     def __init__(self, media: Media, *, in_order: bool) -> None:
@@ -39,15 +39,15 @@ class SoundReceiver:
         self._aligned_by: tuple[float, float] | None = None  # the wall clocks of the two reports last used
 
     def take_rtp(self, data: bytes, at: float, video: tuple[int, float] | None) -> list[SoundPacket]:
-        """Take a packet in.
+        """Add an RTP packet and return the audio that it completes.
 
         Args:
             data: the packet.
-            at: when it arrived, in seconds.
-            video: time of the newest frame on the video's clock, and when that arrived; None before the first.
+            at: arrival time in seconds.
+            video: timestamp and arrival time of the newest video frame; None before the first.
 
         Returns:
-            Nothing while there is no video that it belongs to.
+            The audio packets; an empty list before the first video frame.
         """
         packet = parse_rtp(data)
         if packet is None or packet.payload_type != self._payload_type:
@@ -58,13 +58,13 @@ class SoundReceiver:
         return found
 
     def take_rtcp(self, data: bytes, at: float, video: SenderReport | None, video_time: int) -> None:
-        """Take a report in, and place the sound by it and the video's.
+        """Process an RTCP report, and align the audio with the video.
 
         Args:
             data: the report.
-            at: when it arrived.
+            at: arrival time in seconds.
             video: the latest report of the video; None before the first.
-            video_time: of the newest frame, on the video's clock.
+            video_time: timestamp of the newest video frame.
         """
         report, _ = parse_rtcp(data, at)
         if report is not None and report.ssrc == self._reorder.ssrc:

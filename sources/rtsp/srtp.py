@@ -1,4 +1,4 @@
-"""SRTP with the keys of the session description (RFC 4568), as UniFi's cameras have it. Knows nothing of sockets."""
+"""SRTP with keys from the session description (RFC 4568), as UniFi cameras use it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SUITES = {
 
 
 class SrtpReceiver:
-    """Decrypts the packets of one media.
+    """Decrypts the packets of one stream.
 
     Args:
-        media: as described by the server.
+        media: description of the stream.
 
     Raises:
-        LiveError: if the description has no key of a cipher that is supported.
+        LiveError: if the description has no key of a supported cipher.
     """
 
     def __init__(self, media: Media) -> None:
@@ -54,7 +54,7 @@ class SrtpReceiver:
         )
 
     def decrypt(self, data: bytes, *, rtcp: bool) -> bytes | None:
-        """A packet in clear; None if it is not authentic."""
+        """Decrypt a packet; return None if it is not authentic."""
         try:
             unprotect = self._session.unprotect_rtcp if rtcp else self._session.unprotect
             return bytes(unprotect(data))

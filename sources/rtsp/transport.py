@@ -1,7 +1,4 @@
-"""How packets come from a camera: the Transport header, and which way is tried next when one fails.
-
-Pure: the caller passes what happened. Knows nothing of connections.
-"""
+"""Selects the RTSP transport: handles the Transport header, and chooses the next transport after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ MIN_PACKETS = 500  # before the share says anything
 
 
 class TransportRefusedError(LiveError):
-    """The server refuses the way that packets are to come."""
+    """Raised if the server refuses the transport."""
 
     def __init__(self, way: Way, shown: str) -> None:
         other = "udp" if way == "tcp" else "tcp"
@@ -30,10 +27,10 @@ class TransportRefusedError(LiveError):
 
 
 class TransportChoice:
-    """Which way to connect next; remembered over all connections of one source.
+    """Selects the transport of the next connection. One instance serves all connections of a source.
 
     Args:
-        wanted: what the user asked for.
+        wanted: transport that the user configured.
     """
 
     def __init__(self, wanted: Transport) -> None:
@@ -43,11 +40,11 @@ class TransportChoice:
 
     @property
     def may_switch(self) -> bool:
-        """Whether another way can be tried."""
+        """Whether another transport can be tried."""
         return self._auto and not self._refused
 
     def refused(self) -> bool:
-        """The server refused this way; returns whether there is another to try at once."""
+        """Record that the server refused the transport. Return whether another one can be tried at once."""
         if not self.may_switch:
             return False
         self._refused.add(self.way)
@@ -55,12 +52,12 @@ class TransportChoice:
         return True
 
     def failed(self) -> None:
-        """The connection was silent from the beginning, or lost too much."""
+        """Record that the connection received nothing or lost too many packets."""
         if self.may_switch:
             self._switch()
 
     def is_lossy(self, received: int, lost: int) -> bool:
-        """Whether so much is lost over UDP that TCP should be tried."""
+        """Return whether UDP loses so many packets that TCP should be tried."""
         total = received + lost
         return self.way == "udp" and self.may_switch and total >= MIN_PACKETS and lost > MAX_LOSS * total
 
@@ -69,7 +66,14 @@ class TransportChoice:
 
 
 def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> str:
-    """The Transport header of a SETUP; `port` is ours for RTP over UDP, `channel` the first that we want over TCP."""
+    """Build the Transport header of a SETUP request.
+
+    Args:
+        way: the transport.
+        profile: RTP profile of the stream.
+        port: local port for RTP over UDP; RTCP uses the next one.
+        channel: first interleaved channel over TCP.
+    """
     profile = profile if re.fullmatch(r"RTP/S?AVPF?", profile) else "RTP/AVP"
     if way == "udp":
         return f"{profile};unicast;client_port={port}-{port + 1}"
@@ -79,13 +83,13 @@ def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> st
 
 
 def transport_fields(header: str) -> dict[str, str]:
-    """The fields of a reply's Transport header, keys in lower case."""
+    """Parse the Transport header of a reply; keys are in lower case."""
     fields = (item.strip().partition("=")[::2] for item in header.split(";"))
     return {key.strip().lower(): value.strip() for key, value in fields}
 
 
 def port_pair(text: str) -> tuple[int, int] | None:
-    """Read `8000-8001`, or `8000` alone; None if it is neither."""
+    """Parse `8000-8001` or `8000`; return None for other texts."""
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
     if not match or max(int(match[1]), int(match[2] or 0)) > 65535:
         return None

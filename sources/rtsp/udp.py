@@ -1,4 +1,4 @@
-"""RTP over UDP: a pair of ports for unicast, or a multicast group. Knows nothing of RTSP or of what packets hold."""
+"""RTP over UDP: a pair of ports for unicast, or a multicast group."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PUNCH = b"\x80\x00\x00\x00" + bytes(8)
 class UdpPair:
     """Two sockets for RTP and RTCP.
 
-    Packets are taken from the announced hosts. Where none come from there, as behind a NAT, they are taken from the
-    first other host that sends, and reports go back to it.
+    Packets are accepted from the announced hosts. If none arrive from them, as behind a NAT, the first other sender is
+    accepted and receives the reports.
 
     Args:
-        local_host: our address on the way to the server.
+        local_host: local IP address of the route to the server.
     """
 
     def __init__(self, local_host: str) -> None:
@@ -37,14 +37,14 @@ class UdpPair:
 
     @property
     def descriptors(self) -> list[int]:
-        """What to wait on for reading."""
+        """File descriptors to poll for reading."""
         return [one.fileno() for one in self._sockets]
 
     def bind(self) -> int:
-        """Bind two neighbouring ports, RTP on an even one as RFC 3550 wants; returns the first.
+        """Bind two neighbouring ports, with RTP on an even port (RFC 3550). Return the RTP port.
 
         Raises:
-            LiveError: if there are none.
+            LiveError: if no such pair is free.
         """
         for _ in range(50):
             pair = [socket.socket(self._family, socket.SOCK_DGRAM) for _ in range(2)]
@@ -62,7 +62,7 @@ class UdpPair:
         raise LiveError("connection failed", "no two neighbouring UDP ports are free")
 
     def announce(self, hosts: set[str], host: str, ports: tuple[int, int] | None) -> None:
-        """Take packets from `hosts`, send reports to `host`, and open the way back through firewalls."""
+        """Accept packets from `hosts`, send reports to `host`, and open the return path through firewalls."""
         self._expected = hosts
         if ports:
             self._rtcp_to = host, ports[RTCP]
@@ -73,7 +73,7 @@ class UdpPair:
                     continue
 
     def join(self, group: str, ports: tuple[int, int]) -> None:
-        """Receive a multicast group, from any host.
+        """Receive a multicast group from any sender.
 
         Raises:
             LiveError: if the group cannot be joined.
@@ -99,7 +99,7 @@ class UdpPair:
         self._take(pair)
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """The packets that have arrived, each with RTP or RTCP."""
+        """Return the packets that have arrived, each with its kind (`RTP` or `RTCP`)."""
         found: list[tuple[int, bytes]] = []
         for kind, one in enumerate(self._sockets):
             for _ in range(_MAX_AT_ONCE):
@@ -116,7 +116,7 @@ class UdpPair:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send a report; what cannot be sent is lost, since the next will do."""
+        """Send a report. A failure is ignored, since another report follows."""
         if self._rtcp_to is not None:
             try:
                 self._sockets[RTCP].sendto(data, self._rtcp_to)

@@ -1,7 +1,6 @@
 """Short text messages to and from one WebRTC peer, over a data channel that the peer opens.
 
-Only the newest outgoing text matters: when the peer is slow, it replaces the one that still waits. Knows nothing of
-the texts' meaning, nor of models, results or sinks.
+If the peer is slow, a newer outgoing text replaces the pending one.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ _REPLIES = 256 * 1024  # bytes queued: a peer that never reads gets no more repl
 
 
 class Messages:
-    """The channel of one peer; made on the event loop of its connection. Without a channel, texts are discarded.
+    """The data channel of one peer. Create it on the connection's event loop. Without a channel, texts are discarded.
 
     Attributes:
-        answer: called on the event loop with each incoming text; must return at once. Its result is sent back.
+        answer: called on the event loop with each incoming text; must return at once. Its result is sent as a
+            reply.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Messages:
         return self._channel is not None and self._channel.readyState == "open"
 
     def listen(self, connection: Any) -> None:
-        """Accept the channel that the peer of an aiortc connection opens."""
+        """Accept the data channel that the peer opens on an aiortc connection."""
         self._loop = asyncio.get_running_loop()
 
         connection.on("datachannel", self._opened)
 
     def send(self, text: str) -> None:
-        """Send `text`, unless a newer one replaces it first. Callable from any thread; returns at once."""
+        """Send `text` unless a newer text replaces it first. Thread-safe; returns at once."""
         self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it

@@ -1,13 +1,13 @@
-"""`webrtc:8081` as a source: a WHIP endpoint and the video of the peer that publishes to it, one at a time.
+"""A WHIP endpoint as a source, such as `webrtc:8081`. It accepts one publishing peer at a time.
+
+Its address takes these forms:
 
     webrtc:8081                                    http://127.0.0.1:8081/whip
     webrtc://0.0.0.0:8081/door?token=sesame        http://…:8081/door, for clients with the token
-    …?origin=https://example.org                   lets that page connect as well; may be repeated
-    …?token_file=FILE                              a token in a file; or in the environment, as SACCADE_TOKEN
-    …?cert=FILE&key=FILE                           https, with this certificate
-    …?ice=stun:stun.example.org:3478               a STUN server; may be repeated. None by default
-
-Knows nothing of models, results or sinks.
+    …?origin=https://example.org                   allows this web page to connect; may be repeated
+    …?token_file=FILE                              token in a file, or in the environment as SACCADE_TOKEN
+    …?cert=FILE&key=FILE                           https with this certificate
+    …?ice=stun:stun.example.org:3478               STUN server; may be repeated; none by default
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class ListenTarget:
 
     @classmethod
     def parse(cls, text: str) -> ListenTarget:
-        """Read `webrtc:PORT` or `webrtc://HOST:PORT/PATH?token=…`; every part may be left out.
+        """Parse `webrtc:PORT` or `webrtc://HOST:PORT/PATH?token=…`; every part is optional.
 
         Raises:
-            SourceError: if it is neither, or would accept any client on the network.
+            SourceError: if the address is malformed, or would accept any client on the network.
         """
         rest = with_plain_zone(text.removeprefix("webrtc:"))
         parts = urlsplit(rest if rest.startswith("//") else f"//127.0.0.1:{rest}")
@@ -87,7 +87,7 @@ class ListenTarget:
 
 
 class _PublisherLink(Link):
-    """Publishers connect to us: there is nothing to retry, and the server decides when one is gone."""
+    """The state of a publisher. Publishers connect to us, so there are no retries; the server detects silence."""
 
     def silent(self, now: float) -> bool:
         super().silent(now)
@@ -101,18 +101,18 @@ class _PublisherLink(Link):
 
 
 class WebRtcListener(LiveSource):
-    """A source that waits for publishers. A new one replaces the old, whose tab may have died silently.
+    """A source that waits for publishers. A new publisher replaces the previous one, which may have died silently.
 
-    It never ends by itself; timestamps continue from one publisher to the next. The event loop runs in its own thread,
-    which ends with `close`.
+    The source ends only when closed. Timestamps continue across publishers. The event loop runs in a thread that ends
+    with `close`.
 
     Args:
-        target: the address typed by the user, as above.
+        target: the address that the user typed.
         stream: name of the stream; "webrtc" if None.
-        vid_stride: hand on every `vid_stride`-th frame.
+        vid_stride: yield every `vid_stride`-th frame.
         hwaccel: whether to decode H.264 on the GPU.
-        retry: False to raise `LiveError` when the first publisher has gone.
-        media_hosts, silence_s: as in `Signaling`.
+        retry: False to raise `LiveError` when the first publisher has left.
+        media_hosts, silence_s: see `Signaling`.
 
     Raises:
         SourceError: if the target is malformed or its port cannot be bound.
@@ -161,7 +161,7 @@ class WebRtcListener(LiveSource):
         log.info("%s: publish to %s", name, self.url)
 
     def close(self) -> None:
-        """End the iteration, close the publisher and the port. Callable from any thread, repeatedly."""
+        """End the iteration, and close the publisher and the port. Thread-safe; may be called more than once."""
         super().close()
         self._sources.put(None)
         self._web.close()

@@ -1,8 +1,7 @@
-"""One WebRTC peer: an aiortc connection that answers an offer, and closes when the peer falls silent.
+"""One WebRTC peer: an aiortc connection that answers an offer, and closes when the peer is silent.
 
-Its two subclasses handle the media: one receives video (`webrtc.publisher`), the other sends it (`server.whep.peer`).
-Only these three files touch aiortc's internals, and only on single connections: nothing global is replaced. Knows
-nothing of HTTP.
+One subclass receives video (`webrtc.publisher`), the other one sends it (`server.whep.peer`). Only these three modules
+use private parts of aiortc, and only of single connections.
 """
 
 from __future__ import annotations
@@ -37,7 +36,10 @@ _MAX_CANDIDATES = 32
 
 
 class OfferError(Exception):
-    """An offer that cannot be accepted; one line for the client. `understood`: valid SDP, but unusable here."""
+    """Raised if an offer cannot be accepted. The message is one line for the client.
+
+    `understood` is True if the offer is valid SDP but unusable here.
+    """
 
     def __init__(self, message: str, *, understood: bool = False) -> None:
         super().__init__(message)
@@ -46,12 +48,12 @@ class OfferError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class PeerSettings:
-    """How peers are reached, and when one counts as gone.
+    """Network settings of peers.
 
     Attributes:
-        ice_servers: STUN and TURN servers to use.
-        media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
-        silence_s: a peer that sends nothing for this many seconds is gone.
+        ice_servers: STUN and TURN servers.
+        media_hosts: IP addresses to offer for the media; None for those of every interface, loopback last.
+        silence_s: seconds without data after which a peer counts as disconnected.
     """
 
     ice_servers: Sequence[RTCIceServer]
@@ -60,15 +62,15 @@ class PeerSettings:
 
 
 class Peer(ABC):
-    """A peer that is connected, or is being connected. Use it from one event loop.
+    """A connecting or connected peer. Use it from one event loop.
 
     Attributes:
-        answer: the SDP answer to its offer.
-        messages: the data channel that it may open.
+        answer: the SDP answer to the peer's offer.
+        messages: the data channel that the peer may open.
 
     Args:
-        settings: how it is reached, and when it counts as gone.
-        on_closed: called when the connection has closed, also when its offer was not accepted.
+        settings: network settings.
+        on_closed: called when the connection has closed, also after a rejected offer.
     """
 
     requirement: ClassVar[str]
@@ -90,10 +92,10 @@ class Peer(ABC):
         self.answer = ""
 
     async def accept(self, offer: str) -> None:
-        """Answer an offer; the connection closes if that fails.
+        """Answer an offer. The connection closes if this fails.
 
         Raises:
-            OfferError: if the offer is not SDP, or unusable here.
+            OfferError: if the offer is not SDP, or unusable.
         """
         connection = self._connection
         try:
@@ -113,18 +115,18 @@ class Peer(ABC):
         self._watch = asyncio.create_task(self._watch_silence())
 
     async def close(self) -> None:
-        """Close the connection; returns when it has closed."""
+        """Close the connection and wait until it has closed."""
         self._begin_close()
         assert self._closing is not None
         await asyncio.shield(self._closing)
 
     @abstractmethod
     def _select_transceiver(self) -> RTCRtpTransceiver:
-        """The transceiver of the video, once the offer is applied; raises `OfferError` if there is none."""
+        """Return the video transceiver of the applied offer. Raises `OfferError` if there is none."""
 
     @abstractmethod
     def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
-        """Called when the answer is made: start receiving or sending the video."""
+        """Start receiving or sending video, after the answer is created."""
 
     async def _close(self) -> None:
         if self._watch is not None:
@@ -144,12 +146,12 @@ class Peer(ABC):
             self._closing = asyncio.create_task(self._close())
 
     def _call_soon(self, call: Callable[[], None]) -> None:
-        """Call something on the event loop, from any thread."""
+        """Schedule a function on the event loop. Thread-safe."""
         with suppress(RuntimeError):  # the loop has ended, and every peer with it
             self._loop.call_soon_threadsafe(call)
 
     def _mark_heard(self) -> None:
-        """Note that something arrived from the peer."""
+        """Record that data arrived from the peer."""
         self._heard_at = time.monotonic()
 
     def _take_report(self, packet: object) -> None:
@@ -157,13 +159,13 @@ class Peer(ABC):
         self._mark_heard()
 
     def _replace(self, part: object, name: str, ours: object) -> Any:
-        """As `replace_private`, until the peer is closed."""
+        """Replace a private attribute until the peer is closed, see `replace_private`."""
         theirs = replace_private(part, name, ours)
         self._replaced.append((part, name, theirs))
         return theirs
 
     def _intercept_rtcp(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
-        """Have each RTCP packet for this sender or receiver passed to `_take_report` first."""
+        """Pass each RTCP packet of a sender or receiver to `_take_report` first."""
 
         async def handle_rtcp(packet: object) -> None:
             self._take_report(packet)
@@ -176,10 +178,10 @@ class Peer(ABC):
             self._begin_close()
 
     async def _watch_silence(self) -> None:
-        """Close the peer when nothing arrived for `silence_s`: no frame and no report, or no connection at all.
+        """Close the peer after `silence_s` seconds without a frame, a report or a connection.
 
-        Browsers send a report every second; ICE's own consent check takes 30 s and more, and a browser that was killed
-        sends no BYE.
+        Browsers send a report every second. The consent check of ICE takes 30 s or more, and a killed browser sends no
+        BYE.
         """
         while (quiet := time.monotonic() - self._heard_at) < self._settings.silence_s:
             await asyncio.sleep(self._settings.silence_s - quiet)
@@ -195,10 +197,10 @@ class Peer(ABC):
 
 
 def replace_private(part: object, name: str, ours: object) -> Any:
-    """Replace a private attribute of an aiortc object; return the original.
+    """Replace a private attribute of an aiortc object and return the original.
 
     Raises:
-        SourceError: if this aiortc has no such attribute.
+        SourceError: if this version of aiortc has no such attribute.
     """
     if not hasattr(part, name):
         raise SourceError(f"aiortc {version('aiortc')} is not supported; install aiortc 1.16")
@@ -208,13 +210,13 @@ def replace_private(part: object, name: str, ours: object) -> Any:
 
 
 def checked_offer(offer: str) -> str:
-    """The offer without candidates that name a host, which would be resolved, and with at most 32 candidates.
+    """Remove candidates with host names from an offer, and limit it to 32 candidates.
 
-    Browsers hide addresses behind names in `.local`; such a browser is found by its own connectivity checks. The
-    end-of-candidates line is removed too, because without any candidate ICE would give up at once.
+    Resolving the host names is not wanted. Browsers hide addresses behind names in `.local`; ICE connectivity checks
+    find such browsers. The end-of-candidates line is removed too, because ICE would give up without candidates.
 
     Raises:
-        OfferError: if it is not SDP, or too large.
+        OfferError: if the offer is not SDP, or too large.
     """
     if not offer.startswith("v=0"):
         raise OfferError("the offer is not SDP")
@@ -242,7 +244,7 @@ def _has_address(candidate: str) -> bool:
 
 
 def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None) -> None:
-    """Set the addresses to offer for the media, before they are gathered. By default aioice leaves loopback out."""
+    """Set the IP addresses to offer for the media before they are gathered. By default, aioice omits loopback."""
     gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
     gather = gathering.get_component_candidates
 

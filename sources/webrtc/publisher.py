@@ -1,8 +1,8 @@
-"""A WebRTC peer that sends video to us.
+"""A WebRTC peer that publishes video to us.
 
-It replaces two parts of the connection's receiver: the jitter buffer, which is late by a frame, freezes for seconds on
-a lost packet and has no room for a big key frame; and the RTCP handler, because aiortc does not expose the sender's
-clock. Decoding is done here too (`saccade.sources.webrtc.source`).
+It replaces two parts of aiortc's receiver. Its jitter buffer delays each frame, stalls on a lost packet and is too
+small for large keyframes. Its RTCP handler does not expose the sender's clock. Decoding is in
+`saccade.sources.webrtc.source`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from saccade.sources.webrtc.source import DECODERS, WebRtcConnection
 
 
 class PublisherPeer(Peer):
-    """A `Peer` with its video as `video`, from `accept` on; frames arrive once it has connected.
+    """A `Peer` that sends video, available as `video` after `accept`. Frames arrive once the peer has connected.
 
     Args:
-        settings, on_closed: as in `Peer`.
+        settings, on_closed: see `Peer`.
         hwaccel: whether to decode H.264 on the GPU.
     """
 
@@ -64,7 +64,7 @@ class PublisherPeer(Peer):
         self.video.heard(self._heard_at)
 
     def _take(self, packet: Packet) -> tuple[bool, None]:
-        """The `add` of aiortc's jitter buffer, replaced: whether to request a key frame, and nothing to decode."""
+        """Replace `add` of aiortc's jitter buffer. Return (whether to request a keyframe, None)."""
         self._mark_heard()
         for frame in self._buffer.add(packet, self._heard_at):
             self.video.take(frame)
@@ -80,5 +80,5 @@ class PublisherPeer(Peer):
 
 
 def _codecs_of(answer: str) -> dict[int, str]:
-    """The session's payload types and the names of their codecs."""
+    """Return the codec name of each payload type in the SDP answer."""
     return {int(number): name for number, name in re.findall(r"^a=rtpmap:(\d+) ([^/\s]+)/", answer, re.MULTILINE)}

@@ -1,7 +1,7 @@
-"""Signaling for WebRTC over HTTP: POST an offer, receive an answer and the URL of a session, DELETE it to end.
+"""WebRTC signaling over HTTP, common to WHIP (RFC 9725) and WHEP.
 
-What WHIP (RFC 9725) and WHEP have in common: everything but the direction. It runs on the application's event loop; a
-password or an SDP is never logged. Knows nothing of the media, nor of who may connect: that is the `Guard`'s.
+A client POSTs an offer and receives an answer with a session URL, which it DELETEs to end the session. The code runs
+on the application's event loop. It never logs a password or an SDP.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ P = TypeVar("P", bound=Peer)
 
 
 class Signaling(ABC, Generic[P]):
-    """An endpoint for one kind of peer, and its sessions.
+    """A signaling endpoint for one kind of peer, with its sessions.
 
     Args:
-        ice_servers: STUN and TURN servers, for the server's own use and as `Link` headers for the clients. None by
-            default: on one network none is needed, and a public one would learn who connects.
-        media_hosts: addresses to offer for the media; those of every interface if None, loopback last.
-        silence_s: a peer that sends nothing for this many seconds is gone.
+        ice_servers: STUN and TURN servers, used by the server and sent to clients as `Link` headers. A public
+            server would learn who connects.
+        media_hosts: IP addresses to offer for the media; None for those of every interface, loopback last.
+        silence_s: seconds without data after which a peer counts as disconnected.
         max_peers: maximum number of connected peers.
 
     Raises:
@@ -67,10 +67,10 @@ class Signaling(ABC, Generic[P]):
 
     @abstractmethod
     def _new_peer(self, on_closed: Callable[[], object]) -> P:
-        """A new peer, before its offer."""
+        """Create a peer that has no offer yet."""
 
     def session_routes(self, path: str) -> list[Route]:
-        """The routes of offers, at `path`, and of sessions, below it."""
+        """Return the routes of offers at `path`, and of sessions below it."""
         return [
             Route(path, self.post, methods=["POST"]),
             Route(f"{path}/{{session}}", self.end, methods=["DELETE"]),
@@ -96,9 +96,9 @@ class Signaling(ABC, Generic[P]):
         return Response()
 
     async def _open(self, request: Request, offer: str) -> tuple[str, P]:
-        """Accept an offer; return its session's secret, and the peer."""
+        """Accept an offer. Return the secret of its session, and the peer."""
         if self._closed or len(self._peers) >= self._max_peers:
-            raise HttpError(503, f"{len(self._peers)} {self.activity}, no more may")
+            raise HttpError(503, f"{len(self._peers)} {self.activity}, which is the limit; try again later")
         session = secrets.token_urlsafe(16)
         peer = self._new_peer(lambda: self._forget(session))
         self._peers[session] = None  # it counts from here on, also while `accept` is awaited
@@ -117,7 +117,7 @@ class Signaling(ABC, Generic[P]):
 
 
 def link_of(server: RTCIceServer) -> str:
-    """An ICE server as the `Link` header of RFC 9725, with all its addresses."""
+    """Return the `Link` header (RFC 9725) of an ICE server with all its addresses."""
     secret = f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
     return ", ".join(f'<{url}>; rel="ice-server"{secret if server.username else ""}' for url in _urls(server))
 

@@ -1,7 +1,6 @@
-"""One WebRTC peer's video: coded frames in from the network thread, the newest decoded one out.
+"""The video of one WebRTC peer: decodes every encoded frame and provides the newest decoded frame.
 
-It decodes in its own thread, because every frame must be decoded but only the newest is needed. Knows nothing of
-signaling, sockets or asyncio (`saccade.sources.webrtc.peer` does), nor of models, results or sinks.
+A separate thread decodes, because every frame must be decoded although only the newest is needed.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a r
 
 
 class WebRtcConnection:
-    """The video of one peer, a `LiveConnection`. The network thread calls `take`, `note_report`, `asks_for_key_frame`.
+    """The video of one peer, a `LiveConnection`. The network thread calls `take` and `note_report`.
 
-    Only frames all of whose parts and predecessors came are handed on. A slow reader gets the newest.
+    Only complete frames with complete references are yielded. A slow reader gets the newest frame.
 
     Args:
-        codecs: names in SDP of the payload types that the session uses.
+        codecs: codec names in SDP by payload type.
         hwaccel: whether to decode H.264 on the GPU.
-        on_close: called once when the connection is closed, in the thread that closes it.
+        on_close: called once when the connection is closed, in the closing thread.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class WebRtcConnection:
     # ---- called by the network thread
 
     def take(self, frame: CodedFrame) -> None:
-        """Queue a coded frame; returns at once."""
+        """Queue an encoded frame. Returns at once."""
         with self._changed:
             if self._closed:
                 return
@@ -88,7 +87,7 @@ class WebRtcConnection:
             self._changed.notify_all()
 
     def heard(self, now: float) -> None:
-        """Note that something arrived from the peer."""
+        """Record that data arrived from the peer."""
         self._heard_at = now
 
     def note_report(self, report: SenderReport) -> None:
@@ -96,7 +95,7 @@ class WebRtcConnection:
         self._report = report
 
     def asks_for_key_frame(self, now: float) -> bool:
-        """Whether to request a key frame at `now`; after True it returns False for half a second."""
+        """Return whether to request a keyframe at time `now`. After True it returns False for half a second."""
         with self._changed:
             if not self._needs_key_frame or now - self._asked_at < _ASK_AGAIN_S:
                 return False
@@ -112,52 +111,53 @@ class WebRtcConnection:
 
     @property
     def decoder(self) -> str:
-        """What decodes it; "" before the first frame."""
+        """Name of the decoder in use; "" before the first frame."""
         return self._decoder_name
 
     @property
     def rate(self) -> Fraction | None:
-        """None: WebRTC has no fixed rate."""
+        """Always None: WebRTC has no fixed frame rate."""
         return None
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when anything last arrived, frames or reports."""
+        """`time.monotonic()` when a frame or report last arrived."""
         return self._heard_at
 
     @property
     def media_at(self) -> float:
-        """As `heard_at`: the silence of a peer is its server's to notice."""
+        """Same as `heard_at`; the server detects silent peers."""
         return self._heard_at
 
     @property
     def damaged(self) -> int:
-        """Frames that could not be decoded because a part of them, or what they build on, was lost."""
+        """Number of frames that could not be decoded because data was lost."""
         return self._lost
 
     @property
     def stats(self) -> StreamStats | None:
-        """None: it is not known."""
+        """Always None: WebRTC connections provide no statistics."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """The newest unread frame; None if there is none after `timeout_s` seconds.
+        """Return the newest unread frame, or None after `timeout_s` seconds.
 
         Raises:
-            LiveError, StreamEndedError: if the peer has gone: StreamEndedError if `final`, else LiveError.
-            SourceError: if the GPU is required and cannot decode.
+            StreamEndedError: if the peer has left and `final` is set.
+            LiveError: if the peer has left and `final` is not set.
+            SourceError: if the required GPU cannot decode.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._newest is not None or self._closed or self._error, timeout_s)
             if self._error is not None:
                 raise self._error
             if self._closed:
-                raise StreamEndedError if self.final else LiveError("connection failed", "the publisher has gone")
+                raise StreamEndedError if self.final else LiveError("connection failed", "the publisher disconnected")
             newest, self._newest = self._newest, None
             return newest
 
     def close(self) -> None:
-        """Close the connection. Callable from any thread, repeatedly."""
+        """Close the connection. Thread-safe; may be called more than once."""
         with self._changed:
             if self._closed:
                 return
@@ -169,7 +169,7 @@ class WebRtcConnection:
             self._on_close()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of the thread that decodes, after `close`."""
+        """Wait for the decoding thread to end, after `close`."""
         self._thread.join(timeout_s)
 
     # ---- the decoder thread
@@ -216,7 +216,7 @@ class WebRtcConnection:
             return None if self._closed else self._coded.popleft()
 
     def _decodable(self, coded: CodedFrame, codec: str) -> bool:
-        """Whether everything the frame references was decoded; otherwise it would come out grey or smeared."""
+        """Return whether all references of the frame were decoded; otherwise it would be grey or smeared."""
         with self._changed:
             if is_key_frame(codec, coded.data):
                 self._needs_key_frame = False
@@ -246,12 +246,12 @@ class WebRtcConnection:
 
 
 class WebRtcSource(LiveSource):
-    """One peer as a source, which ends when the peer has gone. The size may change in mid-stream.
+    """One peer as a source, which ends when the peer disconnects. The frame size may change.
 
     Args:
-        connection: the peer's video, owned by the source from here on.
+        connection: the peer's video; the source takes ownership.
         stream: name of the stream.
-        vid_stride: hand on every `vid_stride`-th frame.
+        vid_stride: yield every `vid_stride`-th frame.
         messages: the peer's data channel.
     """
 
@@ -264,13 +264,13 @@ class WebRtcSource(LiveSource):
         self.messages = messages or Messages()
 
     def close(self) -> None:
-        """End the iteration at once and close the peer. Callable from any thread, repeatedly."""
+        """End the iteration at once and close the peer. Thread-safe; may be called more than once."""
         super().close()
         self.connection.close()
 
 
 def is_key_frame(codec: str, data: bytes) -> bool:
-    """Whether `data` begins a frame that references no other. A fragment from its middle does not count."""
+    """Return whether `data` starts a frame without references. A fragment from its middle does not count."""
     if codec == "VP8":
         return len(data) > 5 and not data[0] & 1 and data[3:6] == b"\x9d\x01\x2a"
     at = 0 if data.startswith(b"\x00\x00\x00\x01") else -1  # as aiortc puts before every unit

@@ -1,10 +1,10 @@
-"""WebRTC in: WHIP (RFC 9725) and a plain JSON offer/answer, as routes for any ASGI application.
+"""WebRTC publishing over WHIP (RFC 9725) or a JSON offer, as routes for any ASGI application.
 
     server = WebRtcServer(on_source=start_a_run)
     application = Guard(server.routes(), HttpAuth(token))
 
-Each accepted peer becomes a `WebRtcSource`. Everything runs on the application's event loop; a password or an SDP is
-never logged. Knows nothing of who reads the sources, nor of models, results or sinks.
+Each accepted peer becomes a `WebRtcSource`. All code runs on the application's event loop. It never logs a password or
+an SDP.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ MAX_PEERS = 8
 
 
 class WebRtcServer(Signaling[PublisherPeer]):
-    """The endpoint. `close` ends every peer.
+    """The WHIP endpoint. `close` disconnects every peer.
 
     Args:
         on_source: called on the event loop with the source of each accepted peer; must return at once.
-        ice_servers, media_hosts, silence_s: as in `Signaling`.
+        ice_servers, media_hosts, silence_s: see `Signaling`.
         max_peers: maximum number of connected peers.
-        replace: at the maximum, close the oldest instead of refusing the new one.
-        vid_stride: hand on every `vid_stride`-th frame.
+        replace: whether a new peer at the maximum replaces the oldest instead of being refused.
+        vid_stride: yield every `vid_stride`-th frame.
         hwaccel: whether to decode H.264 on the GPU.
 
     Raises:
         ValueError: if the address of an ICE server is malformed.
-        SourceError: if the GPU is insisted on and cannot decode.
+        SourceError: if the required GPU cannot decode.
     """
 
     activity = "peers are connected"
@@ -80,10 +80,10 @@ class WebRtcServer(Signaling[PublisherPeer]):
         return len(self._peers)
 
     def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[Route]:
-        """The routes: WHIP at `path`, its sessions below it, and the JSON offer at `offer_path`.
+        """Return the routes: WHIP at `path`, its sessions below it, and the JSON offer at `offer_path`.
 
-        `?stream=door` in the address names the stream. Every other method, PATCH among them, gets 405, as RFC 9725 asks
-        of a server without trickle ICE.
+        The query `?stream=door` names the stream. Other methods, also PATCH, get 405, as RFC 9725 requires without
+        trickle ICE.
         """
         return [*self.session_routes(path), Route(offer_path, self.offer, methods=["POST"])]
 

@@ -170,4 +170,4 @@ def test_token_origin_and_number_are_limited() -> None:
         assert stage.post(offer, **key, Origin="https://evil.example")[0] == 403
         assert stage.post(offer, **key, Origin="https://wall.example")[0] == 201
         status, text, _ = stage.post(offer, **key)
-        assert (status, json.loads(text)) == (503, {"error": "2 are watching, no more may"})
+        assert (status, json.loads(text)) == (503, {"error": "2 are watching, which is the limit; try again later"})

@@ -200,7 +200,7 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
     [
         (FILE, 0, "ok: 2 streams on nano"),
         ("sorce: 0\n", 2, "did you mean 'source'?"),
-        ("source: srt://camera:99999\ndetect: person\n", 2, "a port is a number from 1 to 65535"),
+        ("source: srt://camera:99999\ndetect: person\n", 2, "the port must be a number from 1 to 65535"),
         ("source: 0\ndetect: persn\n", 2, "did you mean 'person'?"),
         ("source: 0\ndetect: person\nrules: [{name: a, when: trukc}]\n", 2, "did you mean 'truck'?"),
     ],
