@@ -1,4 +1,4 @@
-"""Where results go. Knows frames and results, but no source, model or pipeline."""
+"""Sinks: the outputs that receive frames and results."""
 
 from saccade.sinks.base import (
     ReaderGoneError,

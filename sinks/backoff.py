@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again. Pure."""
+"""Retry delays after failures (exponential backoff)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ LAST_S = 30.0
 
 
 def backoff_s(failures: int, chance: Callable[[], float] = random.random) -> float:
-    """Seconds to wait after the nth failure in a row, from 1: 0.5, doubling to 30, less up to a quarter at random."""
+    """Return the delay in seconds after the nth consecutive failure: 0.5 s, doubling to 30 s, minus up to a quarter."""
     longest = min(LAST_S, FIRST_S * (1 << min(failures - 1, 16)))
     return longest * (1 - 0.25 * chance())

@@ -1,7 +1,4 @@
-"""What every sink has in common: its interface and its errors.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""The interface of every sink, and the errors that sinks raise."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from saccade.sources.frame import Frame
 
 
 class SinkError(Exception):
-    """A sink cannot be opened or written. The message is one line for the user: what is wrong and what to do.
+    """Raised if a sink cannot be opened or written. The message is one line: what is wrong and what to do.
 
     Attributes:
-        lost: how many results are lost with it that the sink had taken before.
+        lost: number of results that the sink had accepted and then lost.
     """
 
     def __init__(self, message: str = "", lost: int = 0) -> None:
@@ -28,24 +25,24 @@ class SinkError(Exception):
 
 
 class SinkClosedError(SinkError):
-    """The user has ended the run through this sink, such as by closing its window. No failure."""
+    """Raised if the user ends the run through a sink, such as by closing its window. This is not a failure."""
 
 
 class ReaderGoneError(SinkClosedError):
-    """The reader of this sink has gone, such as that of a pipe: the sink ends, and the run if it has no other."""
+    """Raised if the reader of a sink has closed, such as a pipe's. The sink ends; the run ends with its last sink."""
 
 
 @dataclass(slots=True, frozen=True)
 class SinkStats:
-    """What a sink with receivers of its own has counted; None for what it does not have.
+    """Counters of a sink that has receivers; None for a counter that does not apply.
 
     Attributes:
-        connected: whether its server can be reached.
-        clients: how many clients are connected.
-        backlog: messages waiting to be sent.
-        backlog_age_s: age of the oldest of them, in seconds; 0 if none waits.
-        sent: messages sent so far.
-        dropped: messages that were never sent, because their receiver was away or slow or refused them.
+        connected: whether the sink's server can be reached.
+        clients: number of connected clients.
+        backlog: number of messages waiting to be sent.
+        backlog_age_s: age of the oldest waiting message in seconds; 0 if none waits.
+        sent: number of messages sent so far.
+        dropped: number of messages never sent, because the receiver was offline, was too slow or refused them.
     """
 
     connected: bool | None = None
@@ -58,10 +55,10 @@ class SinkStats:
 
 @dataclass(slots=True, frozen=True)
 class SourceHints:
-    """What a sink may know about the stream it will be written; everything is optional.
+    """Optional information about the stream that a sink will receive.
 
     Attributes:
-        rate: frames per second; None when unknown.
+        rate: frames per second; None if unknown.
         audio_from: file whose audio a video copies; it is never overwritten. None for a silent video.
     """
 
@@ -70,50 +67,50 @@ class SourceHints:
 
 
 class Sink(Protocol):
-    """Where results go. Frames of a stream come in presentation order.
+    """An output for results. It receives the frames of a stream in presentation order.
 
     Attributes:
-        shared: whether several streams may write to one such sink, from several threads; it is closed once, when
-            all have ended. Other sinks have one stream, and one thread that writes and closes them.
+        shared: whether several streams may write to the sink, from several threads. A shared sink is closed once,
+            after all streams have ended. Other sinks serve one stream and one thread.
     """
 
     shared: ClassVar[bool]
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Take one frame, what was found on it and how long that took.
+        """Write one frame with its result and latency.
 
         Raises:
             SinkClosedError: if the user has ended the run.
-            ReaderGoneError: if the reader has gone.
-            SinkError: if the result could not be delivered, such as on a full disk. The sink stays usable: a later
-                call tries again.
+            ReaderGoneError: if the reader has closed.
+            SinkError: if the result could not be delivered, for example because the disk is full. A later call
+                retries.
         """
         ...
 
     def close(self) -> None:
-        """Finish what was written. A second call does nothing.
+        """Finish the output. A second call does nothing.
 
         Raises:
-            SinkError: if what was written could not be finished.
+            SinkError: if the output could not be finished.
         """
         ...
 
 
 @runtime_checkable
 class SupportsStreamEnd(Protocol):
-    """A shared sink that is to be informed when one of its streams has ended while others go on."""
+    """A shared sink that is notified when one of its streams ends while others continue."""
 
     def end(self, stream: str) -> None:
-        """Note that nothing more comes from `stream`, until it is written again."""
+        """Record that `stream` has ended. Writing to the stream again restarts it."""
         ...
 
 
 @runtime_checkable
 class SupportsStats(Protocol):
-    """A sink that counts what becomes of its messages."""
+    """A sink that counts its messages."""
 
     def stats(self) -> SinkStats:
-        """The counters; may be called at any time from any thread."""
+        """Return the counters. Thread-safe."""
         ...
 
 
@@ -123,17 +120,17 @@ CHANGES = ("begin", "update", "end")
 
 @runtime_checkable
 class SupportsEvents(Protocol):
-    """A shared sink that takes events of rules as well, besides results."""
+    """A shared sink that also accepts events of rules."""
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Take the record of an event that begins, changes or ends; callable from any thread, and does not wait.
+        """Write the record of an event that begins, changes or ends. Thread-safe; does not block.
 
         Args:
-            event: plain values for JSON with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`;
-                or of the type `rules`, which says in `rules` which there are in `stream` from now on; or of the type
-                `media`, which says that a file of the event `event`, its `kind` (`clip` or `snapshot`), is at `path`.
+            event: JSON values with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`.
+                The type `rules` lists the current rules of `stream` in `rules`. The type `media` states that a
+                file of the event `event` is at `path`; its `kind` is `clip` or `snapshot`.
 
         Raises:
-            SinkError: if it could not be delivered.
+            SinkError: if the event could not be delivered.
         """
         ...

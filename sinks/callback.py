@@ -1,7 +1,4 @@
-"""Calls a Python function for every frame, for programs that use Saccade as a library.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""A sink that calls a Python function for every frame, for programs that use Saccade as a library."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from saccade.sources.frame import Frame
 
 
 class CallbackSink:
-    """Calls `function(frame, result, latency)` for every frame, one call at a time, also when streams share it.
+    """Calls `function(frame, result, latency)` for every frame, one call at a time, also if streams share the sink.
 
-    An exception of the function ends the run as an error; a `SinkClosedError` ends it without one.
+    An exception from the function ends the run as an error; `SinkClosedError` ends it without an error.
 
     Args:
-        function: called in a thread of the pipeline. It should return quickly or hand its work on: results wait for it.
+        function: called in a thread of the pipeline. It should return quickly, because results wait for it.
 
     Raises:
-        SinkError: if it cannot be called.
+        SinkError: if `function` is not callable.
     """
 
     shared: ClassVar[bool] = True
@@ -40,7 +37,7 @@ class CallbackSink:
         """Call the function.
 
         Raises:
-            SinkClosedError: after `close`, or from the function.
+            SinkClosedError: after `close`, or if the function raises it.
         """
         with self._lock:
             if self._closed:

@@ -1,7 +1,4 @@
-"""A window on this machine's screen that shows every frame with its overlay.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""A sink that shows every frame with its overlay in a window on this machine."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ _QUIT_KEYS = (ord("q"), 27)  # 27 is Esc
 
 
 class DisplaySink:
-    """Shows frames in a window; q, Esc or closing the window ends the run.
+    """Shows frames in a window. Pressing q or Esc, or closing the window, ends the run.
 
     Args:
-        title: of the window.
+        title: title of the window.
 
     Raises:
-        SinkError: if no window can be opened here.
+        SinkError: if no window can be opened.
     """
 
     shared: ClassVar[bool] = False
@@ -53,7 +50,7 @@ class DisplaySink:
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Open the window that the target `display` asks for; raises as the constructor does."""
+        """Open the window for the target `display`. Raises the errors of the constructor."""
         return cls()
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:

@@ -1,7 +1,7 @@
-"""Opens the sink that a target names: an address, a path, `-` or `display`. Knows no source, model or pipeline.
+"""Opens the sink that a target names: an address, a path, `-` or `display`.
 
-A new sink is one file and one line in `SINKS`. Order of imports in this package:
-record <- base <- urls, outbox, overlay <- callback, display, jsonl, video, websocket, messaging <- factory.
+To add a sink, add a module and one line in `SINKS`. Imports in this package run in one direction: record <- base <-
+urls, outbox, overlay <- callback, display, jsonl, video, websocket, messaging <- factory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Opener = Callable[[str, SourceHints], Sink]
 
 @dataclass(slots=True, frozen=True)
 class SinkKind:
-    """How one kind of sink is recognised and opened.
+    """How to recognise and open one kind of sink.
 
     Attributes:
-        opener: `module:name`, or `module:Class.name`, of an `Opener`. Imported at the first use, since each sink
-            brings a library that no other needs; or the opener itself.
-        schemes: of the addresses it takes.
-        suffixes: of the files it writes, in lower case.
-        words: targets it takes as a whole, such as `-`.
+        opener: an `Opener`, or its name `module:name` or `module:Class.name`. A named opener is imported at its
+            first use, because most sinks need their own library.
+        schemes: address schemes of the sink.
+        suffixes: file suffixes of the sink, in lower case.
+        words: complete targets of the sink, such as `-`.
     """
 
     opener: str | Opener
@@ -36,7 +36,7 @@ class SinkKind:
     words: tuple[str, ...] = ()
 
     def open(self, target: str, hints: SourceHints) -> Sink:
-        """Open `target`, which is of this kind; raises SinkError if that fails."""
+        """Open `target`, which must be of this kind. Raises SinkError if that fails."""
         if not isinstance(self.opener, str):
             return self.opener(target, hints)
         module, _, name = self.opener.partition(":")
@@ -69,17 +69,17 @@ def open_sink(
     - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: the same in segments.
     - `out.jsonl`: records; `out.jsonl?max_mb=100&keep=5`: rotated by size. `-`: records on standard output.
     - `display`: a window.
-    - `ws://HOST:PORT`, `wss://…`: a WebSocket feed to connect to; see `WebSocketSink`.
+    - `ws://HOST:PORT`, `wss://…`: a WebSocket server; see `WebSocketSink`.
     - `mqtt://HOST/PREFIX`, `mqtts://…`: an MQTT broker; see `MqttSink`.
     - `http://…`, `https://…`: a webhook; see `WebhookSink`.
 
     Args:
-        target: one of the above.
+        target: one of the targets above.
         rate: frames per second of the source; a hint for videos.
         audio_from: file whose audio a video copies; it is never overwritten.
 
     Raises:
-        SinkError: if there is no such sink or it cannot be opened, in one line for the user.
+        SinkError: if the target is unknown or cannot be opened.
     """
     text = os.fspath(target)
     hints = SourceHints(rate, None if audio_from is None else os.fspath(audio_from))
@@ -95,12 +95,12 @@ def open_sink(
             f"there are no {scheme.lower()}:// sinks: {redact_target(text)} should be {known}, whep:PORT, or a file"
         )
     raise SinkError(
-        f"cannot tell what to write to {redact_target(text)}: end it in .mp4 or .jsonl, or use '-' or 'display'"
+        f"unknown kind of output: {redact_target(text)}; use a name ending in .mp4 or .jsonl, '-' or 'display'"
     )
 
 
 def kind_of(target: str) -> SinkKind | None:
-    """The kind of sink that `target` names; None if there is none."""
+    """Return the kind of sink that `target` names, or None."""
     scheme, separator, _ = target.partition("://")
     if separator:
         return next((kind for kind in SINKS if scheme.lower() in kind.schemes), None)

@@ -1,7 +1,4 @@
-"""One writer a file: a file that is being written is locked, so that another run cannot empty or replace it.
-
-Knows nothing of what is in a file.
-"""
+"""File locks that allow one writer per file, so that another run cannot truncate or replace it."""
 
 from __future__ import annotations
 
@@ -14,14 +11,15 @@ from pathlib import Path
 
 
 def hold(descriptor: int, *, beside_others: bool = False) -> None:
-    """Lock an open file until it is closed; the death of the process closes it, too.
+    """Lock an open file until it is closed. The lock also ends with the process.
 
     Args:
-        descriptor: of the file. What is no regular file, such as a device, can be held by any number.
-        beside_others: others may hold it as well, if they do so beside others: they only append.
+        descriptor: file descriptor. A device, or another file that is not regular, can be locked any number of
+            times.
+        beside_others: whether other writers may hold the same kind of lock, because they only append.
 
     Raises:
-        OSError: if another writer holds it; EBUSY, with a reason for the user.
+        OSError: EBUSY, with a reason for the user, if another writer holds the lock.
     """
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
@@ -34,10 +32,10 @@ def hold(descriptor: int, *, beside_others: bool = False) -> None:
 
 
 def check_free(path: Path) -> None:
-    """Fail if a file is held; one that is not there, or cannot be read, is not.
+    """Check that no writer has locked a file. A missing or unreadable file counts as free.
 
     Raises:
-        OSError: as `hold`.
+        OSError: EBUSY if the file is locked.
     """
     with suppress(FileNotFoundError, PermissionError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,7 +1,4 @@
-"""Keeps a sink that fails from stopping anything else: pauses it, counts what it loses and tries it again.
-
-Knows frames and results, but not which sink it guards.
-"""
+"""Isolates a failing sink: pauses it, counts its lost results and retries it."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ State = Literal["ok", "paused", "ended"]
 
 @dataclass(slots=True, frozen=True)
 class SinkStatus:
-    """How a sink is doing.
+    """Status of a sink.
 
     Attributes:
-        name: of the sink, free of secrets.
-        state: `ok`; `paused` while it cannot write; `ended` when its reader has gone.
-        reason: why it is not ok, in one line; None when it is.
-        lost: results that were not written because the sink was paused, or failed on them.
-        stats: the sink's own counters; None for a sink without any.
+        name: name of the sink, without secrets.
+        state: `ok`; `paused` while writing fails; `ended` after the reader has closed.
+        reason: reason for the state in one line; None if it is `ok`.
+        lost: number of results not written because the sink was paused or failed.
+        stats: the sink's own counters; None if it has none.
     """
 
     name: str
@@ -46,16 +43,16 @@ class SinkStatus:
 
 
 class SinkGuard:
-    """Writes to one sink. Any thread may call anything, as far as the sink itself is shared.
+    """Writes to one sink and handles its failures. Thread-safe if the sink is shared.
 
-    The first failure is logged and pauses the sink: results are counted as lost, and after a back-off of 0.5 to 30 s
-    one of them is tried. It works again when it has not failed for 5 s. The next frame of a stream that is written has
-    the number of its lost results added to `dropped_before`. Only `SinkClosedError` is passed on, and every error of a
-    `CallbackSink`: that is the program's own code, whose errors are to end its run.
+    The first failure is logged and pauses the sink. Results then count as lost, and one of them is retried after a
+    backoff of 0.5 to 30 s. The sink counts as working again after 5 s without a failure. The next written frame adds
+    the number of lost results to `dropped_before`. Only `SinkClosedError` is passed on, and every error of a
+    `CallbackSink`, since it comes from the user's program.
 
     Args:
-        sink: where results go; opening and closing it stays the caller's.
-        name: for logs and metrics, free of secrets; by default that of the sink's class.
+        sink: the sink. The caller opens and closes it.
+        name: name for logs and metrics, without secrets; the sink's class by default.
     """
 
     def __init__(self, sink: Sink, name: str = "") -> None:
@@ -76,7 +73,7 @@ class SinkGuard:
         """Write a result, or count it as lost.
 
         Raises:
-            SinkClosedError: if the reader has gone.
+            SinkClosedError: if the reader has closed.
         """
         with self._lock:
             if self._state == "paused" and self._trying_since is None:
@@ -107,23 +104,23 @@ class SinkGuard:
 
     @property
     def paused(self) -> bool:
-        """Whether the sink has failed and is to be tried again."""
+        """Whether the sink has failed and will be retried."""
         return self._state == "paused"
 
     def end(self, stream: str) -> tuple[int, str]:
-        """Forget a stream; return how many of its results were lost, and why the last one was."""
+        """Forget a stream. Return the number of its lost results, and the reason for the last loss."""
         with self._lock:
             self._lost_since.pop(stream, None)
             return self._lost_of.pop(stream, 0), self._last_reason
 
     def status(self) -> SinkStatus:
-        """How the sink is doing."""
+        """Current status of the sink."""
         stats = self._sink.stats() if isinstance(self._sink, SupportsStats) else None
         with self._lock:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
     def _lose(self, frame: Frame, taken: int = 0) -> None:
-        """Count a frame as lost, and `taken` more that the sink had taken; what was lost before is still reported."""
+        """Count a frame and `taken` accepted results as lost; earlier losses remain to be reported."""
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
         self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken

@@ -1,7 +1,4 @@
-"""JSON lines: one record a frame, to a file, which may be rotated by its size, or to standard output.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""A sink that writes one JSON record per frame to a file, optionally rotated by size, or to standard output."""
 
 from __future__ import annotations
 
@@ -30,18 +27,19 @@ KEEP = 5
 
 
 class JsonlSink:
-    """Writes `make_record` of every frame as a line of UTF-8 JSON, flushed at once so that `tail -f` sees it.
+    """Writes `make_record` of every frame as a line of JSON in UTF-8. Each line is flushed at once.
 
-    A line is written whole or not at all, also on a full disk. A file that is deleted or moved away while it is
-    written is created anew. One that another run is writing is not replaced.
+    A line is written completely or not at all, also on a full disk. If the file is deleted or moved, a new file is
+    created. A file that another run is writing is not replaced.
 
     Args:
-        path: file to write; "-" for standard output. An existing file is replaced, or with `max_bytes` continued.
-        max_bytes: a line that would make the file longer begins a new one, and the old one becomes `path.1`, the one
-            before it `path.2` and so on; None for one file without end.
-        keep: how many old files to keep; None for any number.
-        retention: limits of the old files' age and of the size of all.
-        events: write the events of rules, and no records of frames.
+        path: path of the file; "-" for standard output. An existing file is replaced, or continued if `max_bytes`
+            is set.
+        max_bytes: size in bytes at which the file is rotated: it becomes `path.1`, the previous `path.1` becomes
+            `path.2` and so on. None for no rotation.
+        keep: number of rotated files to keep; None for any number.
+        retention: limits of the rotated files' age and of the total size.
+        events: write events of rules instead of records of frames.
 
     Raises:
         SinkError: if the file cannot be written, or a limit is out of range.
@@ -59,9 +57,9 @@ class JsonlSink:
         events: bool = False,
     ) -> None:
         if max_bytes is not None and max_bytes < 1:
-            raise SinkError(f"max_bytes is 1 or more, or None for one file without end; got {max_bytes!r}")
+            raise SinkError(f"max_bytes must be at least 1, or None for no rotation; got {max_bytes!r}")
         if keep is not None and keep < 0:
-            raise SinkError(f"keep is 0 or more old files, or None for any number; got {keep!r}")
+            raise SinkError(f"keep must be at least 0, or None for any number; got {keep!r}")
         self._path = os.fspath(path)
         self._max_bytes = None if self._path == "-" else max_bytes
         self._keep = keep
@@ -84,8 +82,8 @@ class JsonlSink:
     def open(cls, target: str, hints: SourceHints) -> Self:
         """Open `-`, or a path with options such as `out.jsonl?max_mb=100&keep=5`.
 
-        `keep` is a number of old files or an age such as `7d`; `max_gb` bounds the size of all. With `send=events` the
-        file has the events of rules instead of a record of each frame.
+        `keep` is a number of rotated files or an age such as `7d`. `max_gb` limits the total size. With `send=events`,
+        the file contains events of rules instead of a record per frame.
 
         Raises:
             SinkError: if an option is wrong or the file cannot be written.
@@ -107,17 +105,17 @@ class JsonlSink:
         )
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Write one line; callable from several threads.
+        """Write one line. Thread-safe.
 
         Raises:
-            ReaderGoneError: if the reader of the pipe has gone.
+            ReaderGoneError: if the reader of the pipe has closed.
             SinkError: if the line cannot be written, such as on a full disk.
         """
         if not self._events:
             self._append(to_json(make_record(frame, result, latency)) + b"\n")
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Write the line of an event, if it is events that are written; raises as `write`."""
+        """Write an event as a line if the sink writes events. Raises the errors of `write`."""
         if self._events and event["type"] in CHANGES:
             self._append(to_json(event) + b"\n")
 
@@ -140,7 +138,7 @@ class JsonlSink:
                     # Else the interpreter fails once more at its end, when it flushes what is left.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
                 self._reader_gone = True
-                raise ReaderGoneError(f"the reader of {self._shown} has gone") from None
+                raise ReaderGoneError(f"the reader of {self._shown} has closed") from None
             except OSError as error:
                 raise SinkError(f"cannot write {self._shown}: {write_failure(self._path, error)}") from None
 
@@ -168,7 +166,7 @@ class JsonlSink:
         self._prune(room=self._max_bytes or 0)
 
     def _old_files(self) -> list[Path]:
-        """`path.1`, `path.2` and so on, as far as they are there without a gap."""
+        """Return the rotated files `path.1`, `path.2` and so on, up to the first missing number."""
         numbered = (Path(f"{self._path}.{number}") for number in itertools.count(1))
         return list(itertools.takewhile(Path.exists, numbered))
 
@@ -181,17 +179,17 @@ class JsonlSink:
 
 
 def check_standard_output() -> None:
-    """Check that bytes can be written to standard output.
+    """Check that standard output accepts bytes.
 
     Raises:
-        SinkError: if it is closed, or is no file.
+        SinkError: if standard output is closed or is not a file.
     """
     if getattr(sys.stdout, "buffer", None) is None:
         raise SinkError("cannot write standard output: it is closed; name a file instead of -")
 
 
 class _LineFile:
-    """A file that lines are appended to, each whole or not at all."""
+    """A file to which complete lines are appended."""
 
     def __init__(self, path: Path, *, replace: bool) -> None:
         self.path = path
@@ -202,7 +200,7 @@ class _LineFile:
         self.reopen(replace=replace)
 
     def append(self, line: bytes) -> None:
-        """Write a line; raises OSError, and then nothing of it is in the file."""
+        """Append a line. If this raises OSError, the file contains no part of the line."""
         if self._descriptor < 0 or self._moved():
             self.reopen()
         if self._torn:
@@ -219,7 +217,7 @@ class _LineFile:
         self._torn = False
 
     def reopen(self, *, replace: bool = False) -> None:
-        """Open the file of that name, which may be another one meanwhile; empty it where it is to be replaced."""
+        """Open the file by its name again, since it may have been replaced. Truncate it if `replace` is set."""
         self.close()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
@@ -241,14 +239,14 @@ class _LineFile:
             os.close(descriptor)
 
     def _cut(self) -> None:
-        """Take back the part of a line that was written."""
+        """Remove the partially written line."""
         try:
             os.ftruncate(self._descriptor, self.size)
         except OSError:  # such as of a pipe
             self._torn = True
 
     def _moved(self) -> bool:
-        """Whether the file was deleted, moved or replaced; 1.5 µs beside some 50 for making a record."""
+        """Return whether the file was deleted, moved or replaced."""
         try:
             status = os.stat(self.path)
         except OSError:

@@ -1,4 +1,4 @@
-"""Why a file cannot be written, with the command that mends it where the folder belongs to another user."""
+"""Explains why a file cannot be written, and names the command that fixes a folder's owner."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 
 
 def write_failure(path: str | os.PathLike[str], error: Exception) -> str:
-    """The reason in one line, without the path: 'No space left on device', or who owns the folder and what to do.
+    """Return the reason in one line without the path: 'No space left on device', or the folder's owner and a fix.
 
-    Docker makes a folder that is to be mounted and is missing as root; a container that runs as another user cannot
-    write there, and is restarted for ever.
+    Docker creates a missing mount folder as root, so a container that runs as another user cannot write there.
 
     Args:
-        path: of the file.
-        error: an OSError, or FFmpeg's, which has `errno` and `strerror` too.
+        path: path of the file.
+        error: an OSError, or FFmpeg's error, which also has `errno` and `strerror`.
     """
     reason = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) not in (errno.EACCES, errno.EPERM) or not hasattr(os, "getuid"):

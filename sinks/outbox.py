@@ -1,7 +1,4 @@
-"""The queue of messages for one receiver: bounded in number and bytes, drops the oldest and counts every loss.
-
-Pure data. Knows nothing of sockets, threads or clocks.
-"""
+"""A bounded queue of messages for one receiver. It drops the oldest messages and counts every drop."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ MAX_BYTES = 2 * 1024 * 1024
 
 @dataclass(slots=True, frozen=True)
 class Message:
-    """A message for a client, ready to be sent; all clients share it.
+    """An encoded message, shared by all clients.
 
     Attributes:
-        stream: the stream it belongs to; "" for the client itself.
+        stream: stream of the message; "" for a message about the client itself.
         text: JSON in UTF-8.
-        record: True for the record of a frame, which may be dropped; False for a notice, which is dropped only when the
-            outbox is full, and then not counted.
-        queued_at: when it was made, on the clock of `drop_before`, in seconds.
+        record: True for a frame's record, which may be dropped. False for a notice, which is dropped only if the
+            queue is full, and not counted.
+        queued_at: creation time in seconds, on the clock of `drop_before`.
     """
 
     stream: str
@@ -31,12 +28,12 @@ class Message:
 
 
 class Outbox:
-    """A first-in-first-out queue that always accepts a message and drops the oldest. For one thread at a time.
+    """A first-in, first-out queue that accepts every message and drops the oldest. Use it from one thread at a time.
 
     Args:
-        newest: keep only the newest record of each stream, in the place of the one that it replaces.
-        max_records: how many messages it holds.
-        max_bytes: how many bytes of text it holds; a longer message is dropped, with all that wait.
+        newest: keep only the newest record of each stream, at the position of the replaced record.
+        max_records: highest number of messages.
+        max_bytes: highest number of bytes of text. A longer message is dropped together with the whole queue.
     """
 
     def __init__(self, *, newest: bool = False, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
@@ -54,17 +51,17 @@ class Outbox:
 
     @property
     def bytes_waiting(self) -> int:
-        """Bytes of text inside."""
+        """Number of bytes of text in the queue."""
         return self._bytes
 
     @property
     def oldest_at(self) -> float | None:
-        """When the oldest message was made; None if empty."""
+        """Creation time of the oldest message; None if the queue is empty."""
         return self._waiting[0][0].queued_at if self._waiting else None
 
     @property
     def newest(self) -> bool:
-        """Whether only the newest record of each stream is kept. Turning it on drops the others."""
+        """Whether only the newest record of each stream is kept. Setting it to True drops the older records."""
         return self._newest
 
     @newest.setter
@@ -75,11 +72,11 @@ class Outbox:
             self._add(message, lost_before)
 
     def put(self, message: Message, lost_before: int = 0) -> None:
-        """Add `message`; drop the oldest where there is no room.
+        """Append `message`. Drop the oldest messages if the queue is full.
 
         Args:
-            message: to be sent.
-            lost_before: how many records of its stream the producer itself dropped just before it.
+            message: the message.
+            lost_before: number of records of its stream that the producer dropped just before it.
         """
         self.dropped += lost_before
         self._add(message, lost_before)
@@ -87,12 +84,12 @@ class Outbox:
             self._drop()
 
     def drop_before(self, time: float) -> None:
-        """Drop the messages made before `time`, as far as no younger one waits in front of them."""
+        """Drop messages created before `time`, from the front of the queue up to the first younger message."""
         while self._waiting and self._waiting[0][0].queued_at < time:
             self._drop()
 
     def take(self) -> tuple[Message, int] | None:
-        """The oldest message, and how many records of its stream were dropped just before it; None if empty."""
+        """Remove the oldest message. Return it with the number of records of its stream dropped before it, or None."""
         if not self._waiting:
             return None
         message, lost_before = self._pop()
@@ -120,7 +117,7 @@ class Outbox:
         return message, lost_before
 
     def _index_of(self, stream: str) -> int | None:
-        """The index of the stream's newest record, unless a notice of the stream came after it."""
+        """Return the index of the stream's newest record, or None if a notice of the stream follows it."""
         for index in range(len(self._waiting) - 1, -1, -1):
             message, _ = self._waiting[index]
             if message.stream == stream:

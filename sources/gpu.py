@@ -35,7 +35,7 @@ def gpu_decoding(hwaccel: HwAccel, gpu: int | None = None) -> HWAccel | None:
     """
     handle = None if hwaccel == "none" else _handle(gpu)
     if handle is None and hwaccel == "cuda":
-        raise SourceError("hwaccel cuda: FFmpeg found no GPU that can decode; use auto or none")
+        raise SourceError("hwaccel cuda: no GPU that FFmpeg can decode on was found; use auto or none")
     return handle
 
 

@@ -1,4 +1,4 @@
-"""Results as messages for other systems: an MQTT broker and webhooks, and the events that both send."""
+"""Sinks that send messages to other systems: an MQTT broker and webhooks."""
 
 from saccade.sinks.messaging.events import Change, Event, EventTracker, Observation
 from saccade.sinks.messaging.mqtt import MqttSink

@@ -1,7 +1,4 @@
-"""An event loop in a thread, for a sink that talks to a server: woken from any thread, ended in bounded time.
-
-Knows nothing of what the sink does, nor of frames and results.
-"""
+"""An asyncio event loop in a thread, for a sink that talks to a server."""
 
 from __future__ import annotations
 
@@ -23,17 +20,16 @@ _CANCEL_S = 1.0
 
 
 class SocketLoop(DaemonLoop):
-    """An event loop that watches no socket that was closed before it got to it.
+    """An event loop that never watches a socket that was closed before the loop could register it.
 
-    aiomqtt asks for a socket to be watched by its number, from another thread. Where the connection breaks before the
-    loop does that, and the number is given to another socket at once, a loop watches that one, and keeps it when it is
-    closed: no later socket of that number can be watched, and no answer of the broker is read.
+    aiomqtt registers sockets by file descriptor from another thread. If the connection breaks first and the descriptor
+    is reused, the loop would watch the wrong socket. Later sockets with this descriptor could then not be watched.
     """
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """As in `asyncio`; `add_reader` and `add_writer` do nothing for a number that has a new owner."""
+        """Like `asyncio`, except that `add_reader` and `add_writer` ignore a descriptor that was reused meanwhile."""
         if callback in (self.add_reader, self.add_writer):
             owner = _owner_of(args[0])
             return super().call_soon_threadsafe(self._watch, callback, owner, args, context=context)
@@ -45,7 +41,7 @@ class SocketLoop(DaemonLoop):
 
 
 def _owner_of(descriptor: int) -> tuple[int, int] | None:
-    """What tells a socket from a later one of the same number; None if there is none."""
+    """Return an identity that distinguishes a socket from a later one with the same descriptor, or None."""
     try:
         found = os.fstat(descriptor)
     except (OSError, ValueError):
@@ -54,11 +50,11 @@ def _owner_of(descriptor: int) -> tuple[int, int] | None:
 
 
 class BackgroundLoop:
-    """Runs the coroutine `work(loop)` in a thread of its own from construction on, until it returns.
+    """Runs the coroutine `work(loop)` in its own thread, from construction until the coroutine returns.
 
     Args:
-        name: of the thread.
-        work: returns soon after `stopping` has become true; checks it whenever `wait` returns.
+        name: name of the thread.
+        work: must return soon after `stopping` is true; check it after every `wait`.
     """
 
     def __init__(self, name: str, work: Callable[[BackgroundLoop], Coroutine[Any, Any, None]]) -> None:
@@ -78,28 +74,28 @@ class BackgroundLoop:
         return self._stopping
 
     def check(self) -> None:
-        """Do nothing while the work goes on.
+        """Raise the error with which the work has failed, if any.
 
         Raises:
-            SinkError: if it has failed: it handles all expected errors itself, so this is a bug.
+            SinkError: if the work has failed. This is a bug, because the work handles all expected errors.
         """
         if self._error is not None:
             raise SinkError(f"{self._name} failed: {self._error!r}")
 
     def wake(self) -> None:
-        """Let `wait` return. Callable from any thread."""
+        """Make `wait` return. Thread-safe."""
         with suppress(RuntimeError):  # the loop has ended meanwhile
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return after a call of `wake` since the last `wait`, or after `timeout_s` seconds."""
+        """Wait for a call of `wake` since the last `wait`, for at most `timeout_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
         self._woken.clear()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait `seconds`, whatever happens, except for `close`."""
+        """Wait `seconds`; only `close` ends the wait early."""
         end = self._loop.time() + seconds
         while not self._stopping and (left := end - self._loop.time()) > 0:
             await self.wait(left)
@@ -114,7 +110,7 @@ class BackgroundLoop:
                 self._loop.call_soon_threadsafe(self._cancel)
             self._thread.join(_CANCEL_S)
         if self._thread.is_alive():
-            log.warning("%s does not end; its thread is abandoned", self._name)
+            log.warning("%s did not stop in time; its thread keeps running until the program exits", self._name)
 
     def _cancel(self) -> None:
         if self._task is not None:

@@ -1,6 +1,6 @@
-"""Events: turns what is detected frame by frame into objects that appear, change and leave.
+"""Tracks events per label: converts detections of single frames into begin, update and end messages.
 
-Pure: time comes in as an argument. Knows results, but no frames, topics or connections.
+The caller passes the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal["new", "update", "end"]
 
 @dataclass(slots=True, frozen=True)
 class Observation:
-    """One object on one frame: its label, its score from 0 to 1, and its box (x1, y1, x2, y2) in pixels."""
+    """One detected object: its label, its score from 0 to 1, and its box (x1, y1, x2, y2) in pixels."""
 
     label: str
     score: float
@@ -32,7 +32,7 @@ class Observation:
 
 
 def observations_of(result: Result, width: int, height: int) -> list[Observation]:
-    """The boxes of a result on a `width` × `height` frame; for labels with points only, boxes without size."""
+    """Return the boxes of a result on a `width` × `height` frame. Labels with points give boxes of size zero."""
     found = [
         Observation(box.label, round(box.score, 3), _whole(box.pixels(width, height)))
         for box in result.detections.boxes
@@ -47,17 +47,18 @@ def observations_of(result: Result, width: int, height: int) -> list[Observation
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """One label on one stream, from the first frame that shows it to the last.
+    """An event of one label on one stream, from the first frame that shows the label to the last.
 
     Attributes:
-        id: of the event, as in Frigate: the time of its beginning and six letters.
+        id: identifier as in Frigate: the begin time and six letters.
         stream: name of the stream.
-        label: the class of the objects.
-        start_time, end_time: of the first and last frame that show it, in seconds; end_time is None while it goes on.
-        score: of the best-scored object on the newest frame that shows any.
-        top_score: the best score so far.
-        box: that of the best-scored object, as for `score`.
-        count: how many there are, 0 at the end.
+        label: class of the objects.
+        start_time, end_time: times of the first and last frame with the label, in seconds; end_time is None while
+            the event is open.
+        score: highest score on the newest frame that shows the label.
+        top_score: highest score so far.
+        box: box of the object that has `score`.
+        count: current number of objects; 0 at the end.
     """
 
     id: str
@@ -73,14 +74,14 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A step of an event; `before` is the event as last published, and at the beginning the same as `after`."""
+    """A change of an event. `before` is the event as last published; at the beginning it equals `after`."""
 
     kind: Kind
     before: Event
     after: Event
 
     def as_json(self) -> dict[str, Any]:
-        """The message that Frigate sends, as far as known; `camera` is Frigate's word for the stream."""
+        """Return Frigate's message of the change, with the known fields. Frigate calls the stream `camera`."""
         return {
             "type": self.kind,
             "before": {"camera": self.before.stream, **asdict(self.before)},
@@ -89,15 +90,15 @@ class Change:
 
 
 class EventTracker:
-    """Follows the labels of any number of streams. For one thread at a time.
+    """Tracks the labels of any number of streams. Use it from one thread at a time.
 
-    The count of a label is the most that one frame of the last `hold_s` seconds showed, so that an object missed on
-    a few frames is still counted. An event lasts as long as the count is not 0; a change of the count, or of the best
-    score by 0.05, is an update.
+    The count of a label is the highest number on one frame within the last `hold_s` seconds, so that short misses do
+    not change it. An event is open while the count is not 0. A change of the count, or of the highest score by 0.05,
+    is an update.
 
     Args:
-        hold_s: seconds for which an object that is no longer detected is still counted.
-        chance: returns random numbers from 0 to 1, for the ids.
+        hold_s: seconds for which an object still counts after its last detection.
+        chance: returns random numbers from 0 to 1, used for event ids.
     """
 
     def __init__(self, hold_s: float = HOLD_S, chance: Callable[[], float] = random.random) -> None:
@@ -106,13 +107,13 @@ class EventTracker:
         self._streams: dict[str, dict[str, _Label]] = {}
 
     def update(self, stream: str, at_s: float, time: float, observations: Iterable[Observation]) -> list[Change]:
-        """Take the observations of a stream's next frame, and return what has changed.
+        """Process the detections of a stream's next frame. Return the changed events.
 
         Args:
             stream: name of the stream.
-            at_s: time of the frame on the stream's own clock, in seconds.
-            time: when the frame was captured, as written into events, in seconds.
-            observations: the objects on it.
+            at_s: time of the frame on the stream's monotonic clock, in seconds.
+            time: capture time of the frame for the events, in seconds.
+            observations: detected objects.
         """
         seen: dict[str, list[Observation]] = {}
         for observation in observations:
@@ -133,7 +134,7 @@ class EventTracker:
         return changes
 
     def end(self, stream: str) -> list[Change]:
-        """End all events of a stream from which nothing more comes."""
+        """End all open events of a stream that has ended."""
         return [label.end() for label in self._streams.pop(stream, {}).values()]
 
     def _first(self, stream: str, time: float, observations: list[Observation]) -> Event:
@@ -143,32 +144,32 @@ class EventTracker:
 
 
 class ActiveStreams:
-    """Which streams deliver frames, and which have gone silent. For one thread at a time."""
+    """Tracks which streams deliver frames and which are silent. Use it from one thread at a time."""
 
     def __init__(self) -> None:
         self._last_at: dict[str, float] = {}
 
     def note(self, stream: str, now: float) -> bool:
-        """Note a frame of a stream at `now` seconds; True if the stream was not active."""
+        """Record a frame of a stream at time `now`, in seconds. Return True if the stream was inactive before."""
         new = stream not in self._last_at
         self._last_at[stream] = now
         return new
 
     def end(self, stream: str) -> bool:
-        """Forget a stream; False if it was not active."""
+        """Forget a stream. Return False if it was inactive."""
         return self._last_at.pop(stream, None) is not None
 
     def names(self) -> list[str]:
-        """The active streams."""
+        """Return the active streams."""
         return list(self._last_at)
 
     def silent(self, now: float) -> list[str]:
-        """The active streams without a frame for `SILENT_S` seconds before `now`."""
+        """Return the active streams that had no frame for `SILENT_S` seconds at time `now`."""
         return [stream for stream, at in self._last_at.items() if now - at > SILENT_S]
 
 
 class _Label:
-    """An event that goes on."""
+    """An open event of one label."""
 
     __slots__ = ("_last_time", "_now", "_published", "_recent")
 

@@ -1,7 +1,4 @@
-"""Results to an MQTT broker, in the topics that Frigate made common.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""A sink that publishes results to an MQTT broker, in topics like Frigate's."""
 
 from __future__ import annotations
 
@@ -48,35 +45,35 @@ EXAMPLE = "mqtt://user:password@host:1883/saccade"
 
 
 class MqttSink:
-    """Publishes to `mqtt://user:password@host:1883/saccade`, or `mqtts://` for TLS; `saccade` begins every topic.
+    """Publishes to `mqtt://user:password@host:1883/saccade`, or `mqtts://` for TLS. The path is the topic prefix.
 
-    - `saccade/available`: online or offline, retained; offline is the last will, so also after a crash. All other state
-      depends on it: it holds only while this is online (in Home Assistant, list both in `availability`, with
-      `availability_mode: all`).
-    - `saccade/STREAM/available`: the same for one stream; offline when it has ended or been silent for 30 s.
-    - `saccade/STREAM/LABEL`: how many there are, retained, on change. See `EventTracker` for what is counted.
-    - `saccade/STREAM/zones/ZONE/LABEL`: how many are in a zone; `saccade/STREAM/lines/LINE/LABEL/forward` and
-      `…/backward`: how many have crossed a line since the stream began; retained, on change, 0 when it has ended.
-    - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`, `after`;
-      events of a label, and of a rule, which have `rule` in them.
-    - `saccade/STREAM/rules/RULE`: ON while an event of the rule goes on, else OFF, retained.
+    - `saccade/available`: online or offline, retained; offline is also the last will, for crashes. All other state
+      is valid only while this topic is online. In Home Assistant, list both availability topics with
+      `availability_mode: all`.
+    - `saccade/STREAM/available`: the same for one stream; offline after it has ended or was silent for 30 s.
+    - `saccade/STREAM/LABEL`: number of objects, retained, on change; see `EventTracker`.
+    - `saccade/STREAM/zones/ZONE/LABEL`: number of objects in a zone; `saccade/STREAM/lines/LINE/LABEL/forward` and
+      `…/backward`: number of line crossings since the stream began. Both are retained, sent on change, and 0 after
+      the end.
+    - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`,
+      `after`. Events of rules contain `rule`.
+    - `saccade/STREAM/rules/RULE`: ON while an event of the rule is open, else OFF; retained.
     - with `discovery=homeassistant`: `homeassistant/binary_sensor/…/config` of each rule, for Home Assistant.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
-    With MQTT 5, the broker also forgets each `online` and each count above 0 when it was not repeated for 60 s, so that
-    none stays behind after a crash.
+    With MQTT 5, `online` states and counts above 0 expire after 60 s without repetition, so that none remains after a
+    crash.
 
-    A broker that cannot be reached is tried again without end. What is retained is then brought up to date; the newest
-    1000 events and the newest 256 records wait for it.
+    An unreachable broker is retried without limit. After reconnecting, the retained state is updated; the newest 1000
+    events and the newest 256 records are queued until then.
 
     Args:
-        target: the address, with options behind it: `records=1`; `hold=3`, the seconds for which what is no
-            longer detected is still counted; `discovery=homeassistant`, the topic where Home Assistant looks for rules;
-            `ca=FILE`, certificates to trust instead of the system's; `protocol=3`,
-            for a broker that knows only MQTT 3.1.1.
+        target: the address with options: `records=1`; `hold=3`, the seconds for which an object still counts after
+            its last detection; `discovery=homeassistant`, Home Assistant's discovery prefix; `ca=FILE`,
+            certificates to trust instead of the system's; `protocol=3` for a broker that supports only MQTT 3.1.1.
 
     Raises:
-        SinkError: if the address is not valid, or aiomqtt is not installed.
+        SinkError: if the address is invalid, or aiomqtt is not installed.
     """
 
     shared: ClassVar[bool] = True
@@ -114,22 +111,22 @@ class MqttSink:
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Open the sink that `target` names; raises as the constructor does."""
+        """Open the sink that `target` names. Raises the errors of the constructor."""
         return cls(target)
 
     @property
     def dropped(self) -> int:
-        """Events and records dropped because the broker was away or slow."""
+        """Number of events and records dropped because the broker was unreachable or slow."""
         with self._lock:
             return self._backlog.dropped
 
     def stats(self) -> SinkStats:
-        """Whether the broker is connected, and what waits for it."""
+        """Return whether the broker is connected, and the number of waiting messages."""
         with self._lock:
             return SinkStats(connected=self._connected, backlog=len(self._backlog), dropped=self._backlog.dropped)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Take the result of a frame; callable from several threads, and never waits for the broker.
+        """Queue the result of a frame. Thread-safe; never waits for the broker.
 
         Raises:
             SinkError: if the sink itself has failed, which is a bug.
@@ -152,7 +149,7 @@ class MqttSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Publish an event of a rule, or which rules a stream has."""
+        """Publish an event of a rule, or the list of a stream's rules."""
         stream = event["stream"]
         with self._lock:
             if self._closed:
@@ -175,13 +172,13 @@ class MqttSink:
         self._loop.wake()
 
     def end(self, stream: str) -> None:
-        """End the events of a stream and publish it as offline, until it is written again."""
+        """End the events of a stream and publish it as offline, until frames arrive again."""
         with self._lock:
             self._end(stream)
         self._loop.wake()
 
     def close(self) -> None:
-        """End all streams, publish that, and disconnect, within some seconds. A second call does nothing."""
+        """End all streams, publish this, and disconnect within some seconds. A second call does nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
@@ -318,7 +315,7 @@ class MqttSink:
                 await loop.wait(min(SILENT_S / 6, EXPIRY_S / 6))
 
     def _properties(self, item: Item) -> Properties | None:
-        """The expiry of a message: state that says that something is there is kept only while it is repeated."""
+        """Return the expiry of a message: positive state expires unless it is repeated."""
         lasting = item.topic == self._topics.available or item.topic.endswith("/config")
         if self._version < 5 or not item.retain or lasting or item.payload in _OVER:
             return None
@@ -330,7 +327,7 @@ class MqttSink:
         return properties
 
     async def _query_retained(self, client: aiomqtt.Client, topics: str) -> None:
-        """Have the retained messages sent to `_listen`. Unsubscribed at once: they have been sent by then."""
+        """Request the retained messages for `_listen`, and unsubscribe after they were sent."""
         import aiomqtt
 
         if not self._can_query:
@@ -343,7 +340,7 @@ class MqttSink:
             raise
 
     async def _listen(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
-        """Set the counts that an earlier run left behind to 0; fail as soon as the connection does."""
+        """Reset the counts left by an earlier run to 0. Raise an error when the connection fails."""
         async for message in client.messages:
             topic = message.topic.value
             over = OFF if self._topics.is_rule(topic) else "0"
@@ -358,7 +355,7 @@ class MqttSink:
 def _tls(address: Address, authorities: str) -> ssl.SSLContext | None:
     if address.scheme != "mqtts":
         if authorities:
-            raise SinkError(f"{address.shown}: ca is for mqtts://")
+            raise SinkError(f"{address.shown}: the option ca needs an mqtts:// address")
         return None
     try:
         return ssl.create_default_context(cafile=authorities or None)

@@ -1,6 +1,6 @@
-"""What is still to be published to an MQTT broker: first the state of topics, then events, then records.
+"""The queue of messages for an MQTT broker, in order of priority: topic state, events, records.
 
-Pure data, for one thread at a time. Knows nothing of connections or of what the topics mean.
+Use it from one thread at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_EVENTS = 1000
 
 @dataclass(slots=True, frozen=True)
 class Item:
-    """A message to be published; `qos` and `retain` as MQTT means them."""
+    """A message to publish, with MQTT's `qos` and `retain`."""
 
     topic: str
     payload: bytes
@@ -23,13 +23,13 @@ class Item:
 
 
 class Backlog:
-    """State is kept by topic and published again to every new connection; events and records wait in outboxes.
+    """Queue of MQTT messages. State is kept per topic and republished after every reconnect.
 
-    Nothing is removed before it is `published`: a message on its way when a connection broke comes `next` again.
+    A message is removed only by `published`, so that a message in flight during a disconnect is sent again.
 
     Args:
-        over: payloads that mean nothing is there: their topics are forgotten once published, since streams and labels
-            come and go without end.
+        over: payloads that mean "not present". Their topics are forgotten once published, since the number of
+            streams and labels is unlimited.
     """
 
     def __init__(self, over: frozenset[str]) -> None:
@@ -42,7 +42,7 @@ class Backlog:
         self._record: Item | None = None  # the same
 
     def __len__(self) -> int:
-        """How many topics and events are still to be published; records do not count."""
+        """Return the number of topics and events to publish, without records."""
         return len(self._stale) + len(self._events) + (self._event is not None)
 
     def __contains__(self, topic: str) -> bool:
@@ -50,7 +50,7 @@ class Backlog:
 
     @property
     def dropped(self) -> int:
-        """Events and records dropped because too many were waiting."""
+        """Number of events and records dropped because the queue was full."""
         return self._events.dropped + self._records.dropped
 
     def set(self, topic: str, payload: str) -> None:
@@ -68,11 +68,11 @@ class Backlog:
         self._records.put(Message(topic, payload))
 
     def refresh(self) -> None:
-        """Publish every state again: a broker may have lost it, or is about to."""
+        """Mark every state for publication, because the broker may lose it."""
         self._stale = dict.fromkeys(self._state)
 
     def next(self, *, records: bool = True) -> Item | None:
-        """The next message to publish, with `records` a record too; None if there is none."""
+        """Return the next message to publish, or None. Records are included if `records` is set."""
         if self._stale:
             topic = next(iter(self._stale))
             return Item(topic, self._state[topic].encode(), qos=1, retain=True)
@@ -87,7 +87,7 @@ class Backlog:
         return self._record
 
     def published(self, item: Item) -> None:
-        """Remove a message that the broker has taken."""
+        """Remove a message that the broker has acknowledged."""
         if item is self._event:
             self._event = None
         elif item is self._record:

@@ -1,4 +1,4 @@
-"""The names of the MQTT topics, safe for any stream and label. Pure text."""
+"""Names of the MQTT topics, safe for any stream and label."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Topics:
     """All topics under one prefix.
 
     Args:
-        prefix: such as `saccade` or `home/saccade`.
+        prefix: topic prefix, such as `saccade` or `home/saccade`.
 
     Raises:
-        SinkError: if no topic may begin with it.
+        SinkError: if the prefix is not a valid start of a topic.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -27,43 +27,43 @@ class Topics:
         self.events = f"{prefix}/events"
 
     def stream_available(self, stream: str) -> str:
-        """Whether a stream delivers frames."""
+        """Return the availability topic of a stream."""
         return f"{self._prefix}/{_level(stream)}/{_AVAILABLE}"
 
     def record(self, stream: str) -> str:
-        """The records of a stream."""
+        """Return the topic of a stream's records."""
         return f"{self._prefix}/{_level(stream)}/{_RECORD}"
 
     def count(self, stream: str, label: str) -> str:
-        """The count of a label on a stream."""
+        """Return the topic of a label's count on a stream."""
         level = _level(label)
         return f"{self._prefix}/{_level(stream)}/{level}{'_' if level in (_AVAILABLE, _RECORD) else ''}"
 
     def zone(self, stream: str, zone: str, label: str) -> str:
-        """How many of a label are in a zone."""
+        """Return the topic of a label's count in a zone."""
         return f"{self._prefix}/{_level(stream)}/zones/{_level(zone)}/{_level(label)}"
 
     def line(self, stream: str, line: str, label: str, direction: str) -> str:
-        """How many of a label have crossed a line in a direction."""
+        """Return the topic of a label's crossings of a line in one direction."""
         return f"{self._prefix}/{_level(stream)}/lines/{_level(line)}/{_level(label)}/{direction}"
 
     def rule(self, stream: str, rule: str) -> str:
-        """Whether an event of a rule goes on."""
+        """Return the topic that states whether an event of a rule is open."""
         return f"{self._prefix}/{_level(stream)}/rules/{_level(rule)}"
 
     def all_of(self, stream: str) -> str:
-        """A filter for the topics of a stream."""
+        """Return a filter for all topics of a stream."""
         return f"{self._prefix}/{_level(stream)}/#"
 
     def is_count(self, topic: str) -> bool:
-        """Whether a topic of a stream is one of its counts."""
+        """Return whether a stream's topic is a count."""
         return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD) and not self.is_rule(topic)
 
     def is_rule(self, topic: str) -> bool:
-        """Whether a topic of a stream is one of its rules'."""
+        """Return whether a stream's topic belongs to a rule."""
         return topic.split("/")[-2:-1] == ["rules"]
 
 
 def _level(name: str) -> str:
-    """A name as one level of a topic: characters with a meaning there, and invalid ones, become a dash."""
+    """Replace characters that are special or invalid in a topic level by a dash."""
     return re.sub(r"[/+#\x00-\x1f\x7f-\x9f\ud800-\udfff]", "-", name)[:200] or "-"

@@ -1,7 +1,4 @@
-"""Events of rules as other systems read them: Frigate's message, and Home Assistant's discovery of a rule as a sensor.
-
-Pure. Knows the record of an event (see `SupportsEvents`), and no topics or connections.
-"""
+"""Messages about events of rules: Frigate's format, and Home Assistant's discovery of a rule as a binary sensor."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ _TYPES = {"begin": "new", "update": "update", "end": "end"}
 
 
 def frigate_message(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that Frigate sends of an event.
+    """Return Frigate's message of an event.
 
     Args:
-        before: the record as it was published last; at the beginning the same as `after`.
-        after: the record now.
+        before: the record as last published; at the beginning it equals `after`.
+        after: the current record.
     """
     return {"type": _TYPES[after["type"]], "before": _frigate_fields(before), "after": _frigate_fields(after)}
 
 
 def _frigate_fields(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with what Frigate calls otherwise, under its name there."""
+    """Return the record with the fields that Frigate names differently renamed."""
     box = event["box"] and [round(value) for value in event["box"]]
     width, height = (box[2] - box[0], box[3] - box[1]) if box else (0, 0)
     return {
@@ -44,13 +41,13 @@ def _frigate_fields(event: Mapping[str, Any]) -> dict[str, Any]:
 def discovery(
     prefix: str, stream: str, rule: str, state_topic: str, availability: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """The topic and the message by which Home Assistant finds a rule, as a binary sensor that is on during events.
+    """Return the discovery topic and message that make a rule a binary sensor in Home Assistant.
 
     Args:
-        prefix: under which Home Assistant looks, `homeassistant` unless it was changed there.
+        prefix: Home Assistant's discovery prefix, `homeassistant` by default.
         stream: name of the stream, which is the device.
         rule: name of the rule.
-        state_topic: where `ON` and `OFF` are published.
+        state_topic: topic of `ON` and `OFF`.
         availability: topics that must all be `online`.
     """
     device, entity = _identifier(f"saccade_{stream}"), _identifier(rule)
@@ -69,10 +66,10 @@ def discovery(
 
 
 def to_text(message: Mapping[str, Any]) -> str:
-    """A message as JSON."""
+    """Return a message as JSON text."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
 
 
 def _identifier(name: str) -> str:
-    """A name as Home Assistant allows one in a topic."""
+    """Replace the characters of a name that Home Assistant does not allow in a topic."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:120]

@@ -1,7 +1,4 @@
-"""Posts results to an HTTP server, one request each.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""A sink that posts results to an HTTP server, one request per message."""
 
 from __future__ import annotations
 
@@ -52,27 +49,29 @@ _RETRY = (408, 425, 429)  # and all from 500
 class WebhookSink:
     """Posts JSON to an `http://` or `https://` address.
 
-    A server that cannot be reached, fails or is busy is tried again until it accepts the message, or that is too old.
-    Meanwhile up to 1000 messages (16 MB) wait. What is too old, beyond that number, or refused by the server is lost,
-    which is counted, logged and shown in the metrics, with the number of messages that wait and the age of the oldest.
+    A message is retried while the server is unreachable, fails or is busy, until the server accepts it or it is too
+    old. Up to 1000 messages (16 MB) wait. Messages that are too old, exceed this limit or are refused are dropped,
+    logged and counted in the metrics.
 
-    Each request has the headers `webhook-id` and `Idempotency-Key`, the same at every attempt, `webhook-timestamp`,
-    and with a secret `webhook-signature`, as the Standard Webhooks specification has them.
+    Each request has the headers of the Standard Webhooks specification: `webhook-id`, `webhook-timestamp` and, with a
+    secret, `webhook-signature`. `webhook-id` and `Idempotency-Key` stay the same for all attempts.
 
     Args:
-        target: the address. A `?` in it belongs to the server, so options follow a `#`:
-            `send=objects` (the default), the record of each frame on which something was found or answered;
-            `send=all`, of every frame; `send=events`, what `MqttSink` publishes as events, and the events of rules;
-            `send=rules`, these alone; `&snapshot=1`, also `{"type": "snapshot", "id", "stream", "snapshot_jpeg"}` of
-            each, in base64, once there is one, and again if there is a better one at its end.
-            `max_age=10s`, how old a message may become; by default 10 s, of events an hour.
-            `keep=newest`, only the newest record of each stream waits; by default all.
-            `concurrency=1`, requests at a time; with more, messages may arrive out of order.
-            `secret=…` or `secret_file=PATH`, the key of the signature; `header=NAME:VALUE`, may be repeated.
-            `timeout=10`, seconds for one request; `hold=3`, for events, as for `MqttSink`.
+        target: the address. A `?` belongs to the server's address, so options follow a `#`:
+            `send=objects` (default): the record of each frame with a detection or an answer.
+            `send=all`: every record. `send=events`: the events of `MqttSink` and of rules. `send=rules`: events of
+                rules only.
+            `snapshot=1`: also post the snapshot of each event as base64 JPEG, once available, and a better one at
+                the end.
+            `max_age=10s`: maximum age of a message; 10 s by default, an hour for events.
+            `keep=newest`: queue only the newest record of each stream; all by default.
+            `concurrency=1`: parallel requests; with more than 1, messages may arrive out of order.
+            `secret=…` or `secret_file=PATH`: key of the signature. `header=NAME:VALUE`: extra header, may be
+                repeated.
+            `timeout=10`: seconds per request. `hold=3`: for events, see `MqttSink`.
 
     Raises:
-        SinkError: if the address or an option is not valid.
+        SinkError: if the address or an option is invalid.
     """
 
     shared: ClassVar[bool] = True
@@ -107,17 +106,17 @@ class WebhookSink:
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Open the sink that `target` names; raises as the constructor does."""
+        """Open the sink that `target` names. Raises the errors of the constructor."""
         return cls(target)
 
     @property
     def dropped(self) -> int:
-        """Messages lost: too many were waiting, they were too old, or the server refused them."""
+        """Number of dropped messages: too many waiting, too old, or refused by the server."""
         with self._lock:
             return self._outbox.dropped + self._undelivered
 
     def stats(self) -> SinkStats:
-        """What waits for the server, and what it did and did not get."""
+        """Return the number of waiting, sent and dropped messages."""
         with self._lock:
             begun = [message.queued_at for message in self._under_way.values()]
             oldest = min([*begun, *([] if self._outbox.oldest_at is None else [self._outbox.oldest_at])], default=None)
@@ -129,7 +128,7 @@ class WebhookSink:
             )
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Take the result of a frame; callable from several threads, and never waits for the server.
+        """Queue the result of a frame. Thread-safe; never waits for the server.
 
         Raises:
             SinkError: if the sink itself has failed, which is a bug.
@@ -153,7 +152,7 @@ class WebhookSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Post an event of a rule, if events are posted, and its snapshot, if that is wanted."""
+        """Queue an event of a rule if the sink posts events, and its snapshot if requested."""
         if self._send not in ("events", "rules"):
             return
         if event["type"] in CHANGES:
@@ -173,13 +172,13 @@ class WebhookSink:
         self._loop.wake()
 
     def end(self, stream: str) -> None:
-        """End the events of a stream from which nothing more comes."""
+        """End the events of a stream that has ended."""
         with self._lock:
             self._end(stream)
         self._loop.wake()
 
     def close(self) -> None:
-        """Post the waiting messages, for 3 s at most. A second call does nothing."""
+        """Post the waiting messages for at most 3 s, then stop. A second call does nothing."""
         with self._lock:
             for stream in self._active.names():
                 self._end(stream)
@@ -237,7 +236,7 @@ class WebhookSink:
                     self._under_way.clear()
 
     def _next(self, running: int) -> tuple[str, Message | None]:
-        """The next message to post, with a new id, if one may begin."""
+        """Return the next message to post with a new id, if another request may start."""
         now = time.monotonic()
         with self._lock:
             for stream in self._active.silent(now):
@@ -275,7 +274,7 @@ class WebhookSink:
                 self._undelivered += not accepted
 
     async def _post(self, session: httpx.AsyncClient, identity: str, text: bytes) -> tuple[str | None, float | None]:
-        """Post once; return why it was not accepted, or None, and the seconds before a retry, None for none."""
+        """Post a message once. Return the reason for a failure or None, and the retry delay in seconds or None."""
         import httpx
 
         headers = self._request.signed(identity, text, int(time.time()))
@@ -304,7 +303,7 @@ class WebhookSink:
         return reason, min(float(retry_after), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
 
     def _log_status(self, message: str) -> None:
-        """Log the state, where it has changed."""
+        """Log the state if it has changed."""
         if message != self._last_message:
             log.log(logging.WARNING if message else logging.INFO, "%s: %s", self._address.shown, message or "works")
             self._last_message = message
@@ -316,7 +315,7 @@ class WebhookSink:
 
 
 def _why(error: BaseException) -> str:
-    """Why no connection was made: the library's own text has the address, that of a name not found has errno < 0."""
+    """Return why connecting failed, without the address. A negative errno means a failed name lookup."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, BaseExceptionGroup):

@@ -1,6 +1,6 @@
-"""What a webhook request looks like: address, headers, idempotency key and signature. Pure, but for reading a file.
+"""Builds webhook requests: address, headers, idempotency key and signature.
 
-Key and signature are those of the Standard Webhooks specification, so its libraries verify them.
+Key and signature follow the Standard Webhooks specification, so its libraries verify them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _RESERVED = ("host", "content-length", "transfer-encoding", "connection", "idemp
 
 @dataclass(slots=True, frozen=True)
 class WebhookRequest:
-    """How every message is posted.
+    """The request settings of a webhook.
 
     Attributes:
-        url: the address without login and options.
-        headers: of every request; they may hold secrets.
-        key: that messages are signed with; None for no signature.
+        url: the address without credentials and options.
+        headers: headers of every request; they may contain secrets.
+        key: key of the signature; None for no signature.
     """
 
     url: str = field(repr=False)
@@ -41,10 +41,10 @@ class WebhookRequest:
 
     @classmethod
     def of(cls, target: str, address: Address, options: Options) -> WebhookRequest:
-        """Read the address and the options `header`, `secret` and `secret_file`.
+        """Parse the address and the options `header`, `secret` and `secret_file`.
 
         Raises:
-            SinkError: if one of them is wrong.
+            SinkError: if one of them is invalid.
         """
         parts = urlsplit(with_plain_zone(target))
         url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
@@ -63,12 +63,12 @@ class WebhookRequest:
         return cls(url, headers, _key(options, address.shown))
 
     def signed(self, identity: str, body: bytes, now_s: int) -> dict[str, str]:
-        """The headers of one attempt to post a message.
+        """Return the headers of one attempt to post a message.
 
         Args:
-            identity: of the message, the same at every attempt: a receiver that has seen it may ignore it.
-            body: of the request.
-            now_s: seconds since 1970; a receiver may refuse what is old, so that nothing can be replayed.
+            identity: id of the message, the same for every attempt; the receiver may ignore a repeated id.
+            body: body of the request.
+            now_s: Unix time in seconds; the receiver may refuse old messages to prevent replay.
         """
         headers = {"Idempotency-Key": identity, "webhook-id": identity, "webhook-timestamp": str(now_s)}
         if self.key is not None:
@@ -92,5 +92,5 @@ def _key(options: Options, shown: str) -> bytes | None:
         try:
             return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
         except binascii.Error:
-            raise SinkError(f"{shown}: what follows whsec_ in the secret is not base64") from None
+            raise SinkError(f"{shown}: the secret after whsec_ must be base64") from None
     return secret.encode() or None

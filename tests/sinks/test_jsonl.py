@@ -261,7 +261,7 @@ def test_an_impossible_rotation_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "words"), [({"max_bytes": 0}, "max_bytes is 1 or more"), ({"keep": -1}, "keep is 0")]
+    ("limits", "words"), [({"max_bytes": 0}, "max_bytes must be at least 1"), ({"keep": -1}, "keep must be at least 0")]
 )
 def test_a_limit_out_of_range_is_refused(tmp_path: Path, limits: dict[str, int], words: str) -> None:
     with pytest.raises(SinkError, match=words):

@@ -361,8 +361,8 @@ def test_an_address_without_its_beginning_is_named(target: str, shown: str) -> N
 @pytest.mark.parametrize(
     ("target", "options", "expected"),
     [
-        ("", {}, "a source is a path"),
-        (b"clip.mp4", {}, "a source is a path"),
+        ("", {}, "a source must be a path"),
+        (b"clip.mp4", {}, "a source must be a path"),
         ("x" * 300, {}, "x{100}… cannot be read: File name too long"),
         ("clip.mp4", {"hwaccel": "gpu"}, "hwaccel must be one of auto, cuda, none; got 'gpu'"),
         ("rtsp://h/x", {"rtsp_transport": "TCP"}, "rtsp_transport must be one of .*; got 'TCP'"),

@@ -174,7 +174,7 @@ def test_a_silent_stream_is_offline(broker: Broker, listener: Listener, monkeypa
         ("mqtt://host?record=1", "mqtt://host: unknown option 'record'; did you mean 'records'?"),
         ("mqtt://host?records=maybe", "mqtt://host: records should be 0 or 1, not 'maybe'"),
         ("mqtt://host?hold=0", "hold should be a time"),
-        ("mqtt://host?ca=x.pem", "ca is for mqtts://"),
+        ("mqtt://host?ca=x.pem", "the option ca needs an mqtts:// address"),
         ("mqtts://host?ca=/no/such.pem", "cannot read certificates from /no/such.pem: No such file or directory"),
     ],
 )

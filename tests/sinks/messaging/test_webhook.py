@@ -122,7 +122,7 @@ def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest
         ("http://host/#header=a%20b:x", "header should be NAME:VALUE"),
         ("http://host/#header=Host:x", "header should be NAME:VALUE, and 'Host' cannot be one"),
         ("http://host/#header=X-A:b%0D%0AX-B:c", "header should be NAME:VALUE"),
-        ("http://host/#secret=whsec_!", "what follows whsec_ in the secret is not base64"),
+        ("http://host/#secret=whsec_!", "the secret after whsec_ must be base64"),
         ("http://host/#secret_file=/no/such", "cannot read secret_file /no/such: No such file or directory"),
     ],
 )
