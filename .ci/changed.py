@@ -1,7 +1,7 @@
-"""Prints the test modules that a change can reach by imports: `changed.py [BASE]`, by default since `main`.
+"""Prints the test modules that a change affects through imports: `changed.py [BASE]`; BASE is `main` by default.
 
-A test module is reached when it, or a module that it imports over any number of steps, was changed or is new. A change
-of anything but Python reaches the test modules that name the file.
+A test module is affected if it, or a module that it imports directly or indirectly, was changed or added. A change of
+another file affects the test modules that mention its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def changed(base: str) -> set[Path]:
-    """Files that differ from the merge base with a commit, committed or not, and new ones."""
+    """Return the files that differ from the merge base with a commit, including uncommitted and new files."""
 
     def git(*words: str) -> list[str]:
         done = subprocess.run(["git", *words], cwd=REPO, capture_output=True, text=True, check=True)
@@ -29,7 +29,7 @@ def changed(base: str) -> set[Path]:
 
 @cache
 def imports(path: Path) -> frozenset[Path]:
-    """The files of this repository that a file imports directly, with the packages above them."""
+    """Return the repository files that a file imports directly, including their packages."""
     found: set[Path] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
@@ -48,7 +48,7 @@ def imports(path: Path) -> frozenset[Path]:
 
 
 def reached(test: Path, names: set[Path]) -> bool:
-    """Whether one of the files is among those that a test module imports over any number of steps."""
+    """Return whether a test module imports one of the files, directly or indirectly."""
     seen: set[Path] = set()
     waiting = [test, *(folder / "conftest.py" for folder in test.parents if (folder / "conftest.py").is_file())]
     while waiting:
@@ -63,7 +63,7 @@ def reached(test: Path, names: set[Path]) -> bool:
 
 
 def main() -> None:
-    """Print their paths, one a line."""
+    """Print the paths of the affected test modules, one per line."""
     names = changed(sys.argv[1] if len(sys.argv) > 1 else "main")
     for test in sorted((REPO / "tests").rglob("test_*.py")):
         if reached(test, names):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the tests, and what failed once more by itself; says last which of them passed only then: `flaky: N`.
+"""Runs the tests, and reruns the failed tests separately. It reports tests that passed only then: `flaky: N`.
 
     .ci/rerun.py FIRST COMMAND … -- SECOND COMMAND …
 
-Both commands run pytest in this folder. Exits with 0 if all that failed passed the second time. What is flaky is in
-out/flaky.txt as well.
+Both commands run pytest in this folder. The exit code is 0 if all failed tests passed the second time. The flaky tests
+are also listed in out/flaky.txt.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ REPORT = Path("out/flaky.txt")
 
 
 def failed() -> list[str]:
-    """The tests that pytest's last run has noted as failed."""
+    """Return the tests that failed in pytest's last run."""
     return sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
 
 
 def main(first: list[str], second: list[str]) -> int:
-    """Run both, report, and return the exit code."""
+    """Run both commands, print a report, and return the exit code."""
     FAILED.unlink(missing_ok=True)
     code = subprocess.run(first, check=False).returncode
     before = failed()

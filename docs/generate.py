@@ -1,4 +1,4 @@
-"""Generates pages from the code when `make docs` builds the site: settings, commands, and copies of READMEs.
+"""Generates pages of the documentation site: settings, commands, and copies of READMEs.
 
 mkdocs calls the functions by their names.
 """
@@ -29,7 +29,7 @@ FILE_BLOCK = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
+    """Add the generated pages to the site."""
     pages = {
         "reference/configuration.md": configuration(),
         "reference/commands.md": commands(),
@@ -43,14 +43,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Show the names of file blocks, and find images in the site's folder `assets`."""
+    """Show the file names of code blocks, and resolve images from the site's folder `assets`."""
     up = "../" * page.file.src_uri.count("/")
     markdown = IMAGE.sub(rf"]({up}assets/\1)", markdown)
     return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
 
 
 def readme_page(readme: Path, page: str) -> str:
-    """A README as a page of the site. Links to other READMEs and pages are adapted; other links become plain text."""
+    """Convert a README to a page of the site. Links to READMEs and pages are adapted; other links become plain text."""
 
     def link(match: re.Match[str]) -> str:
         mark, text, target = match["mark"], match["text"], match["target"]
@@ -70,7 +70,7 @@ def readme_page(readme: Path, page: str) -> str:
 
 
 def configuration() -> str:
-    """Every key of a configuration file, by section."""
+    """Return a page with every key of a configuration file, by section."""
     from saccade.pipeline.cli.options import help_of
     from saccade.pipeline.cli.sections import sections
     from saccade.pipeline.config import RunConfig, flags_of
@@ -95,7 +95,7 @@ def configuration() -> str:
 
 
 def commands() -> str:
-    """The help of every command."""
+    """Return a page with the help of every command."""
     from saccade.pipeline.cli.main import app
 
     lines = ["# Command line", "", "`saccade COMMAND --help` prints the same."]

@@ -1,9 +1,9 @@
 """Real-time video analytics with a vision-language model.
 
-The import name of four packages that stand at the top of the repository; here are links to them:
+This package links the four top-level packages of the repository:
 
-    saccade.sources   where frames come from
-    saccade.engine    the vision-language model: an image and tasks in, boxes, points and texts out
-    saccade.sinks     where results go
+    saccade.sources   video sources: files, cameras, publishers
+    saccade.engine    the vision-language model: takes an image and tasks, returns boxes, points and texts
+    saccade.sinks     outputs of results
     saccade.pipeline  joins the three: configuration, streams, servers, command line
 """

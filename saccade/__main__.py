@@ -1,7 +1,7 @@
-"""The command `saccade`, also as `python -m saccade`. A signal ends it quietly from the first moment on.
+"""The command `saccade`, also `python -m saccade`. It handles signals from the start.
 
-Handlers are set before anything slow is imported: as a container's first process (PID 1) a command without a handler
-never sees SIGTERM, and `docker stop` would wait for its whole grace period. Knows nothing of commands.
+Signal handlers are installed before slow imports. As a container's first process (PID 1), a program without a handler
+ignores SIGTERM, so that `docker stop` waits for its whole grace period.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt with the exit code, but within an import exit at once.
+    """Raise KeyboardInterrupt with the exit code; during an import, exit at once.
 
-    The code is 0 where SIGTERM ends a command that lasts, so that service managers count no failure while it starts.
-
-    What is imported would turn the exception into another (pydantic, aiortc) or abort (torch, in C++); and it comes as
-    a traceback where no command catches it yet.
+    The code is 0 if SIGTERM stops a long-running command, so that service managers report no failure. During an
+    import, the exception could be replaced (pydantic, aiortc) or abort the process (torch), and no command would catch
+    it.
     """
     code = 0 if number == signal.SIGTERM and set(sys.argv[1:2]) & _SERVICES else INTERRUPTED
     while frame is not None:

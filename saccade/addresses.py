@@ -1,4 +1,4 @@
-"""Zones of IPv6 addresses, which name the network card of a link-local address. Pure text, for sources and sinks."""
+"""IPv6 zones, which name the network interface of a link-local address."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _ZONE = re.compile(r"(\[[0-9A-Fa-f:.]+)%[^\]/@\s]*\]")
 
 
 def with_plain_zone(url: str) -> str:
-    """An address as the system and FFmpeg take it: `[fe80::1%eth0]`, also where it has `%25`, as RFC 6874 has it."""
+    """Write the zone of an address as the system and FFmpeg expect it: `[fe80::1%eth0]`, also for `%25` (RFC 6874)."""
     return _ESCAPED.sub(r"\1\2", url)
 
 
 def without_zone(url: str) -> str:
-    """An address as it is sent to a server, to which the zone means nothing."""
+    """Remove the zone from an address, since it has no meaning for a server."""
     return _ZONE.sub(r"\1]", url)

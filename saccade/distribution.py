@@ -1,4 +1,4 @@
-"""The name and version of the distribution. The import name `saccade` belongs to another project on PyPI."""
+"""Name and version of the distribution. On PyPI, the name `saccade` belongs to another project."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ VERSION = "0.2.0"
 
 
 def install_command(extra: str) -> str:
-    """What makes an optional part available, for messages: a command of pip, or how to build our image with it.
+    """Return the command that installs an optional extra, for error messages: pip, or a build of the Docker image.
 
-    A container's file system may be read-only, and what pip installs there is gone with it.
+    In a container, the file system may be read-only, and packages installed by pip are lost with the container.
     """
     if os.environ.get("SACCADE_IMAGE"):
         return f"this image is built without it; build one with --build-arg EXTRAS='… {extra}'"

@@ -1,6 +1,6 @@
-"""Lets a package export names whose modules are imported only when a name is first used (PEP 562).
+"""Lets a package export names whose modules are imported at the first use of a name (PEP 562).
 
-So results and errors can be had without torch, and the command line's help without either torch or FFmpeg.
+Results and errors are thus available without torch, and the command line's help without torch and FFmpeg.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 
 def lazy_attributes(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """A `__getattr__` for the package of that name.
+    """Return a `__getattr__` function for a package.
 
     Args:
-        package: its `__name__`.
-        modules: names by the module, relative to the package, that has them.
+        package: the package's `__name__`.
+        modules: exported names by module, relative to the package.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
 

@@ -1,7 +1,6 @@
-"""Looks hosts up in threads that nothing waits for: a resolver may take minutes, and cannot be interrupted.
+"""Resolves host names in daemon threads, because a resolver may block for minutes and cannot be interrupted.
 
-The interpreter waits at exit for the threads of an executor, which is where asyncio looks names up; for daemon threads
-it does not.
+At exit, the interpreter waits for the threads of an executor, which asyncio uses, but not for daemon threads.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FRESH_S = 60.0  # for which an answer is kept that came after whoever asked had
 
 
 class _Lookup:
-    """One host being looked up."""
+    """The lookup of one host."""
 
     def __init__(self, host: str, port: int | None) -> None:
         self.done = threading.Event()
@@ -37,7 +36,7 @@ class _Lookup:
 
     @property
     def usable(self) -> bool:
-        """Whether its answer is still to come, or fresh."""
+        """Return whether the lookup is in progress or its result is recent."""
         return not self.done.is_set() or time.monotonic() - self.ended_at < _FRESH_S
 
     def _work(self, host: str, port: int | None) -> None:
@@ -56,19 +55,19 @@ _pending: dict[tuple[str, int | None], _Lookup] = {}  # guarded by the lock; one
 def look_up(
     host: str, port: int | None = None, *, limit_s: float = LOOKUP_S, cancelled: threading.Event | None = None
 ) -> Addresses:
-    """The addresses of a host for TCP, as `socket.getaddrinfo` gives them.
+    """Resolve a host for TCP, with the result format of `socket.getaddrinfo`.
 
-    The lookup goes on after the limit, and whoever asks for the same host again gets its answer.
+    A lookup continues after the limit, and a later call for the same host gets its result.
 
     Args:
-        host: a name or a numeric address.
-        port: put into the addresses.
-        limit_s: seconds to wait.
+        host: host name or IP address.
+        port: port for the addresses.
+        limit_s: longest wait in seconds.
         cancelled: ends the wait when set.
 
     Raises:
-        TimeoutError: if there is no answer within the limit, or `cancelled` is set.
-        OSError, UnicodeError: as `socket.getaddrinfo`.
+        TimeoutError: if there is no result within the limit, or `cancelled` is set.
+        OSError, UnicodeError: see `socket.getaddrinfo`.
     """
     with suppress(ValueError):
         ipaddress.ip_address(host.partition("%")[0])
@@ -81,7 +80,7 @@ def look_up(
     deadline = time.monotonic() + limit_s
     while not lookup.done.wait(min(_WAKE_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline or (cancelled is not None and cancelled.is_set()):
-            raise TimeoutError(f"looking up {host} takes longer than {limit_s:g} s")
+            raise TimeoutError(f"resolving {host} takes longer than {limit_s:g} s; check the DNS server")
     with _lock:
         if _pending.get(key) is lookup:
             del _pending[key]
@@ -91,12 +90,12 @@ def look_up(
 
 
 class DaemonLoop(asyncio.SelectorEventLoop):
-    """An event loop whose blocking calls, lookups among them, run in daemon threads."""
+    """An event loop that runs blocking calls, such as name lookups, in daemon threads."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """As in `asyncio`, but each call without an executor has a daemon thread."""
+        """Like `asyncio`, except that each call without an executor gets a daemon thread."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         future: asyncio.Future[T] = self.create_future()
@@ -118,6 +117,6 @@ class DaemonLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` with a `DaemonLoop`."""
+    """Run a coroutine like `asyncio.run`, on a `DaemonLoop`."""
     with asyncio.Runner(loop_factory=DaemonLoop) as runner:
         return runner.run(main)

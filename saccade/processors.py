@@ -1,7 +1,7 @@
-"""How many processors this process may use: the machine's, its affinity mask, and a container's quota.
+"""Number of processors that this process may use, by machine, affinity mask and container quota.
 
-`docker run --cpus 2` sets a CFS quota. Neither `os.cpu_count` nor the affinity mask shows it, and a process with more
-busy threads than its quota is throttled for the rest of each period of 100 ms.
+`docker run --cpus 2` sets a CFS quota, which neither `os.cpu_count` nor the affinity mask shows. A process with more
+busy threads than its quota is throttled for the rest of each 100 ms period.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 
 
 def usable_processors() -> int:
-    """Processors of the affinity mask, or fewer where a CFS quota allows less; at least 1."""
+    """Return the number of usable processors, at least 1: the affinity mask's, or fewer with a CFS quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def cgroup_quota(root: Path = _CGROUPS, own_group: Path = _OWN_GROUP) -> float | None:
-    """Processors that the cgroup of this process and the groups above it may use; None without a quota.
+    """Return the CFS quota of this process's cgroup and its parents, in processors; None without a quota.
 
     Args:
-        root: where cgroups are mounted: version 2, or version 1 with a folder for each controller.
-        own_group: the process's list of cgroups, see cgroups(7).
+        root: mount point of cgroups: version 2, or version 1 with a folder per controller.
+        own_group: file that lists the process's cgroups, see cgroups(7).
     """
     try:
         lines = own_group.read_text().splitlines()

@@ -1,7 +1,4 @@
-"""The record of one frame, as every transport sends it: files, WebSocket, MQTT and webhooks.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""The JSON record of one frame, common to files, WebSocket, MQTT and webhooks."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ _SPEED_DIGITS = 4
 
 @dataclass(slots=True, frozen=True)
 class Latency:
-    """Where the time of one frame went, in milliseconds.
+    """The latency of one frame by stage, in milliseconds.
 
     Attributes:
         decode: demuxing, decoding and converting the frame.
         queue: waiting between the stages.
-        prefill: the engine's work on the image and the prompts.
-        decode_tokens: the engine's work on the answers.
+        prefill: the engine's prefill of image and prompts.
+        decode_tokens: the engine's decoding of the answers.
         track: tracking and zones.
-        total: from the first byte decoded to the result, waiting included.
+        total: from the start of decoding to the result, including waiting.
     """
 
     decode: float = 0.0
@@ -46,10 +43,10 @@ class Latency:
 
 
 def drawn_latency(frame: Frame, latency: Latency) -> float:
-    """The latency to draw on a frame, in milliseconds.
+    """Return the latency to draw on a frame, in milliseconds.
 
-    On a live stream it is the age of the frame. A file is read ahead and held back, so its waiting time says nothing
-    about the program: what is left is the time spent on the frame.
+    For a live stream, this is the age of the frame. A file is read ahead, so its waiting time is excluded: only
+    processing time counts.
     """
     return latency.total - latency.queue if frame.capture_clock == "file" else latency.total
 
@@ -57,8 +54,8 @@ def drawn_latency(frame: Frame, latency: Latency) -> float:
 def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any]:
     """Build the record of one frame, ready for `json.dumps`.
 
-    Boxes are `[x1, y1, x2, y2]`, in pixels with one decimal (`box`) and as fractions of width and height with five
-    (`box_norm`).
+    A box is `[x1, y1, x2, y2]`, in pixels with one decimal (`box`), and as fractions of width and height with five
+    decimals (`box_norm`).
     """
     width, height = frame.width, frame.height
     return {
@@ -101,7 +98,7 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
 
 
 def _answer(text: Text) -> dict[str, Any]:
-    """An answer; with the probabilities of its choices and the reasoning before it, where there are such."""
+    """Return the record of an answer, including the probabilities of its choices and the reasoning, if present."""
     answer: dict[str, Any] = {"prompt": text.prompt, "text": text.text}
     if text.probabilities is not None:
         answer["probabilities"] = {choice: round(p, _PROBABILITY_DIGITS) for choice, p in text.probabilities.items()}
@@ -115,7 +112,7 @@ def _answer(text: Text) -> dict[str, Any]:
 
 
 def _over_time(found: Box | Spot) -> dict[str, Any]:
-    """What stages know of an object over time; nothing of one without a track."""
+    """Return the tracking data of an object; empty for an object without a track."""
     known: dict[str, Any] = {}
     if found.track_id is not None:
         known = {"track_id": found.track_id, "track": found.track_id}  # the latter as in saccade/1
@@ -129,16 +126,16 @@ def _over_time(found: Box | Spot) -> dict[str, Any]:
 
 
 def _extras(result: Result, width: int, height: int) -> dict[str, Any]:
-    """What other tasks and stages have found, by their keys; a part may have nothing to record."""
+    """Return the records of the parts in `Result.extras`; a part may have an empty record."""
     recorded = {key: [dict(part.to_record(width, height)) for part in parts] for key, parts in result.extras.items()}
     return {key: full for key, values in recorded.items() if (full := [value for value in values if value])}
 
 
 def to_json(record: Mapping[str, Any]) -> bytes:
-    """A record as one line of compact UTF-8 that any JSON parser takes.
+    """Encode a record as one line of compact JSON in UTF-8.
 
     Raises:
-        ValueError: if a number in it is not finite.
+        ValueError: if a number is not finite.
     """
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace")

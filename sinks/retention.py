@@ -1,7 +1,6 @@
-"""Deletes the oldest of a sink's files: those past an age, and as many as are beyond a total size.
+"""Deletes a sink's oldest files by age and total size.
 
-Ages count on a clock that nobody sets: a step of the wall clock deletes nothing. Knows paths and sizes, not what is in
-the files.
+Ages use a monotonic clock, so that setting the wall clock deletes nothing.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ INTERVAL_S = 10.0  # between two checks while a file is written; ten thousand fi
 
 
 def elapsed_s() -> float:
-    """Seconds on a clock that only grows, also while the machine sleeps where the system can tell."""
+    """Return the seconds of a monotonic clock that includes suspend time, if the system has one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class FileAges:
-    """How long ago files were written, on a clock that only grows. Pure: the caller passes the times.
+    """Tracks the age of files on a monotonic clock. The caller passes the times.
 
-    The wall clock is believed once: for the files that are there at first. What comes or changes later is new then.
-    Files are known by their inodes, since they are renamed.
+    The wall clock is used once, for files that exist at the start. Later changes count as new. Files are identified by
+    inode, since they are renamed.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float]] | None = None  # when it changed: as the file has it, and when
 
     def update(self, modified_at: Mapping[int, float], wall: float, now: float) -> dict[int, float]:
-        """The age of each file, in seconds.
+        """Return the age of each file, in seconds.
 
         Args:
-            modified_at: inode → when the file was written last, in Unix time.
-            wall: Unix time.
-            now: seconds on the clock that only grows.
+            modified_at: modification time of each file in Unix time, by inode.
+            wall: current Unix time.
+            now: current time on the monotonic clock, in seconds.
         """
         before, self._known = self._known, {}
         for inode, changed in modified_at.items():
@@ -54,11 +53,11 @@ class FileAges:
 
 @dataclass(slots=True)
 class Retention:
-    """What is kept of the files that a sink has written.
+    """Limits on the files that a sink has written.
 
     Attributes:
-        max_age_s: files last written longer ago than this are deleted; None for no limit.
-        max_bytes: total size, the file being written included; None for no limit.
+        max_age_s: files older than this are deleted; None for no limit.
+        max_bytes: highest total size, including the current file; None for no limit.
     """
 
     max_age_s: float | None = None
@@ -67,7 +66,7 @@ class Retention:
 
     @classmethod
     def of_options(cls, options: Options, max_age_s: float | None) -> Retention:
-        """Read the option `max_gb`; raises SinkError if it is wrong."""
+        """Parse the option `max_gb`. Raises SinkError if it is invalid."""
         gigabytes = options.number("max_gb")
         return cls(max_age_s, round(gigabytes * 1e9) if gigabytes else None)
 
@@ -75,12 +74,12 @@ class Retention:
         return self.max_age_s is not None or self.max_bytes is not None
 
     def prune(self, files: Iterable[Path], current: Path | None = None, room: int = 0) -> list[Path]:
-        """Delete the oldest of `files` until the limits hold; return what was deleted.
+        """Delete the oldest of `files` until the limits hold. Return the deleted files.
 
         Args:
-            files: what the sink has written, by this run and earlier ones.
-            current: the one being written; it counts, and is never deleted.
-            room: bytes that the current file is to have at least.
+            files: files of the sink, also of earlier runs.
+            current: the file being written. It counts, and is never deleted.
+            room: bytes to keep free for the current file.
         """
         found = []
         for path in files:

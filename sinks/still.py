@@ -1,4 +1,4 @@
-"""Writes one image to a file, in the format of its suffix. Knows no frames, results, source, model or pipeline."""
+"""Writes one image to a file, in the format of its suffix."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MOST_PIXELS = {
 
 
 def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
-    """Fail before the work is done that the image is to show; leaves nothing behind.
+    """Check that an image can be written, before the work of making it. Leaves no file behind.
 
     Raises:
-        SinkError: if an image of that size in pixels cannot be written there.
+        SinkError: if an image of this size in pixels cannot be written to this path.
     """
     file = Path(path)
     kind = _format_of(file)
@@ -50,14 +50,14 @@ def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
 
 
 def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
-    """Write an image; a file of that name is replaced once the new one is whole.
+    """Write an image. An existing file is replaced once the new one is complete.
 
     Args:
-        path: its suffix decides the format.
+        path: path of the file; its suffix selects the format.
         image: (height, width, 3) uint8 RGB.
 
     Raises:
-        SinkError: as `check_still`, or on a full disk.
+        SinkError: if the image cannot be written, see `check_still`, or the disk is full.
     """
     check_still(path, image.shape[1], image.shape[0])
     data = io.BytesIO()
@@ -78,7 +78,7 @@ def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
 
 
 def jpeg(image: NDArray[np.uint8], quality: int) -> bytes:
-    """An image as a JPEG, made smaller where the format cannot hold it.
+    """Encode an image as JPEG. An image too large for JPEG is scaled down.
 
     Args:
         image: (height, width, 3) uint8 RGB.

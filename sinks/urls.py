@@ -1,7 +1,4 @@
-"""Parses the target of a sink: an address or path and the options behind it; and shows it without its secrets.
-
-Pure text. Knows nothing of files or connections.
-"""
+"""Parses the target of a sink: an address or a path, followed by options. It also redacts secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _HOST_OR_USER = re.compile(r"(?!localhost:)[^\s:@\[\].]+:\d+[/?#].*@")  # and it
 
 
 def redact_target(text: str) -> str:
-    """A target as logs may show it: of an address only `scheme://host:port`, since paths hold keys as well."""
+    """Return a target for logs. Of an address, only `scheme://host:port` is shown, since paths may contain keys."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _CREDENTIALS.sub(r"\1***@", text)
@@ -40,14 +37,14 @@ def redact_target(text: str) -> str:
 
 
 class Options:
-    """The options of a target, `name=value&name=value`; each is read by name, and `reject_unknown` refuses the rest.
+    """The options of a target, `name=value&name=value`. Each is read by name; `reject_unknown` refuses the others.
 
     Args:
         text: the options.
-        target: what they belong to, free of secrets, for messages.
+        target: the target without secrets, for messages.
 
     Raises:
-        SinkError: by every method, if an option has a wrong value.
+        SinkError: by every method, if an option has an invalid value.
     """
 
     def __init__(self, text: str, target: str) -> None:
@@ -60,49 +57,49 @@ class Options:
         return bool(self._given)
 
     def text(self, name: str, default: str = "") -> str:
-        """The option as it was given."""
+        """Return an option as text."""
         self._known.append(name)
         return self._given.get(name, default)
 
     def texts(self, name: str) -> list[str]:
-        """The values of an option that may be repeated; empty when absent."""
+        """Return all values of an option that may be repeated; an empty list if it is absent."""
         self._known.append(name)
         return [value for key, value in self._pairs if key == name]
 
     def flag(self, name: str) -> bool:
-        """A switch, off by default: 1, true, yes or on; 0, false, no or off."""
+        """Return a switch, False by default: 1, true, yes or on; 0, false, no or off."""
         value = self.text(name, "0").lower()
         if value not in _YES + _NO:
             raise self._wrong_value(name, value, "0 or 1")
         return value in _YES
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
-        """One of `allowed`, by default the first."""
+        """Return an option that must be one of `allowed`; the first is the default."""
         value = self.text(name, allowed[0])
         if value not in allowed:
             raise self._wrong_value(name, value, " or ".join(allowed))
         return value
 
     def count(self, name: str, default: int, most: int = 10**9) -> int:
-        """A whole number from 1 to `most`."""
+        """Return a whole number from 1 to `most`."""
         value = self.text(name, str(default))
         if not re.fullmatch(r"\d{1,10}", value) or not 1 <= int(value) <= most:
             raise self._wrong_value(name, value, f"a whole number from 1 to {most}")
         return int(value)
 
     def number(self, name: str) -> float | None:
-        """A number above 0; None when absent."""
+        """Return a positive number, or None if the option is absent."""
         value = self.text(name)
         if not value and name not in self._given:
             return None
         return self._positive(name, value, value, "a number above 0")
 
     def seconds(self, name: str, default: float) -> float:
-        """A time above 0: `90`, `90s`, `10m`, `1h` or `7d`, in seconds."""
+        """Return a positive duration in seconds, given as `90`, `90s`, `10m`, `1h` or `7d`."""
         return self._seconds(name, self.text(name, f"{default:g}"), _TIME)
 
     def count_or_age(self, name: str, most: int) -> tuple[int | None, float | None]:
-        """A whole number from 1 to `most`, or a time with its unit, in seconds; None for what it is not."""
+        """Return (count, None) for a whole number from 1 to `most`, or (None, seconds) for a duration with a unit."""
         value = self.text(name)
         if name not in self._given:
             return None, None
@@ -111,7 +108,7 @@ class Options:
         return None, self.age(name, f"a whole number from 1 to {most}, or a time such as 12h or 7d")
 
     def age(self, name: str, shape: str = "a time such as 12h or 7d") -> float | None:
-        """A time with its unit, such as `12h` or `7d`, in seconds; None when absent."""
+        """Return a duration with a unit, such as `12h` or `7d`, in seconds; None if the option is absent."""
         value = self.text(name)
         if name not in self._given:
             return None
@@ -120,7 +117,7 @@ class Options:
         return self._seconds(name, value, shape)
 
     def reject_unknown(self) -> None:
-        """Refuse the options that have not been read."""
+        """Refuse options that were not read."""
         for name in self._given:
             if name not in self._known:
                 near = difflib.get_close_matches(name, self._known, n=1)
@@ -147,7 +144,7 @@ class Options:
 
 
 def split_path(text: str, suffixes: Sequence[str]) -> tuple[str, Options]:
-    """A file's path and the options behind it; a `?` belongs to the path unless what is before it ends in a suffix."""
+    """Split a target into path and options. A `?` is part of the path unless the text before it has a known suffix."""
     path, mark, options = text.rpartition("?")
     if not mark or not path.lower().endswith(tuple(suffixes)):
         path, options = text, ""
@@ -156,14 +153,14 @@ def split_path(text: str, suffixes: Sequence[str]) -> tuple[str, Options]:
 
 @dataclass(slots=True, frozen=True, repr=False)
 class Address:
-    """A server's address, parsed.
+    """A parsed server address.
 
     Attributes:
-        scheme: in small letters.
-        host, port: where to connect.
-        user, password: decoded; None when the address holds none.
-        path: what follows the host, decoded, without slashes around it.
-        shown: the address without its secrets.
+        scheme: scheme in lower case.
+        host, port: host and port to connect to.
+        user, password: decoded credentials; None if the address has none.
+        path: decoded path without outer slashes.
+        shown: the address without secrets.
     """
 
     scheme: str
@@ -187,7 +184,7 @@ class Address:
             example: a valid address, for the error message.
 
         Raises:
-            SinkError: if it is not valid.
+            SinkError: if the address is invalid.
         """
         shown = redact_target(text)
         try:

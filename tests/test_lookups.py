@@ -60,7 +60,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 def test_a_lookup_has_a_limit_and_its_answer_is_for_who_asks_again(resolver: threading.Event) -> None:
     for _ in range(3):
-        with pytest.raises(TimeoutError, match=r"looking up slow\.example takes longer than 0\.05 s"):
+        with pytest.raises(TimeoutError, match=r"resolving slow\.example takes longer than 0\.05 s"):
             lookups.look_up("slow.example", 80, limit_s=0.05)
     resolver.set()
     assert lookups.look_up("slow.example", 80, limit_s=LONG_S)[0][4] == ("192.0.2.1", 80)
@@ -86,7 +86,7 @@ def test_a_live_source_says_that_the_resolver_does_not_answer(
     resolver: threading.Event, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookups.look_up, "__kwdefaults__", {"limit_s": 0.1, "cancelled": None})
-    with pytest.raises(LiveError, match=r"timeout: looking up slow\.example takes longer"):
+    with pytest.raises(LiveError, match=r"timeout: resolving slow\.example takes longer"):
         next(iter(open_source(url, retry=False)))
 
 

@@ -1,1 +1,1 @@
-"""HTTP servers: who may come in, TLS, bounded bodies and connections. Imports nothing else of the project."""
+"""Common parts of the HTTP servers: authentication, TLS, and limits of bodies and connections."""

@@ -14,11 +14,13 @@ from saccade.web.errors import HttpError
 
 
 class HttpAuth:
-    """Decides whose requests are let in.
+    """Authenticates requests.
 
     Args:
-        token: what `Authorization: Bearer`, `X-Moondream-Auth` or `?token=` must carry; None accepts every request.
-        origins: pages that may connect, as `https://example.org`, besides those of this server itself; "*" is any.
+        token: token that `Authorization: Bearer`, `X-Moondream-Auth` or `?token=` must contain; None accepts every
+            request.
+        origins: origins of web pages that may connect, such as `https://example.org`, besides this server's own
+            pages; "*" allows any.
     """
 
     def __init__(self, token: str | None = None, origins: Sequence[str] = ()) -> None:
@@ -26,15 +28,15 @@ class HttpAuth:
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
 
     def authorize(self, request: Request) -> None:
-        """Check the token; raises HttpError, 401, if it is missing or wrong."""
+        """Check the token. Raises HttpError 401 if it is missing or wrong."""
         if self._token is not None and not self.has_token(request, self._token):
             raise unauthorized()
 
     def check_origin(self, request: Request) -> dict[str, str]:
-        """Check the origin; return the CORS headers of the response.
+        """Check the origin and return the CORS headers of the response.
 
         Raises:
-            HttpError: 403 if the request comes from a page of another origin.
+            HttpError: 403 if the request comes from a page of a forbidden origin.
         """
         origin = request.headers.get("Origin")
         if origin is None:
@@ -48,22 +50,22 @@ class HttpAuth:
         }
 
     def has_token(self, request: Request, token: str) -> bool:
-        """Whether a request carries this token; takes as long for any other."""
+        """Return whether a request contains this token, compared in constant time."""
         return hmac.compare_digest(self.token_in(request).encode(errors="surrogateescape"), token.encode())
 
     @staticmethod
     def token_in(request: Request) -> str:
-        """The token that a request carries; "" without one."""
+        """Return the token of a request; "" if it has none."""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer":
             given = request.headers.get("X-Moondream-Auth") or request.query_params.get("token", "")
         return given.strip()
 
     def _is_own_page(self, origin: str, host: str) -> bool:
-        """Whether a page comes from this very server.
+        """Return whether a web page comes from this server.
 
-        A host name is no proof: any page can have its own name resolve to this machine (DNS rebinding) and then has the
-        same origin. Addresses and `localhost` cannot be spoofed that way, and a client with the token needs no proof.
+        A host name is no proof, since any name can resolve to this machine (DNS rebinding). IP addresses and
+        `localhost` cannot be spoofed in this way. A client with a token needs no proof.
         """
         if origin.partition("://")[2].lower() != host.lower():
             return False
@@ -73,12 +75,12 @@ class HttpAuth:
 
 
 def unauthorized() -> HttpError:
-    """The answer to a request without the right token."""
+    """Return the error for a request without a valid token."""
     return HttpError(401, "a bearer token is needed, and this is not it", {"WWW-Authenticate": "Bearer"})
 
 
 def is_address_or_localhost(host: str) -> bool:
-    """Whether a host is an IP address or localhost, and no other name."""
+    """Return whether a host is an IP address or localhost."""
     with suppress(ValueError):
         return host == "localhost" or bool(ipaddress.ip_address(host))
     return False

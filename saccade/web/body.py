@@ -1,4 +1,4 @@
-"""The body of a request, within limits of size and time."""
+"""Reads request bodies, with limits of size and time."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ _BODY_S = 5.0  # seconds within which a client must send its body
 
 
 def content_type(request: Request) -> str:
-    """The content type of a body, without parameters; "" if there is none."""
+    """Return the media type of a body without parameters; "" if there is none."""
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def require_type(request: Request, kind: str, what: str) -> None:
-    """Refuse a body of another content type with 415."""
+    """Refuse a body of another media type with status 415."""
     if content_type(request) != kind:
         raise HttpError(415, f"{what} must be of type {kind}")
 
 
 async def read_bytes(request: Request, limit: int, what: str) -> bytes:
-    """The body of a request.
+    """Read the body of a request.
 
     Args:
-        request: its body must not have been read yet.
+        request: the request, whose body has not been read yet.
         limit: maximum size in bytes.
-        what: what the body is, such as "an offer", for the error text.
+        what: description of the body for errors, such as "an offer".
 
     Raises:
-        HttpError: 413 if it is too long, 408 if it is incomplete after 5 s, 400 if the client leaves or compresses it.
+        HttpError: 413 if the body is too long, 408 if it is incomplete after 5 s, 400 if the client disconnects or
+            uses an unsupported compression.
     """
     too_much = HttpError(413, f"{what} has at most {limit} bytes")
     if int(request.headers.get("Content-Length", 0)) > limit:  # a number, as h11 has checked
@@ -63,7 +64,7 @@ async def read_bytes(request: Request, limit: int, what: str) -> bytes:
 
 
 def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
-    """A body without its compression, or a little more than the limit of it."""
+    """Decompress a body, up to slightly more than the limit."""
     if encoding not in ("gzip", "deflate"):
         raise ValueError
     unpacking = zlib.decompressobj(wbits=47)  # gzip or zlib, by its header
@@ -74,7 +75,7 @@ def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
 
 
 async def read_text(request: Request, limit: int, what: str) -> str:
-    """As `read_bytes`; a body that is not UTF-8 gets 400."""
+    """Read a body as text, like `read_bytes`. A body that is not UTF-8 gets status 400."""
     try:
         return (await read_bytes(request, limit, what)).decode()
     except UnicodeDecodeError:
@@ -82,11 +83,11 @@ async def read_text(request: Request, limit: int, what: str) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value that a JSON text of a client stands for.
+    """Parse a client's JSON text.
 
     Raises:
-        ValueError: if it is not JSON, or holds half of a surrogate pair, which JSON can write and UTF-8 cannot.
-        RecursionError: if it is nested too deeply.
+        ValueError: if the text is not JSON, or contains half of a surrogate pair, which UTF-8 cannot encode.
+        RecursionError: if the text is nested too deeply.
     """
     value = json.loads(text)
     json.dumps(value, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""What a server answers where it cannot do what is asked."""
+"""HTTP errors that handlers raise."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from starlette.exceptions import HTTPException
 
 
 class HttpError(HTTPException):
-    """An error response; raised by handlers, sent by the `Guard`.
+    """An HTTP error response. Handlers raise it and the `Guard` sends it.
 
     Args:
-        status: the HTTP status.
-        line: the reason, half a line. What a client sent may be repeated in it: a lone surrogate becomes an escape.
-        headers: of the response.
+        status: HTTP status.
+        line: the reason, half a line. It may repeat client input; lone surrogates are escaped.
+        headers: headers of the response.
     """
 
     def __init__(self, status: int, line: str | None = None, headers: Mapping[str, str] | None = None) -> None:

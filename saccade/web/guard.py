@@ -1,7 +1,7 @@
-"""What every request passes before an application has it: origin, token, and whether there is such a route.
+"""Checks every request before a handler gets it: origin, token and route.
 
-It also sends every error, as one line, adds CORS headers, and answers preflight requests and HEAD. Nothing that a
-client sends is logged, since it may hold a token.
+It also sends errors as one line, adds CORS headers, and answers preflight and HEAD requests. Client input is never
+logged, since it may contain a token.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ALL_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class Guard:
-    """An ASGI application of routes.
+    """An ASGI application with access control.
 
     Attributes:
-        routes: what is served.
+        routes: served routes.
 
     Args:
-        routes: what is served.
-        auth: decides whose requests are let in.
+        routes: routes to serve.
+        auth: authenticates requests.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], auth: HttpAuth) -> None:
@@ -92,19 +92,19 @@ class Guard:
     # ---- what an application may decide otherwise
 
     async def handle(self, route: BaseRoute, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have a route answer a request that was let in."""
+        """Let a route handle an admitted request."""
         await route.handle(scope, receive, send)
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check who asks, before it is told whether there is what it asks for; raises HttpError."""
+        """Check the client before it learns whether the route exists. Raises HttpError."""
         self.auth.authorize(request)
 
     def known(self, error: Exception) -> HttpError | None:
-        """What is answered where a handler raises something else; None where that is a bug."""
+        """Return the response error for an exception of a handler, or None if the exception is a bug."""
         return None
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """The response that tells of an error."""
+        """Return the response for an error."""
         return PlainTextResponse(f"{line}\n", status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
@@ -113,7 +113,7 @@ class Guard:
     # ---- routes
 
     def _find(self, scope: MutableMapping[str, Any]) -> BaseRoute | None:
-        """The route of a request, whose parameters are then in its scope."""
+        """Return the route of a request, and store its parameters in the scope."""
         for route in self.routes:
             match, child = route.matches(scope)
             if match is Match.FULL:
@@ -122,7 +122,7 @@ class Guard:
         return None
 
     def _methods(self, scope: Scope) -> list[str]:
-        """The methods that there are for a path."""
+        """Return the methods that a path supports."""
         return [method for method in _ALL_METHODS if self._find({**scope, "method": method}) is not None]
 
     def _preflight(self, scope: Scope) -> Response:

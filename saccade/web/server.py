@@ -1,7 +1,7 @@
-"""Serves an ASGI application to untrusted clients: a bounded number of connections, and idle ones are closed.
+"""Serves an ASGI application to untrusted clients: limits connections and closes idle ones.
 
-Every HTTP server of the project uses it. uvicorn's protocol runs on an event loop in a thread of its own; signals are
-left to the command. Nothing that a client sends is logged, since it may hold a token.
+Every HTTP server of the project uses it. uvicorn's protocol runs on an event loop in its own thread. Signals are left
+to the command. Client input is never logged, since it may contain a token.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _library_log.setLevel(logging.CRITICAL)  # it would log requests that it cannot 
 
 
 class AppServer:
-    """Serves an application from construction on, until `close`.
+    """Serves an application from construction until `close`.
 
     Attributes:
-        url: the server's address, without a path.
+        url: address of the server, without a path.
 
     Args:
-        app: what to serve.
+        app: the application.
         host: address to listen on.
-        port: the port; 0 for any free one.
+        port: port to listen on; 0 for any free port.
         thread: name of the server's thread.
-        tls: with the server's certificate; None for no encryption.
+        tls: TLS context with the server's certificate; None for no encryption.
         on_startup: called on the event loop before the first request.
         on_cleanup: called on the event loop after the last request.
 
@@ -83,11 +83,11 @@ class AppServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self._state.connections)
 
     def close(self) -> None:
-        """Close every connection and the port. Callable from any other thread, repeatedly."""
+        """Close every connection and the port. Thread-safe, except from the server's own thread; may be repeated."""
         with self._closing:
             if self._loop.is_closed():
                 return
@@ -101,7 +101,7 @@ class AppServer:
     async def _listen(
         self, app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None, on_startup: Sequence[Hook]
     ) -> int:
-        """Serve from now on; returns the port bound."""
+        """Start listening and return the bound port."""
         config = Config(
             app,
             interface="asgi3",
@@ -142,7 +142,7 @@ class AppServer:
             await asyncio.sleep(1)
 
     async def _shut_down(self) -> None:
-        """Stop listening; give requests in progress a second, and cancel them."""
+        """Stop listening. Requests in progress get a second to finish, and are then cancelled."""
         self._listening.close()
         for connection in list(self._state.connections):
             connection.shutdown()
@@ -170,10 +170,10 @@ class AppServer:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, with the limits that it lacks.
+    """uvicorn's protocol with additional timeouts.
 
-    It has a timeout between requests only, which the first byte of the next one ends; here one holds until the headers
-    of a request are complete, and for the rest of a body that is not wanted any more.
+    uvicorn has a timeout between requests only. This class adds one for incomplete headers, and one for the rest of a
+    body that is no longer needed.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class _Protocol(H11Protocol):
 
     @property
     def unread(self) -> bool:
-        """Whether more of a request's body may come."""
+        """Whether more of a request's body may arrive."""
         return self.cycle is not None and self.cycle.more_body
 
     def _stop_waiting(self) -> None:
@@ -235,7 +235,7 @@ class _Protocol(H11Protocol):
 
 
 class _Lingering:
-    """A transport that is not closed under a client that still sends: it would lose the answer with the connection."""
+    """A transport that stays open while the client still sends, because closing it would discard the response."""
 
     def __init__(self, transport: asyncio.Transport, protocol: _Protocol) -> None:
         self._transport = transport
@@ -260,7 +260,7 @@ class _Lingering:
 
 
 async def end_tasks() -> None:
-    """Cancel what still runs on this loop: aioice notices only 20 ms later that a connection was closed."""
+    """Cancel the remaining tasks of the event loop, since aioice notices a closed connection 20 ms late."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""TLS for servers: from a certificate's files, or with a self-signed certificate made for this process."""
+"""TLS contexts for servers, from certificate files or with a new self-signed certificate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _VALID_DAYS = 30
 
 
 def server_context(cert: str, key: str | None = None) -> ssl.SSLContext:
-    """The context of a server that presents the certificate in the file `cert`; its key is there too, or in `key`.
+    """Return a server context for the certificate in the file `cert`. Its key is in `key`, or also in `cert`.
 
     Raises:
-        ValueError: if they cannot be read or do not match, in half a line for the user.
+        ValueError: if the files cannot be read or do not match, in half a line for the user.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -33,21 +33,21 @@ def server_context(cert: str, key: str | None = None) -> ssl.SSLContext:
 
 
 def optional_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """`server_context` if there is a certificate, else None.
+    """Return `server_context` if a certificate is given, else None.
 
     Raises:
-        ValueError: as `server_context`, or if there is a key without a certificate.
+        ValueError: see `server_context`; also if a key is given without a certificate.
     """
     if key and not cert:
-        raise ValueError("there is a key without a certificate: give cert as well")
+        raise ValueError("a key needs a certificate: set cert too")
     return server_context(cert, key) if cert else None
 
 
 def self_signed(host: str) -> ssl.SSLContext:
-    """The context of a server with a new certificate for `host`, this machine's addresses and localhost.
+    """Return a server context with a new self-signed certificate for `host`, this machine's addresses and localhost.
 
-    Browsers warn of it once, but then allow a page what they allow on TLS only, such as a phone's camera. Its key is in
-    a file only while it is loaded.
+    Browsers warn about the certificate once. They then allow features that need TLS, such as a phone's camera. The key
+    is in a file only while it is loaded.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -1,7 +1,4 @@
-"""Draws results onto an image; every sink that shows images uses this.
-
-Knows results only: no frames, sources or models.
-"""
+"""Draws results onto an image. Every sink that shows images uses this module."""
 
 from __future__ import annotations
 
@@ -44,8 +41,9 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
 
     Args:
         image: (height, width, 3) uint8 RGB; not changed.
-        result: what to draw: boxes, points, texts, and of the extras zones, lines, trails, and what is registered.
-        latency_ms: shown in the top left corner, in milliseconds.
+        result: boxes, points and texts to draw, and registered parts of its extras, such as zones, lines and
+            trails.
+        latency_ms: shown in the top left corner, in milliseconds; None for no latency.
 
     Returns:
         A new (height, width, 3) uint8 RGB image.
@@ -104,7 +102,7 @@ def _draw_box(canvas: NDArray[np.uint8], corners: tuple[float, float, float, flo
 
 
 def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArray[np.int32]:
-    """Outline of a box with round corners: (points, 1, 2) int32, with `SHIFT` fractional bits."""
+    """Return the outline of a box with round corners: (points, 1, 2) int32, with `SHIFT` fractional bits."""
     angles = np.linspace(0, np.pi / 2, 6)
     quarter = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     turn = np.array([[0.0, -1.0], [1.0, 0.0]])
@@ -123,14 +121,14 @@ def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArr
 
 
 def draw_outlines(canvas: NDArray[np.uint8], outlines: Iterable[Outline]) -> None:
-    """Draw outlines into an image (height, width, 3) uint8 RGB, without their labels."""
+    """Draw outlines without labels into an image (height, width, 3) uint8 RGB."""
     scale = scale_of(canvas.shape[1], canvas.shape[0])
     for outline in outlines:
         _draw_outline(canvas, outline, color_of(outline.label), scale)
 
 
 def _draw_outline(canvas: NDArray[np.uint8], outline: Outline, color: Rgb, scale: float) -> None:
-    """Filled, holes by the even-odd rule, with a line around it."""
+    """Fill an outline by the even-odd rule, and draw a line around it."""
     height, width = canvas.shape[:2]
     size = np.array([width, height], np.float64)
     pieces = [
@@ -160,12 +158,12 @@ def _draw_dot(canvas: NDArray[np.uint8], at: tuple[float, float], color: Rgb, sc
 
 
 def _is_small(box: Box, height: int, scale: float) -> bool:
-    """Whether a label of the usual size would hide the object that it names, or its neighbours."""
+    """Return whether a label of the usual size would cover its object or the neighbouring objects."""
     return (box.y2 - box.y1) * height < _SMALL * label("", INK, font_px(scale)).height
 
 
 def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
-    """What labels must not hide: a small object, and of others the part that tells what they are, such as a head."""
+    """Return the area that labels must not cover: a whole small object, or the top part of a large object."""
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     return x1, y1, x2, y2 if whole else y1 + round(_TOP * (y2 - y1))
 
@@ -173,7 +171,7 @@ def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
 def _label_box(
     canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect], spared: list[Rect], *, small: bool
 ) -> None:
-    """Write what there is room for: all, or less, or of a small object nothing."""
+    """Draw the longest label that fits; a small object may get none."""
     height, width = canvas.shape[:2]
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     gap = round((LINE_PX / 2 + CASING_PX) * scale)
@@ -202,7 +200,7 @@ def _label_box(
 
 
 def box_label(box: Box, scale: float) -> Bitmap:
-    """Class and score, and before them the number of its track, if any: apart, so that both stay cached."""
+    """Return the label of a box: its track ID, if any, its class and its score. Both parts are cached separately."""
     wording = box.label if box.predicted else f"{box.label} {box.score:.0%}"
     chip = label(wording, color_of(box.label), font_px(scale))
     if box.track_id is None:
@@ -211,7 +209,7 @@ def box_label(box: Box, scale: float) -> Bitmap:
 
 
 def _short_labels(box: Box, scale: float) -> list[Bitmap]:
-    """The class, and where there is one the number of the track alone, on the colour of the class."""
+    """Return shorter labels of a box: the class, and the track ID if there is one."""
     chip = label(box.label, color_of(box.label), font_px(scale))
     if box.track_id is None:
         return [chip]

@@ -1,4 +1,4 @@
-"""How parts of other tasks are drawn: one function for each key of `Result.extras`. Knows results only."""
+"""Registry of functions that draw the parts in `Result.extras`, one per key."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _DRAWINGS: dict[str, Drawing] = {}
 
 
 def register_drawing(key: str, drawing: Drawing) -> None:
-    """Draw the parts that a result lists under a key of its extras, above boxes and below their labels.
+    """Register a function that draws the parts under a key of `Result.extras`, above boxes and below their labels.
 
     Raises:
-        ValueError: if another function draws that key.
+        ValueError: if the key already has a function.
     """
     if _DRAWINGS.setdefault(key, drawing) is not drawing:
-        raise ValueError(f"there is a drawing of '{key}' already")
+        raise ValueError(f"'{key}' already has a drawing function")
 
 
 def draw_extras(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
-    """Draw what a function is registered for, in place."""
+    """Draw all parts whose key has a registered function, in place."""
     for key, parts in result.extras.items():
         drawing = _DRAWINGS.get(key)
         if drawing is not None:

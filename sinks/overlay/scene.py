@@ -1,7 +1,7 @@
-"""What is known over time, and how it is drawn: zones and lines with their counts, and the trails of tracks.
+"""Zones and lines with their counts, and trails of tracks: their data and their drawing.
 
-Stages add these to `Result.extras`; coordinates are fractions of the image's width and height. Zones and lines stand
-below boxes, and their labels above all. Two zones, a line and four trails cost 1 ms on 640×360 and 3 ms on 3840×2160.
+Stages add these objects to `Result.extras`. Coordinates are fractions of the image's width and height. Zones and lines
+are drawn below boxes; their labels are drawn on top.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _TRAIL_POINTS = 40  # the newest of a trail that are drawn
 
 @dataclass(slots=True, frozen=True)
 class Zone:
-    """A polygon and what happens in it; ValueError if it is none.
+    """A polygon with its statistics. Raises ValueError if the corners are not a polygon.
 
     Attributes:
-        name: of the zone.
-        corners: at least three, in order.
-        inside: how many objects are in it now.
-        entered, left: how many have entered and left it so far; None where that is not counted.
-        counts: `inside`, `entered` and `left` by label.
-        dwell_s: for how many seconds each track that is inside has been there, by its number.
-        loitering: the tracks that have been there for longer than they should.
+        name: name of the zone.
+        corners: at least three corners, in order.
+        inside: number of objects inside now.
+        entered, left: number of objects that have entered and left so far; None if not counted.
+        counts: `inside`, `entered` and `left` per label.
+        dwell_s: seconds that each track has been inside, by track ID.
+        loitering: IDs of tracks that have been inside longer than allowed.
     """
 
     key: ClassVar[str] = "zones"
@@ -59,7 +59,7 @@ class Zone:
         _check_finite(self.corners)
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Its name and counts, and who is in it."""
+        """Return the zone's name, its counts and the tracks inside it."""
         totals = {"inside": self.inside, "entered": self.entered, "left": self.left}
         record: dict[str, object] = {name: count for name, count in totals.items() if count is not None}
         if self.counts:
@@ -74,14 +74,14 @@ class Zone:
 
 @dataclass(slots=True, frozen=True)
 class Line:
-    """A line and who has crossed it.
+    """A line with the objects that have crossed it.
 
     Attributes:
-        name: of the line.
-        start, end: its ends. `forward` is from left to right for one who looks from `start` to `end`.
-        forward, backward: how many have crossed it in each direction so far; drawn as in (along the arrow) and out.
-        counts: `forward` and `backward` by label.
-        crossed: the tracks that have crossed it on this frame, and which way.
+        name: name of the line.
+        start, end: end points. `forward` is from left to right, seen from `start` towards `end`.
+        forward, backward: number of crossings per direction so far; drawn as in (along the arrow) and out.
+        counts: `forward` and `backward` per label.
+        crossed: tracks that crossed the line on this frame, with their direction.
     """
 
     key: ClassVar[str] = "lines"
@@ -97,7 +97,7 @@ class Line:
         _check_finite((self.start, self.end))
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Its name and counts."""
+        """Return the line's name and counts."""
         record: dict[str, object] = {"name": self.name, "forward": self.forward, "backward": self.backward}
         if self.counts:
             record["counts"] = {label: dict(counts) for label, counts in self.counts.items()}
@@ -108,12 +108,12 @@ class Line:
 
 @dataclass(slots=True, frozen=True)
 class Trail:
-    """Where a tracked object has been.
+    """The past positions of a tracked object.
 
     Attributes:
-        track_id: of the track.
-        label: of the object, for its colour.
-        points: from the oldest to the newest.
+        track_id: track ID.
+        label: class of the object, which selects the colour.
+        points: positions from oldest to newest.
     """
 
     key: ClassVar[str] = "trails"
@@ -125,12 +125,12 @@ class Trail:
         _check_finite(self.points)
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Nothing: each record has the newest place, in its objects."""
+        """Return an empty record, since the record of the object already has its position."""
         return {}
 
 
 def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
-    """Draw the outlines of zones, the lines and the trails of a result, which boxes are drawn upon."""
+    """Draw the zones, lines and trails of a result. Boxes are drawn on top of them."""
     height, width = canvas.shape[:2]
     for zone in _of(result, Zone):
         _draw_zone(canvas, _pixels(zone.corners, width, height), color_of(zone.name), scale, full=zone.inside > 0)
@@ -142,7 +142,7 @@ def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
 
 
 def label_scene(canvas: NDArray[np.uint8], result: Result, scale: float, taken: list[Rect]) -> None:
-    """Write the names and counts of zones and lines where there is room."""
+    """Draw the names and counts of zones and lines where there is room."""
     height, width = canvas.shape[:2]
     gap = round(4 * scale)
     for zone in _of(result, Zone):
@@ -180,7 +180,7 @@ def label_scene(canvas: NDArray[np.uint8], result: Result, scale: float, taken: 
 
 def _check_finite(points: Sequence[Point]) -> None:
     if not math.isfinite(sum(chain.from_iterable(points))):  # four times as fast as one by one
-        raise ValueError("coordinates should be finite fractions of the image")
+        raise ValueError("coordinates must be finite fractions of the image's width and height")
 
 
 def _of(result: Result, kind: type[P]) -> list[P]:
@@ -188,18 +188,18 @@ def _of(result: Result, kind: type[P]) -> list[P]:
 
 
 def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
-    """Points in pixels, at most ten images away: OpenCV's coordinates have an end."""
+    """Convert points to pixels, limited to ten image sizes, since OpenCV's coordinates are limited."""
     return tuple((min(max(x, -10.0), 10.0) * width, min(max(y, -10.0), 10.0) * height) for x, y in points)
 
 
 def _normal(x1: float, y1: float, x2: float, y2: float) -> Point:
-    """To the right of one who looks from the first point to the second, of length 1."""
+    """Return the unit vector to the right of the direction from the first point to the second."""
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     return -(y2 - y1) / length, (x2 - x1) / length
 
 
 def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb, scale: float, *, full: bool) -> None:
-    """Dashed while nothing is inside, else solid."""
+    """Draw a zone's outline: dashed while the zone is empty, solid otherwise."""
     line = max(1, round(LINE_PX * scale))
     casing = line + 2 * max(1, round(CASING_PX * scale))
     pieces = [_fixed(corners)] if full else list(_dashes(corners, _DASH_PX * scale, _GAP_PX * scale))
@@ -209,7 +209,7 @@ def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb
 
 @lru_cache(maxsize=256)
 def _dashes(corners: tuple[Point, ...], dash: float, gap: float) -> tuple[NDArray[np.int32], ...]:
-    """The outline in dashes, each side for itself, so that every corner has one; at most 200 a side."""
+    """Split each side of an outline into at most 200 dashes, so that every corner has a dash."""
     pieces = []
     for (x1, y1), (x2, y2) in zip(corners, (*corners[1:], corners[0]), strict=True):
         length = math.hypot(x2 - x1, y2 - y1)
@@ -224,7 +224,7 @@ def _dashes(corners: tuple[Point, ...], dash: float, gap: float) -> tuple[NDArra
 
 
 def _draw_line(canvas: NDArray[np.uint8], start: Point, end: Point, color: Rgb, scale: float) -> None:
-    """With an arrow in its middle that shows forward."""
+    """Draw a line with an arrow in its middle, which points forward."""
     line = max(1, round(1.4 * LINE_PX * scale))
     casing = line + 2 * max(1, round(CASING_PX * scale))
     nx, ny = _normal(*start, *end)
@@ -244,7 +244,7 @@ def _draw_line(canvas: NDArray[np.uint8], start: Point, end: Point, color: Rgb, 
 
 
 def _draw_trail(canvas: NDArray[np.uint8], points: tuple[Point, ...], color: Rgb, scale: float) -> None:
-    """Thinner where it is older."""
+    """Draw a trail whose older parts are thinner."""
     if len(points) < 2:
         return
     line = max(1.0, LINE_PX * scale)
@@ -259,6 +259,6 @@ def _draw_trail(canvas: NDArray[np.uint8], points: tuple[Point, ...], color: Rgb
 
 
 def _fixed(points: Sequence[Point]) -> NDArray[np.int32]:
-    """(points, 1, 2) int32 with `SHIFT` fractional bits, as OpenCV takes them."""
+    """Convert points to (points, 1, 2) int32 with `SHIFT` fractional bits for OpenCV."""
     fixed: NDArray[np.int32] = np.round(np.asarray(points, dtype=np.float64) * 2**SHIFT).astype(np.int32)
     return fixed.reshape(-1, 1, 2)

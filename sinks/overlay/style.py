@@ -1,7 +1,6 @@
-"""Colours and sizes of everything that is drawn. Pure; sizes are those on an image of 360 lines.
+"""Colours and sizes of the overlay. Sizes are given for an image of 360 lines and scale with the image.
 
-Everything stands on a dark casing, so it reads on any background, and scales with the image, so a result looks the same
-on a phone and on a wall.
+Everything has a dark outline, so that it is readable on any background.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ SHIFT = 4  # fractional bits of the coordinates given to OpenCV
 
 @lru_cache(maxsize=1024)
 def color_of(label: str) -> Rgb:
-    """The colour of a class: the same in every image, run and program."""
+    """Return the colour of a class. The same class always gets the same colour."""
     digest = hashlib.blake2b(label.casefold().encode(), digest_size=2, salt=_SALT).digest()
     return PALETTE[int.from_bytes(digest) % len(PALETTE)]
 
 
 def scale_of(width: int, height: int) -> float:
-    """How much larger than on 360 lines everything is on an image of that size in pixels."""
+    """Return the size factor of the overlay for an image of that size in pixels; 1 for 360 lines."""
     return float(max(0.6, (min(height, width) / 360) ** _GROWTH))
 
 
 def font_px(scale: float) -> int:
-    """The height of text at a scale, in pixels."""
+    """Return the text height in pixels for a size factor."""
     return max(9, round(_FONT_PX * scale))

@@ -1,8 +1,4 @@
-"""Text on an image: labels, notes and answers, each rendered once per wording and cached.
-
-A label rarely changes from frame to frame: 5 boxes cost 0.8 ms on 640×360 and 2.0 ms on 1920×1080 (2.1 and 4.8 while
-every label is new), on one core. Knows no results.
-"""
+"""Text on an image: labels, notes and answers. Each text is rendered once and cached."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ class Bitmap:
 
     Attributes:
         ink: (height, width, 3) uint16, colour × opacity × 255.
-        clear: (height, width, 1) uint16, how much of the image shows through, 0 to 255.
+        clear: (height, width, 1) uint16, transparency from 0 to 255.
     """
 
     ink: NDArray[np.uint16]
@@ -36,19 +32,19 @@ class Bitmap:
 
     @property
     def width(self) -> int:
-        """In pixels."""
+        """Width in pixels."""
         return int(self.ink.shape[1])
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """Height in pixels."""
         return int(self.ink.shape[0])
 
 
 def paste_best(
     canvas: NDArray[np.uint8], bitmap: Bitmap, places: Sequence[tuple[int, int]], taken: Sequence[Rect]
 ) -> Rect:
-    """Paste at the first of `places` that is inside the image and free; else where least is covered."""
+    """Paste at the first of `places` that is inside the image and free; otherwise where it covers least."""
     place, _ = best_place(canvas, bitmap, places, taken)
     return paste(canvas, bitmap, *place)
 
@@ -60,9 +56,9 @@ def best_place(
     taken: Sequence[Rect],
     spared: Sequence[Rect] = (),
 ) -> tuple[tuple[int, int], float]:
-    """The first of the places that cover least, and how much that is as a share of the bitmap.
+    """Return the first place that covers least, and the covered share of the bitmap.
 
-    What is `spared` counts half as much as what is `taken`; what is outside the image counts as taken.
+    Areas in `spared` count half as much as areas in `taken`. Areas outside the image count as taken.
     """
     height, width = canvas.shape[:2]
     corners = np.asarray(places, dtype=np.int64)
@@ -80,7 +76,7 @@ def best_place(
 
 
 def paste(canvas: NDArray[np.uint8], bitmap: Bitmap, x: int, y: int) -> Rect:
-    """Blend the bitmap in, moved inside the image; return where it lies."""
+    """Blend a bitmap into the canvas, moved inside the image. Return its rectangle."""
     height, width = canvas.shape[:2]
     x = max(0, min(x, width - bitmap.width))
     y = max(0, min(y, height - bitmap.height))
@@ -97,19 +93,19 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 @lru_cache(maxsize=256)  # 3.5 MB on 360 lines, 21 on 1080; a new one takes 0.3 and 0.7 ms
 def label(wording: str, color: Rgb, font_px: int) -> Bitmap:
-    """A class label: dark text on the colour of the class."""
+    """Render a class label: dark text on the colour of the class."""
     return _render(((wording, INK),), color, 1.0, font_px)
 
 
 @lru_cache(maxsize=64)
 def note(wording: str, font_px: int) -> Bitmap:
-    """A note: light text on a dark, half transparent background."""
+    """Render a note: light text on a dark, translucent background."""
     return _render(((wording, PAPER),), INK, _OPACITY, font_px)
 
 
 @lru_cache(maxsize=16)
 def panel(texts: tuple[Text, ...], font_px: int, width: int) -> Bitmap:
-    """Answers, each below its question, wrapped to `width` pixels and cut after `_TEXT_LINES` lines."""
+    """Render answers below their questions, wrapped to `width` pixels and cut after `_TEXT_LINES` lines."""
     room = width - 2 * round(font_px * 0.6)
     lines: list[tuple[str, Rgb]] = []
     for text in texts:
@@ -122,7 +118,7 @@ def panel(texts: tuple[Text, ...], font_px: int, width: int) -> Bitmap:
 
 
 def joined(first: Bitmap, second: Bitmap) -> Bitmap:
-    """Two labels of one height side by side."""
+    """Join two labels of the same height side by side."""
     return Bitmap(np.hstack([first.ink, second.ink]), np.hstack([first.clear, second.clear]))
 
 
@@ -158,9 +154,9 @@ def _render(lines: tuple[tuple[str, Rgb], ...], background: Rgb, opacity: float,
 
 
 def _rounded_plate(width: int, height: int, radius: float) -> NDArray[np.float32]:
-    """How much of each pixel a plate with round corners covers: (height, width, 1) float32, 0 to 1.
+    """Return how much of each pixel a plate with round corners covers: (height, width, 1) float32 from 0 to 1.
 
-    From the distance of the pixel to the edge; Pillow's own round corners have stairs.
+    The coverage is computed from the distance to the edge, because Pillow's round corners are not antialiased.
     """
     x = np.abs(np.arange(width, dtype=np.float32) + 0.5 - width / 2) - (width / 2 - radius)
     y = np.abs(np.arange(height, dtype=np.float32) + 0.5 - height / 2) - (height / 2 - radius)

@@ -1,4 +1,4 @@
-"""A camera's own packets, written as they come, and read again: nothing is decoded or coded."""
+"""Recordings of a camera's encoded packets: written without re-encoding, and read again."""
 
 from saccade.sinks.recording.archive import Archive, ArchiveError, Span
 from saccade.sinks.recording.place import RecordingPlace

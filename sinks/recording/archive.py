@@ -1,7 +1,7 @@
-"""What there is of a stream's recording: which files, which parts of them, which gaps; as one MP4 or as HLS.
+"""Reads a stream's recording: its files, fragments and gaps, exported as one MP4 or as HLS.
 
-Everything is read from the files themselves: each begins with a note of when it began, and its fragments tell the
-rest. A file that is still written counts up to its last whole fragment. Knows nothing of HTTP.
+All information comes from the files. Each file starts with a note of its start time. A file that is still being
+written counts up to its last complete fragment.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MOST_BYTES = 4 << 30
 
 
 class ArchiveError(Exception):
-    """What is asked for cannot be given; one line for the user.
+    """Raised if a requested part of a recording is unavailable. The message is one line for the user.
 
     Attributes:
-        missing: whether that is because nothing of it was recorded.
+        missing: whether nothing was recorded at that time.
     """
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
@@ -44,7 +44,7 @@ class ArchiveError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Fragment:
-    """A part of a file: its place in bytes, when it begins, in seconds from the file's begin, and how long it is."""
+    """A fragment of a file: byte range, start in seconds from the beginning of the file, and duration in seconds."""
 
     offset: int
     size: int
@@ -55,16 +55,16 @@ class Fragment:
 
 @dataclass(slots=True, frozen=True)
 class RecordedFile:
-    """One file, as far as it is whole.
+    """The complete fragments of one file.
 
     Attributes:
-        path: of it.
+        path: path of the file.
         began: Unix time of its first frame, in seconds.
-        number: counts the files of the stream in the order in which they were written.
-        after: why something is missing before it; None where nothing is.
-        form: the same for all files that fit into one MP4.
-        head: what comes before the first fragment.
-        fragments: in order.
+        number: sequence number of the file within its stream.
+        after: reason for a gap before the file; None if there is no gap.
+        form: video format; files with equal values fit into one MP4.
+        head: bytes before the first fragment.
+        fragments: fragments in order.
     """
 
     path: Path
@@ -77,17 +77,17 @@ class RecordedFile:
 
     @property
     def ended(self) -> float:
-        """Unix time of its end."""
+        """Unix time of the file's end, in seconds."""
         last = self.fragments[-1] if self.fragments else None
         return self.began + (last.start + last.duration if last else 0.0)
 
     @property
     def codecs(self) -> str:
-        """As browsers want them."""
+        """Codecs of the file, in the notation of browsers."""
         return codecs_of(self.head)
 
     def within(self, since: float, until: float) -> RecordedFile:
-        """The file with only the fragments that show a time, from the key frame before on."""
+        """Return the file with only the fragments between two Unix times, starting at the preceding keyframe."""
         first = 0
         for number, one in enumerate(self.fragments):
             if one.key and self.began + one.start <= since:
@@ -98,12 +98,12 @@ class RecordedFile:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """Bytes of a file that can be played behind its head: from a key frame on, to before another.
+    """A byte range of a file that is playable after the file's head. It starts at a keyframe.
 
     Attributes:
-        file: whose.
-        offset, size: where they are.
-        start, duration: their time in the file, in seconds.
+        file: the file.
+        offset, size: byte range.
+        start, duration: time range in the file, in seconds.
     """
 
     file: RecordedFile
@@ -115,11 +115,11 @@ class Part:
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """A time that was recorded without a gap.
+    """A time range that was recorded without a gap.
 
     Attributes:
         begin, end: Unix times in seconds.
-        after: why something is missing before it; None where nothing is, or it is not known.
+        after: reason for the gap before it; None if there is no gap or the reason is unknown.
     """
 
     begin: float
@@ -128,7 +128,7 @@ class Span:
 
 
 class Archive:
-    """The recording of one stream. Its methods are callable from any thread."""
+    """The recording of one stream. Thread-safe."""
 
     def __init__(self, place: RecordingPlace) -> None:
         self._place = place
@@ -137,18 +137,18 @@ class Archive:
 
     @property
     def root(self) -> Path:
-        """The folder that has all files in it."""
+        """Folder that contains all files of the recording."""
         return self._place.names.root
 
     @property
     def last_number(self) -> int:
-        """The number of the newest file; 0 if there is none."""
+        """Number of the newest file; 0 if there is none."""
         with self._lock:
             self._read_heads()
             return max((one.number for _, one in self._known.values()), default=0)
 
     def files(self, since: float, until: float) -> list[RecordedFile]:
-        """What was recorded between two Unix times, in the order in which it was written."""
+        """Return the files recorded between two Unix times, in the order of writing."""
         with self._lock:
             self._read_heads()
             near = [path for path, (_, one) in self._known.items() if since - _LONGEST_FILE_S < one.began < until]
@@ -159,10 +159,10 @@ class Archive:
         return sorted((one for one in overlapping if one.fragments), key=lambda one: one.number)
 
     def file(self, name: str) -> Path:
-        """The path of a file by its name below `root`.
+        """Return the path of a file by its name relative to `root`.
 
         Raises:
-            ArchiveError: if there is none.
+            ArchiveError: if there is no such file.
         """
         with self._lock:
             self._read_heads()
@@ -171,7 +171,7 @@ class Archive:
         raise ArchiveError("there is no such file", missing=True)
 
     def spans(self, since: float, until: float) -> list[Span]:
-        """The times that were recorded, without those in between: files that follow each other are one."""
+        """Return the recorded time ranges between two Unix times. Consecutive files without a gap form one range."""
         spans: list[Span] = []
         for one, ended in self._times(since, until):
             begin, end = max(one.began, since), min(ended, until)
@@ -184,7 +184,7 @@ class Archive:
         return spans
 
     def _times(self, since: float, until: float) -> list[tuple[RecordedFile, float]]:
-        """The files that may have something of a time, in order, each with its end."""
+        """Return the files that may contain a part of a time range, each with its end, in order."""
         with self._lock:
             self._read_heads()
             near = [one for _, one in self._known.values() if since - _LONGEST_FILE_S < one.began < until]
@@ -201,38 +201,38 @@ class Archive:
             return found
 
     def write(self, since: float, until: float, path: Path) -> None:
-        """Copy what was recorded between two Unix times into one MP4, without its gaps.
+        """Copy the recording between two Unix times into one MP4 without gaps.
 
-        It begins at the key frame before.
+        The MP4 starts at the preceding keyframe.
 
         Raises:
-            ArchiveError: if there is nothing, too much, or the video changes in between.
-            OSError, FFmpegError: if it cannot be read or written.
+            ArchiveError: if nothing was recorded, too much is requested, or the video format changes.
+            OSError, FFmpegError: if reading or writing fails.
         """
         files = self.files(since, until)
         if not files:
             raise ArchiveError("nothing was recorded at that time", missing=True)
         size = sum(part.size for one in files for part in one.fragments)
         if size > MOST_BYTES:
-            raise ArchiveError(f"that is {size / 1e9:.1f} GB: ask for less, {MOST_BYTES / 1e9:.1f} GB at most")
+            raise ArchiveError(f"{size / 1e9:.1f} GB requested, the limit is {MOST_BYTES / 1e9:.1f} GB: request less")
         for one in files:
             if one.form != files[0].form:
                 changed = datetime.fromtimestamp(one.began, UTC).isoformat(timespec="seconds")
-                raise ArchiveError(f"the video has another form from {changed} on: ask for up to then, or from then on")
+                raise ArchiveError(f"the video format changes at {changed}: request both parts separately")
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
             _copy(files, out)
 
     def playlist(self, since: float, until: float, url: Callable[[str], str], *, ended: bool) -> str:
-        """An HLS playlist of what was recorded between two Unix times, whose segments are ranges of the files.
+        """Return an HLS playlist of the recording between two Unix times. Its segments are byte ranges of the files.
 
         Args:
-            since: the begin, Unix time in seconds.
-            until: the end.
-            url: the address of a file by its name below `root`.
-            ended: whether nothing more will come.
+            since: start, Unix time in seconds.
+            until: end, Unix time in seconds.
+            url: returns the address of a file by its name relative to `root`.
+            ended: whether the recording is complete.
 
         Raises:
-            ArchiveError: if there is nothing.
+            ArchiveError: if nothing was recorded.
         """
         files = self.files(since, until)
         if not files:
@@ -255,7 +255,7 @@ class Archive:
         return "\n".join([*head, *lines, *(["#EXT-X-ENDLIST"] if ended else []), ""])
 
     def _read_heads(self) -> None:
-        """Note the files that have come, and forget those that have gone."""
+        """Add new files to the index, and remove deleted ones."""
         known, self._known = self._known, {}
         for path in self._place.files():
             try:
@@ -271,7 +271,7 @@ class Archive:
                 self._known[path] = inode, found
 
     def _read_fragments(self, path: Path) -> None:
-        """Note the fragments that a file has got since it was read last."""
+        """Add the fragments that were appended to a file since the last read."""
         inode, one = self._known[path]
         last = one.fragments[-1] if one.fragments else None
         at = last.offset + last.size if last else len(one.head)
@@ -307,7 +307,7 @@ def _head_in(path: Path, start: bytes) -> RecordedFile | None:
 
 
 def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
-    """The fragment at a place; None if it is not whole."""
+    """Return the fragment at an offset, or None if it is incomplete."""
     head = os.pread(descriptor, 8, at)
     length = int.from_bytes(head[:4])
     if head[4:] != b"moof" or at + length + 8 > size:
@@ -321,7 +321,7 @@ def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
 
 
 def parts_of(file: RecordedFile) -> Iterator[Part]:
-    """The parts of a file that can be played alone, each of `_SEGMENT_S` at least but for the last."""
+    """Yield the separately playable parts of a file. Each lasts at least `_SEGMENT_S`, except for the last."""
     first: Fragment | None = None
     for before, one in itertools.pairwise((None, *file.fragments, None)):
         if first is not None and before is not None:
@@ -333,7 +333,7 @@ def parts_of(file: RecordedFile) -> Iterator[Part]:
 
 
 class _Parts:
-    """The head and some fragments of a file, to be read from begin to end."""
+    """Reads the head and some fragments of a file as one stream."""
 
     def __init__(self, one: RecordedFile) -> None:
         self._file = one.path.open("rb")

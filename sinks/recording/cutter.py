@@ -1,8 +1,8 @@
-"""Cuts a stream of coded frames into fragments, and gives each frame its times. Pure: no clocks, no files.
+"""Cuts a stream of encoded frames into fragments, and computes each frame's decoding and presentation times.
 
-Packets come in the order of decoding with times of presentation, which jump where frames are predicted from later
-ones. A frame that is shown later than all before it begins a group. All frames of a group are shown after those of the
-group before, so a fragment of whole groups has the same times of decoding as of presentation, sorted.
+Packets arrive in decoding order, so presentation times jump if frames reference later ones. A frame presented later
+than all previous frames starts a group. All frames of a group are presented after the previous group. A fragment of
+complete groups therefore uses its sorted presentation times as decoding times.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MOST_REORDERED = 64  # packets of one group; more is a clock that stands still
 
 @dataclass(slots=True, frozen=True)
 class TimedPacket:
-    """A packet with its times of the file, in units of `VIDEO_SCALE`.
+    """A packet with its times in the file, in units of `VIDEO_SCALE`.
 
     Attributes:
-        decode: the time of decoding.
-        duration: until the next packet is decoded.
-        offset: of presentation after decoding.
+        decode: decoding time.
+        duration: time until the next packet is decoded.
+        offset: presentation time minus decoding time.
     """
 
     packet: CodedPacket
@@ -35,7 +35,7 @@ class TimedPacket:
 
 
 class FragmentCutter:
-    """Packets of one file in, fragments out. The first packet is a key frame, shown at 0."""
+    """Groups the packets of one file into fragments. The first packet must be a keyframe; it is presented at 0."""
 
     def __init__(self) -> None:
         self._group: list[CodedPacket] = []
@@ -47,11 +47,11 @@ class FragmentCutter:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits to be handed out."""
+        """Whether no packets are waiting."""
         return not self._group and not self._taken
 
     def push(self, packet: CodedPacket) -> list[TimedPacket]:
-        """Take a packet; return the fragment that is whole now, empty if none is."""
+        """Add a packet. Return the completed fragment, or an empty list."""
         found: list[TimedPacket] = []
         if self._group and (packet.pts > self._top or len(self._group) >= _MOST_REORDERED):
             found = self._end_group()
@@ -60,7 +60,7 @@ class FragmentCutter:
         return found
 
     def close(self) -> list[TimedPacket]:
-        """Hand out what is left."""
+        """Return the remaining packets."""
         found, self._taken, self._group = [*self._taken, *self._group], [], []
         return self._timed(found, None)
 

@@ -1,10 +1,9 @@
-"""Fragmented MP4, byte by byte: the head of a file, its fragments, and both read again.
+"""Reads and writes fragmented MP4: the head of a file and its fragments.
 
-    head       ftyp, uuid (a note of ours), moov (FFmpeg's, with a track of sound added)
-    fragment   moof, mdat; the file can be played up to the last whole one
+    head       ftyp, uuid (Saccade's note), moov (from FFmpeg, with an audio track added)
+    fragment   moof, mdat; the file is playable up to its last complete fragment
 
-FFmpeg's muxer is not used for the fragments: it decides by itself when it writes, and a full disk leaves it without a
-way back. Knows no clocks and no files.
+Fragments are not written by FFmpeg's muxer, because it decides when to write and cannot recover from a full disk.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _SAMPLE = struct.Struct(">IIIi")
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """One coded frame or piece of sound.
+    """One encoded video frame or audio packet.
 
     Attributes:
-        data: as an MP4 has it.
-        duration: until the next, in units of the track.
-        offset: of presentation after decoding, in the same units; may be negative.
-        key: whether decoding may begin here.
+        data: encoded data in MP4 format.
+        duration: time until the next sample, in units of the track.
+        offset: presentation time minus decoding time, in the same units; may be negative.
+        key: whether decoding can start at this sample.
     """
 
     data: bytes
@@ -47,13 +46,13 @@ class Sample:
 
 @dataclass(slots=True, frozen=True)
 class SoundTrack:
-    """What a file's head says of its sound.
+    """Description of the audio track in a file's head.
 
     Attributes:
         codec: `aac` or `opus`.
-        config: of AAC the AudioSpecificConfig.
-        rate: samples a second, the units of the track.
-        channels: how many.
+        config: the AudioSpecificConfig of AAC.
+        rate: samples per second, which is the time scale of the track.
+        channels: number of channels.
     """
 
     codec: str
@@ -71,26 +70,26 @@ def head_of(
     display_matrix: tuple[int, ...] | None = None,
     pixel_aspect: Fraction | None = None,
 ) -> bytes:
-    """The head of a file.
+    """Build the head of a file.
 
     Args:
         codec: `h264` or `hevc`.
-        first: parameter sets and the first frames, behind start codes.
-        sound: its sound; None for none.
-        note: values for JSON, which are kept in the file; see `note_in`.
-        display_matrix: as `CodedPacket` has it.
-        pixel_aspect: likewise.
+        first: parameter sets and the first frames, with start codes.
+        sound: the audio track; None for no audio.
+        note: JSON values to store in the file; see `note_in`.
+        display_matrix: display matrix, see `CodedPacket`.
+        pixel_aspect: pixel width divided by pixel height, see `CodedPacket`.
 
     Raises:
-        FFmpegError: if FFmpeg cannot read the parameter sets.
-        ValueError: if there are none in `first`.
+        FFmpegError: if FFmpeg cannot parse the parameter sets.
+        ValueError: if `first` contains no parameter sets.
     """
     written = io.BytesIO()
     options = {"movflags": "empty_moov+default_base_moof+frag_custom", "video_track_timescale": str(VIDEO_SCALE)}
     with av.open(io.BytesIO(first), format=codec) as shown, av.open(written, "w", format="mp4", options=options) as out:
         template = shown.streams.video[0]
         if not template.width:
-            raise ValueError("its parameter sets are missing")
+            raise ValueError("the video has no parameter sets")
         stream = out.add_stream_from_template(template)
         stream.time_base = Fraction(1, VIDEO_SCALE)
         stream.codec_context.codec_tag = "avc1" if codec == "h264" else "hvc1"  # Safari plays no `hev1`
@@ -113,11 +112,11 @@ def head_of(
 
 
 def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]) -> bytes:
-    """One fragment.
+    """Build one fragment.
 
     Args:
-        number: counts the fragments of a file from 1.
-        tracks: number, decode time of the first sample in the track's units, and samples.
+        number: number of the fragment in its file, from 1.
+        tracks: for each track its number, the decoding time of its first sample in track units, and its samples.
     """
     runs = [(track, start, samples) for track, start, samples in tracks if samples]
     headers = [
@@ -142,7 +141,7 @@ def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """NAL units behind start codes, as an MP4 has them: each behind its length."""
+    """Convert NAL units with start codes to MP4 format, in which each unit follows its length."""
     units = [unit.rstrip(b"\0") for unit in data.split(b"\0\0\1")[1:]]  # no unit ends in a zero
     return b"".join(part for unit in units if unit for part in (len(unit).to_bytes(4), unit))
 
@@ -152,11 +151,11 @@ def length_prefixed(data: bytes) -> bytes:
 
 @dataclass(slots=True, frozen=True)
 class Timing:
-    """What a `moof` says of its video.
+    """The video timing of a `moof` box.
 
     Attributes:
-        start, duration: of decoding, in units of `VIDEO_SCALE`.
-        key: whether decoding may begin at its first frame.
+        start, duration: decoding time and duration in units of `VIDEO_SCALE`.
+        key: whether decoding can start at the first frame.
     """
 
     start: int
@@ -165,7 +164,7 @@ class Timing:
 
 
 def boxes_in(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Kind and content of each whole box."""
+    """Return the type and content of each complete MP4 box."""
     found, at = [], 0
     while at + 8 <= len(data):
         size = int.from_bytes(data[at : at + 4])
@@ -177,7 +176,7 @@ def boxes_in(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def note_in(head: bytes) -> dict[str, Any] | None:
-    """The note that a file's head holds; None if it is none of ours."""
+    """Return Saccade's note in a file's head, or None for other files."""
     for kind, content in boxes_in(head):
         if kind == b"uuid" and content[:16] == _NOTE:
             note = json.loads(content[16:])
@@ -186,7 +185,7 @@ def note_in(head: bytes) -> dict[str, Any] | None:
 
 
 def timing_of(moof: bytes) -> Timing | None:
-    """What the content of a `moof` says of the video; None where it has none."""
+    """Return the video timing in the content of a `moof` box, or None if it has no video."""
     for kind, content in boxes_in(moof):
         if kind != b"traf":
             continue
@@ -200,7 +199,7 @@ def timing_of(moof: bytes) -> Timing | None:
 
 
 def codecs_of(head: bytes) -> str:
-    """The codecs of a file as browsers want them (RFC 6381), such as `avc1.640028,mp4a.40.2`."""
+    """Return the codecs of a file in the notation of RFC 6381, such as `avc1.640028,mp4a.40.2`."""
     found = []
     if (at := head.find(b"avcC")) > 0:
         found.append("avc1." + head[at + 5 : at + 8].hex())
@@ -237,7 +236,7 @@ def _descriptor(tag: int, content: bytes) -> bytes:
 
 
 def _sound_trak(sound: SoundTrack) -> bytes:
-    """The content of the `trak` of sound (ISO 14496-12 and -14; of Opus its own specification)."""
+    """Build the content of the audio `trak` box (ISO 14496-12 and -14; Opus in ISOBMFF)."""
     matrix = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
     tkhd = _full(b"tkhd", 0, 3, struct.pack(">IIIII8xHHH2x", 0, 0, SOUND, 0, 0, 0, 1, 0x100), matrix, bytes(8))
     mdhd = _full(b"mdhd", 0, 0, struct.pack(">IIIIHH", 0, 0, sound.rate, 0, 0x55C4, 0))

@@ -1,7 +1,4 @@
-"""Where the recording of a stream goes: `/video`, `/video?segment=5m&keep=7d&max_gb=50`, or a path with a time in it.
-
-Pure, but for `files`, which lists them.
-"""
+"""Parses the path of a stream's recording: `/video`, `/video?segment=5m&keep=7d&max_gb=50`, or a path with a time."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ _NAMES = f"{STREAM}/%Y-%m-%d/%H-%M-%S.mp4"
 
 @dataclass(slots=True)
 class RecordingPlace:
-    """The files of one stream's recording.
+    """The location of one stream's recording.
 
     Attributes:
-        names: what they are called.
-        length_s: of a file, in seconds; the next one begins at the first key frame after.
-        retention: limits of their age and total size.
+        names: pattern of the file names.
+        length_s: length of a file in seconds; the next file starts at the first keyframe after it.
+        retention: limits of the files' age and total size.
     """
 
     names: SegmentNames
@@ -35,14 +32,14 @@ class RecordingPlace:
 
     @classmethod
     def parse(cls, text: str, stream: str) -> RecordingPlace:
-        """Read a folder, or a path ending in .mp4 with `{stream}` and a time such as %Y%m%d-%H%M%S, and options.
+        """Parse a folder, or a path ending in .mp4 with `{stream}` and a time such as %Y%m%d-%H%M%S, and options.
 
         Args:
-            text: as the user typed it.
-            stream: the stream's name, which is safe in a path.
+            text: the text that the user typed.
+            stream: name of the stream, which must be safe in a path.
 
         Raises:
-            SinkError: if it is neither, or an option is wrong.
+            SinkError: if the path or an option is invalid.
         """
         path, _, given = text.rpartition("?") if "=" in text.rpartition("?")[2] else (text, "", "")
         options = Options(given, path)
@@ -50,17 +47,17 @@ class RecordingPlace:
         retention = Retention.of_options(options, keep)
         options.reject_unknown()
         if "://" in path or not path:
-            raise SinkError(f"record: {path or 'nothing'} is no folder")
+            raise SinkError(f"record: {path or 'nothing'} is not a folder")
         if not is_pattern(path):
             if path.lower().endswith(".mp4"):
-                raise SinkError(f"record: {path} should be a folder, or a path with a time in it: {_NAMES}")
+                raise SinkError(f"record: {path} must be a folder, or a path that contains a time: {_NAMES}")
             path = str(Path(path.replace("%", "%%")) / _NAMES)
         elif STREAM not in path or not path.endswith(".mp4"):
-            raise SinkError(f"record: {path} should have {STREAM} in it, for the stream's name, and end in .mp4")
+            raise SinkError(f"record: {path} must contain {STREAM}, for the stream's name, and end in .mp4")
         return cls(SegmentNames(path.replace(STREAM, stream.replace("%", "%%"))), length_s, retention)
 
     def files(self) -> Iterator[Path]:
-        """The files that can be played, of this run and earlier ones, in no order."""
+        """Yield all playable files of the recording, also of earlier runs, in no order."""
         below = "/".join("*" for _ in range(self.names.depth + 1))
         with suppress(FileNotFoundError):  # a folder was deleted meanwhile
             yield from (one for one in self.names.root.glob(below) if one.suffix == ".mp4" and self.names.owns(one))

@@ -1,7 +1,7 @@
-"""Records one stream: takes its packets as they come, and writes them in a thread of its own.
+"""Records the encoded packets of one stream in a separate thread.
 
-Analysis never waits for the disk. What a slow disk cannot take is dropped up to the next key frame, counted and said
-once; a full one is tried again. Knows packets and files; no frames, no sources.
+Analysis never waits for the disk. If the disk is too slow, packets are dropped up to the next keyframe, counted and
+logged once. A full disk is retried.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SETTLE_S = 5.0
 
 @dataclass(slots=True)
 class _OpenFile:
-    """The file that is being written; none is on disk before its first fragment."""
+    """The file that is being written. It is created on disk with its first fragment."""
 
     began: CodedPacket  # its first
     parameters: tuple[str, frozenset[bytes]]
@@ -73,17 +73,17 @@ class _OpenFile:
 
 
 class PacketRecorder:
-    """Records a stream from construction on, until `close`. `take` may be called from any thread.
+    """Records a stream from construction until `close`. `take` is thread-safe.
 
-    A file begins at a key frame: the first of all, after the segment's length, after a gap, where codec, parameter
-    sets or the sound change, and where a clock was set.
+    A file starts at a keyframe. A new file starts after the segment's length, after a gap, after a clock jump, and
+    when the codec, the parameter sets or the audio change.
 
     Args:
-        stream: its name.
-        place: where the files go.
+        stream: name of the stream.
+        place: location of the files.
 
     Raises:
-        SinkError: if nothing can be written there.
+        SinkError: if the location is not writable.
     """
 
     def __init__(self, stream: str, place: RecordingPlace) -> None:
@@ -121,7 +121,7 @@ class PacketRecorder:
         self._thread.start()
 
     def take(self, packet: CodedPacket | SoundPacket) -> None:
-        """Take a packet; returns at once."""
+        """Queue a packet. Returns at once."""
         with self._lock:
             video = isinstance(packet, CodedPacket)
             may_begin = isinstance(packet, CodedPacket) and packet.key and self._waiting < _MOST_BYTES // 2
@@ -139,11 +139,11 @@ class PacketRecorder:
             self._waiting += len(packet.data)
 
     def status(self) -> SinkStatus:
-        """How it is doing, with the frames that were not written; from any thread."""
+        """Return the status, including the number of frames not written. Thread-safe."""
         return SinkStatus("record", "paused" if self._failures else "ok", self._reason, self._dropped)
 
     def close(self) -> None:
-        """Write what waits, for some seconds at most. A second call does nothing."""
+        """Write the queued packets for at most some seconds, then stop. A second call does nothing."""
         with self._lock:
             self._closed = True
         self._wake.set()
@@ -207,7 +207,7 @@ class PacketRecorder:
         self._write(self._file, self._file.cutter.push(packet))
 
     def _ends(self, file: _OpenFile, packet: CodedPacket, last: CodedPacket | None) -> bool:
-        """Whether a key frame does not belong into the file any more."""
+        """Return whether a keyframe must start another file."""
         gap = self._after is not None or (last is not None and packet.pts - last.pts > GAP_S * VIDEO_SCALE)
         long = packet.pts - file.began.pts >= self._place.length_s * VIDEO_SCALE
         was_set = abs(time.time() - time.monotonic() - file.wall_offset) > _STEP_S
@@ -269,7 +269,7 @@ class PacketRecorder:
             self._prune()
 
     def _begin(self, file: _OpenFile, packets: list[TimedPacket]) -> bytes:
-        """Create the file; return its head."""
+        """Create the file and return its head."""
         root = self._place.names.root
         if not root.is_dir():  # not created again: it may be where a disk was mounted
             raise FileNotFoundError(2, f"the folder {root} is gone")
@@ -315,7 +315,7 @@ class PacketRecorder:
             os.close(file.descriptor)
 
     def _failed(self, error: Exception) -> None:
-        """Leave the file with its whole fragments, or none; try again later."""
+        """Close the file after its complete fragments, or delete it without any; retry later."""
         file, self._file = self._file, None
         if file is not None and file.descriptor >= 0:
             with suppress(OSError):
@@ -351,7 +351,7 @@ class PacketRecorder:
                     folder.rmdir()
 
     def _complain(self, text: str) -> None:
-        """Say something once."""
+        """Log a message once."""
         if text not in self._complained:
             self._complained.add(text)
             self._reason = text
@@ -359,7 +359,7 @@ class PacketRecorder:
 
 
 def _moved(file: _OpenFile) -> bool:
-    """Whether the file was deleted, moved or replaced."""
+    """Return whether the file was deleted, moved or replaced."""
     try:
         status = os.stat(file.path or "")
     except OSError:

@@ -1,7 +1,4 @@
-"""Sound on its way into a recording: AAC and Opus as they are, everything else coded as AAC.
-
-Knows FFmpeg's codecs; no files.
-"""
+"""Prepares audio for a recording: copies AAC and Opus, and encodes every other codec as AAC."""
 
 from __future__ import annotations
 
@@ -27,16 +24,16 @@ _MOST_WAITING = 4096  # pieces: 90 s of AAC
 
 
 class SoundWriter:
-    """The sound of files: packets in, samples for each fragment out.
+    """Collects the audio of a file, and returns the samples of each fragment.
 
     Args:
-        first: the first packet, which tells what the sound is.
+        first: the first packet, which determines the audio format.
 
     Attributes:
-        track: what the file's head says of it.
+        track: description of the audio track.
 
     Raises:
-        ValueError: if FFmpeg cannot decode it.
+        ValueError: if FFmpeg cannot decode the audio.
     """
 
     def __init__(self, first: SoundPacket) -> None:
@@ -50,11 +47,11 @@ class SoundWriter:
         self._next: int | None = None  # the time that follows what waits
 
     def fits(self, packet: SoundPacket) -> bool:
-        """Whether a packet is of the same kind."""
+        """Return whether a packet has the same audio format."""
         return form_of(packet) == self._form
 
     def push(self, packet: SoundPacket) -> None:
-        """Take a packet that fits."""
+        """Add a packet of the same format."""
         time = packet.pts * self.track.rate // VIDEO_SCALE
         if self._coder is None:
             self._place(time, packet.samples, packet.data)
@@ -63,11 +60,11 @@ class SoundWriter:
             self._place(time + later, samples, data)
 
     def take(self, origin: int, until: int) -> tuple[int, list[Sample]]:
-        """The samples of a fragment, and the time of the first in the file, in the track's units.
+        """Return the time of the first sample in the file, in track units, and the samples of a fragment.
 
         Args:
-            origin: the time of the file's begin, on the clock of packets.
-            until: the end of the fragment, from there; both in units of `VIDEO_SCALE`.
+            origin: start of the file on the packets' clock, in units of `VIDEO_SCALE`.
+            until: end of the fragment, counted from `origin`, in the same units.
         """
         begin, limit = (time * self.track.rate // VIDEO_SCALE for time in (origin, origin + until))
         taken: list[tuple[int, int, bytes]] = []
@@ -97,12 +94,12 @@ class SoundWriter:
 
 
 def form_of(packet: SoundPacket) -> tuple[object, ...]:
-    """What packets of one file have in common."""
+    """Return the audio format of a packet. All packets of a file have the same format."""
     return packet.codec, packet.config, packet.rate, packet.channels
 
 
 class _AacCoder:
-    """Codes sound again as AAC, at its own rate."""
+    """Transcodes audio to AAC at its own sample rate."""
 
     def __init__(self, first: SoundPacket) -> None:
         layout = "mono" if first.channels == 1 else "stereo"
@@ -119,7 +116,7 @@ class _AacCoder:
             encoder.bit_rate = 32_000 if first.rate <= 16_000 else 96_000
             encoder.open()
         except (av.error.FFmpegError, ValueError) as error:
-            raise ValueError(f"{first.codec} at {first.rate} Hz cannot be coded as AAC") from error
+            raise ValueError(f"{first.codec} at {first.rate} Hz cannot be encoded as AAC") from error
         self._decoder, self._encoder = decoder, encoder
         self._resampler = AudioResampler("fltp", layout, first.rate)
         self._fifo = AudioFifo()
@@ -127,7 +124,7 @@ class _AacCoder:
         self.track = SoundTrack("aac", bytes(encoder.extradata or b""), first.rate, 1 if layout == "mono" else 2)
 
     def code(self, packet: SoundPacket) -> list[tuple[int, int, bytes]]:
-        """The AAC that is ready: how much later than the packet each begins, in samples, its length, and its data."""
+        """Encode a packet. Return finished AAC packets: offset from the packet's start in samples, length and data."""
         found = []
         held = self._fifo.samples
         try:

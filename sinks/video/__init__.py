@@ -1,4 +1,4 @@
-"""Results as video: MP4 files, recordings in segments, and the live video of every stream."""
+"""Video sinks: MP4 files, segmented recordings, and live video of every stream."""
 
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer, ViewerFrame
 from saccade.sinks.video.live_encoder import Codec, EncodedImage, LiveEncoder

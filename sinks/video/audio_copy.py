@@ -1,7 +1,4 @@
-"""Copies the audio of a file into an MP4 beside its video, packet by packet, without encoding it again.
-
-Knows nothing of frames, results or models.
-"""
+"""Copies the audio of a file into an MP4 without re-encoding."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _WORTH_SAYING_S = Fraction(1, 20)
 
 @dataclass(slots=True)
 class _Sound:
-    """A packet with its time and length in seconds, on the clock of the file it comes from."""
+    """An audio packet with its time and duration in seconds, on the clock of its file."""
 
     packet: av.Packet[Any]
     time_s: Fraction
@@ -40,7 +37,7 @@ class _Sound:
 
 
 class AudioCopy:
-    """The first audio stream of a file on its way into an MP4; created by `open`."""
+    """Copies the first audio stream of a file into an MP4. Created by `open`."""
 
     def __init__(self, path: Path, source: InputContainer, target: OutputContainer, muxer: Muxer) -> None:
         self._path = path
@@ -58,16 +55,16 @@ class AudioCopy:
 
     @classmethod
     def open(cls, path: Path | None, target: OutputContainer, muxer: Muxer) -> Self | None:
-        """Add the audio of `path` to `target` before anything is written there.
+        """Add the audio of `path` to `target`, before anything is written to `target`.
 
         Args:
             path: file with the audio.
-            target: MP4 that has its video stream already.
+            target: MP4 that already has its video stream.
             muxer: writes into `target`.
 
         Returns:
-            The copy, driven by `skip_until` and `copy_until`; None where there is no audio, or, with a warning, none
-            that an MP4 can hold.
+            The copy, driven by `skip_until` and `copy_until`; None without audio, or, with a warning, if MP4
+                does not support the codec.
         """
         if path is None:
             return None
@@ -85,11 +82,11 @@ class AudioCopy:
         return None
 
     def skip_until(self, time_s: Fraction, *, wanted: bool) -> None:
-        """Leave out all audio that begins before a time, in seconds on the source's clock.
+        """Skip all audio that begins before a time.
 
         Args:
-            time_s: the time.
-            wanted: whether nobody has asked for that, so that it has to be said.
+            time_s: the time in seconds on the source's clock.
+            wanted: whether the user asked to skip it; otherwise the loss is logged.
         """
         while self._next is not None and self._next.time_s < time_s:
             if wanted:
@@ -100,8 +97,8 @@ class AudioCopy:
         """Copy all audio that begins before a time.
 
         Args:
-            time_s: the time, in seconds on the source's clock.
-            shift_s: seconds to take off every timestamp, as is done with the video's.
+            time_s: the time in seconds on the source's clock.
+            shift_s: seconds to subtract from every timestamp, as for the video.
         """
         while (sound := self._next) is not None and sound.time_s < time_s:
             self._next = next(self._sounds, None)
@@ -112,16 +109,16 @@ class AudioCopy:
                 self._end_s = sound.time_s + sound.lasts_s
 
     def close(self) -> None:
-        """Close the file the audio comes from, and say how much of it was left out, if any was."""
+        """Close the audio file, and log how much audio was skipped."""
         self._source.close()
         if self._next is not None and self._next.time_s - (self._end_s or self._next.time_s) > _PAUSE_S:
-            log.warning("%s: its sound is left out from where it jumps ahead of the video", self._path)
+            log.warning("%s: audio is omitted from the point where it jumps ahead of the video", self._path)
         elif self._next is not None and self._end_s is None and not self._left_out_s:
-            log.warning("%s: none of its sound is at the time of the video", self._path)
+            log.warning("%s: audio is omitted, because none of it overlaps the video", self._path)
         self._next = None
         if self._left_out_s >= _WORTH_SAYING_S:
             log.warning(
-                "%s: %.2f s of its sound were left out: they had no place beside the video",
+                "%s: %.2f s of audio were omitted, because they do not overlap the video",
                 self._path,
                 self._left_out_s,
             )
@@ -138,7 +135,7 @@ class AudioCopy:
         return all(written)
 
     def _read(self) -> Iterator[_Sound]:
-        """Yield the packets; one without a time comes right after the one before it."""
+        """Yield the packets. A packet without a timestamp follows the previous one directly."""
         # The video is read as well: both are on one clock, see `InputClock`.
         demuxer = FileDemuxer(self._source, _video_beside(self._source))
         end_s = Fraction(0)

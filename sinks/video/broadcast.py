@@ -1,7 +1,7 @@
-"""The live video of every stream: encoded once for all its viewers, always the newest frame.
+"""Live video of every stream: each frame is encoded once for all viewers, and only the newest frame is sent.
 
-Nothing is drawn or encoded for a stream without viewers. Knows frames and results, but no network, source, model or
-pipeline: `saccade.pipeline.api.whep` brings the encoded frames to browsers.
+Streams without viewers are neither drawn nor encoded. `saccade.pipeline.api.whep` sends the encoded frames to
+browsers.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _RATE_MEMORY = 0.1  # weight of the newest interval in the mean
 
 
 class NoSuchStreamError(Exception):
-    """There is no stream of that name."""
+    """Raised if there is no stream of the requested name."""
 
 
 @dataclass(slots=True, frozen=True)
 class View:
-    """One rendition of a stream.
+    """One variant of a stream's video.
 
     Attributes:
-        drawn: whether the results are drawn on it.
-        codec: of its video.
-        width: in pixels, of a smaller one; None for the stream's own.
+        drawn: whether the overlay is drawn.
+        codec: video codec.
+        width: width in pixels of a smaller video; None for the stream's own width.
     """
 
     drawn: bool = True
@@ -51,14 +51,14 @@ class View:
 
 @dataclass(slots=True, frozen=True)
 class Shown:
-    """A frame with its result, as it came."""
+    """A frame with its result."""
 
     frame: Frame
     result: Result
     latency: Latency
 
     def image(self, *, drawn: bool, width: int | None = None) -> RgbImage:
-        """The image, `width` pixels wide if that is smaller, with the results drawn on it or not."""
+        """Return the image, scaled down to `width` pixels if given, with or without the overlay."""
         image = self.frame.image
         size = width_of, height_of = self.frame.shown_size
         if width is not None and width < width_of:
@@ -70,17 +70,17 @@ class Shown:
 
 @dataclass(slots=True, frozen=True)
 class ViewerFrame:
-    """What a viewer gets: an encoded frame and its record."""
+    """An encoded frame and its record, for one viewer."""
 
     encoded: EncodedImage
     record: dict[str, Any]
 
 
 class Viewer:
-    """One viewer of a stream. `take` and `request_key_frame` may be called from any thread.
+    """One viewer of a stream. `take` and `request_key_frame` are thread-safe.
 
     Args:
-        wake: called in the sink's thread whenever a frame can be taken, or the stream has ended; returns at once.
+        wake: called in the sink's thread when a frame is available or the stream has ended; must return at once.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -99,16 +99,16 @@ class Viewer:
 
     @property
     def needs_key_frame(self) -> bool:
-        """Whether it can go on only at a key frame."""
+        """Whether the viewer needs a keyframe before it can continue."""
         return self._needs_key_frame
 
     def take(self) -> ViewerFrame | None:
-        """The next frame; None if there is none yet."""
+        """Return the next frame, or None if there is none yet."""
         with self._lock:
             return self._frames.popleft() if self._frames else None
 
     def request_key_frame(self) -> None:
-        """Request a key frame, as a decoder does after a loss."""
+        """Request a keyframe, for example after packet loss."""
         self._needs_key_frame = True
 
     def _offer(self, frame: ViewerFrame) -> None:
@@ -130,7 +130,7 @@ class Viewer:
 
 
 class _Rendition:
-    """One encoder and the viewers of its output."""
+    """One encoder with the viewers of its output."""
 
     def __init__(self, codec: Codec) -> None:
         self.viewers: tuple[Viewer, ...] = ()  # replaced, never changed: frames go out while viewers join and leave
@@ -151,7 +151,7 @@ class _Rendition:
 
 
 class _Stream:
-    """The renditions of one stream that have viewers."""
+    """The viewed renditions of one stream."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # over the renditions: viewers join and leave in other threads than the writer's
@@ -214,9 +214,9 @@ class _Stream:
 
 
 class BroadcastSink:
-    """Encodes the streams that have viewers; any number of streams may share it.
+    """Encodes the streams that have viewers. Any number of streams may share the sink.
 
-    It draws and encodes in the thread that writes; give it a queue that keeps only the newest.
+    The sink draws and encodes in the writing thread, so use a queue that keeps only the newest frame.
     """
 
     shared: ClassVar[bool] = True
@@ -227,15 +227,15 @@ class BroadcastSink:
 
     @property
     def streams(self) -> list[str]:
-        """Names of the streams that can be viewed."""
+        """Return the names of the streams that can be viewed."""
         with self._lock:
             return list(self._streams)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Encode one frame for the viewers of its stream; does nothing where there are none.
+        """Encode one frame for the viewers of its stream. Does nothing without viewers.
 
         Raises:
-            SinkError: if it cannot be encoded.
+            SinkError: if the frame cannot be encoded.
         """
         with self._lock:
             stream = self._streams.setdefault(frame.stream, _Stream())
@@ -245,19 +245,19 @@ class BroadcastSink:
             raise SinkError(f"{frame.stream}: a frame cannot be encoded for its viewers: {error.strerror}") from error
 
     def end(self, stream: str) -> None:
-        """End the viewers of `stream`: nothing more comes from it."""
+        """Disconnect the viewers of `stream`, which has ended."""
         with self._lock:
             ended = self._streams.pop(stream, None)
         if ended is not None:
             ended.end()
 
     def close(self) -> None:
-        """End all viewers. A second call does nothing."""
+        """Disconnect all viewers. A second call does nothing."""
         for name in self.streams:
             self.end(name)
 
     def next(self, stream: str) -> Future[Shown]:
-        """The next frame of a stream, which is cancelled if the stream ends before it. Cancel it when it is too late.
+        """Return a future of the stream's next frame. It is cancelled if the stream ends; the caller may cancel it too.
 
         Raises:
             NoSuchStreamError: if there is no such stream.
@@ -266,15 +266,15 @@ class BroadcastSink:
             return self._find(stream).next()
 
     def join(self, stream: str, view: View, wake: Callable[[], None]) -> tuple[Viewer, Callable[[], None]]:
-        """View a stream from its next frame on.
+        """Add a viewer, which sees the stream from its next frame on.
 
         Args:
-            stream: its name.
-            view: which rendition.
-            wake: as in `Viewer`.
+            stream: name of the stream.
+            view: requested variant of the video.
+            wake: see `Viewer`.
 
         Returns:
-            The viewer, and a function to call when it leaves, which may be called repeatedly and from any thread.
+            The viewer, and a thread-safe function that removes it; further calls of this function do nothing.
 
         Raises:
             NoSuchStreamError: if there is no such stream.
@@ -285,7 +285,7 @@ class BroadcastSink:
         return viewer, lambda: found.leave(view, viewer)
 
     def _find(self, stream: str) -> _Stream:
-        """A stream by its name; the lock is held."""
+        """Return a stream by its name; the caller must hold the lock."""
         found = self._streams.get(stream)
         if found is None:
             raise NoSuchStreamError(stream)

@@ -1,4 +1,4 @@
-"""Encodes the frames of a recording in H.264, with one encoder for all of its files. Knows no frames of sources."""
+"""Encodes the frames of a recording in H.264, with one encoder for all of its files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HIGHEST_RATE = Fraction(240)
 
 @dataclass(slots=True, frozen=True)
 class VideoFormat:
-    """What all files of one encoder have in common.
+    """The video format that all files of one encoder share.
 
     Attributes:
-        width, height: in pixels, even.
-        pixel_aspect: width of a pixel by its height.
-        unit: seconds of one unit of the clock.
-        rate: frames a second, as a hint.
+        width, height: size in pixels, even numbers.
+        pixel_aspect: pixel width divided by pixel height.
+        unit: seconds per unit of the clock.
+        rate: frames per second, as a hint.
     """
 
     width: int
@@ -38,13 +38,13 @@ class VideoFormat:
 
 
 class Mp4Encoder:
-    """An H.264 encoder that outlives the files it encodes for.
+    """An H.264 encoder that serves several files in turn.
 
-    Each file begins with a key frame and has a clock of its own; the encoder's clock goes on. An encoder is 4 to 60 MB
-    and several threads: opened once a segment, it leaves the heap fragmented.
+    Each file starts with a keyframe at its own time 0, while the encoder's clock continues. Opening an encoder per
+    segment would fragment the heap, since each one takes 4 to 60 MB and several threads.
 
     Args:
-        form: of all images and files.
+        form: format of all images and files.
     """
 
     def __init__(self, form: VideoFormat) -> None:
@@ -64,15 +64,15 @@ class Mp4Encoder:
         return stream
 
     def encode(self, image: RgbImage, pts: int, *, key: bool) -> list[av.Packet[av.VideoStream]]:
-        """Encode one image; no image waits in the encoder.
+        """Encode one image without delay.
 
         Args:
             image: (height, width, 3) uint8 RGB, in the size of the format.
-            pts: its time in units, later than the last one of the same file.
-            key: make it a key frame, as the first one of a file must be.
+            pts: presentation timestamp in clock units, later than the previous one of the same file.
+            key: whether to encode a keyframe, as the first image of a file must be.
 
         Returns:
-            Its packets, with the times of the file.
+            The encoded packets, with timestamps of the file.
         """
         frame = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(image, format="rgb24"),

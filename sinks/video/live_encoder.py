@@ -1,7 +1,4 @@
-"""Encodes images for live viewers: H.264 on the GPU where there is one, else on the CPU; or VP8.
-
-The encoder has no delay, and key frames come on request. Knows no frames, results, network or pipeline.
-"""
+"""Encodes images for live viewers without delay: H.264 on a GPU or the CPU, or VP8. Keyframes come on request."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ _RETRY_S, _RETRY_MOST_S = 10.0, 600.0
 
 @dataclass(slots=True, frozen=True)
 class EncodedImage:
-    """An encoded image: its bytes (H.264 as Annex B), its time in units of 1/90000 s, and whether it is a key frame."""
+    """An encoded image: its data (Annex B for H.264), its time in units of 1/90000 s, and whether it is a keyframe."""
 
     data: bytes
     pts: int
@@ -51,18 +48,18 @@ class EncodedImage:
 
 
 def bit_rate(width: int, height: int, rate: float) -> int:
-    """Maximum bits a second for images of that size in pixels, `rate` a second.
+    """Return the highest bit rate in bit/s for images of a size in pixels at `rate` images per second.
 
-    1.5 Mb/s for 640×360 at 30, 4 for 1280×720, 7 for 1920×1080: less than proportional, since large and
-    frequent images are more redundant.
+    It grows less than proportionally, since large and frequent images are more redundant: 1.5 Mbit/s for 640×360 at
+    30, 7 Mbit/s for 1920×1080.
     """
     return round(1_500_000 * math.pow(width * height * rate / (640 * 360 * 30), 0.7))
 
 
 class Backoff:
-    """When an encoder that failed is tried again: later each time, since each try takes a new CUDA context.
+    """Retry schedule of a failed GPU encoder, with growing delays, since each attempt creates a CUDA context.
 
-    A session may fail because the GPU has no memory or no session left at the moment. Pure: the caller passes the time.
+    A session may fail temporarily, if the GPU has no free memory or session. The caller passes the time.
     """
 
     def __init__(self) -> None:
@@ -70,16 +67,16 @@ class Backoff:
         self._at = float("-inf")
 
     def allows(self, now: float) -> bool:
-        """Whether to try it at a time in seconds."""
+        """Return whether the encoder may be tried at a time in seconds."""
         return now >= self._at
 
     def failed(self, now: float) -> None:
-        """Take note of a failure."""
+        """Record a failed attempt."""
         self._at = now + min(_RETRY_S * 2**self._failures, _RETRY_MOST_S)
         self._failures = min(self._failures + 1, 16)
 
     def worked(self) -> None:
-        """Take note of a session that was opened."""
+        """Record a successful attempt."""
         self._failures, self._at = 0, float("-inf")
 
 
@@ -87,10 +84,10 @@ _backoffs: dict[str, Backoff] = {name: Backoff() for names in _CHOICES.values() 
 
 
 def try_encoder(name: str) -> None:
-    """Open a session of an encoder, and encode a small image: FFmpeg lists encoders that have no device here.
+    """Encode a small image to test an encoder, since FFmpeg also lists encoders without a device.
 
     Raises:
-        FFmpegError, ValueError: if it cannot.
+        FFmpegError, ValueError: if the encoder does not work.
     """
     context = _open(name, (320, 240), 25.0)
     frame = av.VideoFrame.from_ndarray(np.zeros((360, 320), np.uint8), format="yuv420p")
@@ -100,10 +97,10 @@ def try_encoder(name: str) -> None:
 
 
 class LiveEncoder:
-    """One stream of encoded images. Its settings follow the size and rate of the input; each change makes a key frame.
+    """One stream of encoded images. Its settings follow the input's size and rate; each change forces a keyframe.
 
     Args:
-        codec: to encode with.
+        codec: codec of the stream.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -124,12 +121,12 @@ class LiveEncoder:
 
         Args:
             image: (height, width, 3) uint8 RGB.
-            pts: its time in units of 1/90000 s, later than the last one's.
-            rate: about how many images come a second.
-            key: make it a key frame.
+            pts: presentation timestamp in units of 1/90000 s, later than the previous one.
+            rate: approximate number of images per second.
+            key: whether to encode a keyframe.
 
         Returns:
-            The encoded image; None where the encoder dropped it.
+            The encoded image; None if the encoder dropped it.
 
         Raises:
             FFmpegError: if no encoder works.
@@ -154,7 +151,7 @@ class LiveEncoder:
         return EncodedImage(b"".join(bytes(packet) for packet in packets), pts, packets[0].is_keyframe)
 
     def _packets(self, frame: av.VideoFrame) -> list[Any]:
-        """The packets of the first encoder that works: a missing GPU shows only when the encoder is opened."""
+        """Return the packets of the first working encoder. A missing GPU is noticed only when an encoder is opened."""
         choices = _CHOICES[self._codec]
         while True:
             try:
@@ -191,7 +188,7 @@ def _open(name: str, size: tuple[int, int], rate: float) -> Any:
 
 
 def _fit(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The image with even sides, none longer than `_MAX_SIDE`."""
+    """Scale the image to even sides of at most `_MAX_SIDE` pixels."""
     height, width = image.shape[:2]
     scale = min(1.0, _MAX_SIDE / max(width, height))
     size = max(2, round(width * scale / 2) * 2), max(2, round(height * scale / 2) * 2)

@@ -1,7 +1,4 @@
-"""One annotated MP4 of a stream.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""A sink that writes one annotated MP4 per stream."""
 
 from __future__ import annotations
 
@@ -28,24 +25,21 @@ log = logging.getLogger(__name__)
 class Mp4Sink:
     """Writes frames with their overlay as H.264 (yuv420p) in MP4.
 
-    - Timestamps are the source's own, exactly: pts × time_base of every frame is kept, and so is a variable frame rate.
-      Only where the first frame comes later than 1 s is the whole clock moved so that the file starts at 0.
-    - A frame of odd width or height is padded by repeating its last column or row. Frames of another size than the
-      first are fitted into it with black borders.
-    - Until it is closed the file is fragmented, one fragment a GOP of 2 s, so a killed process loses at
-      most the last one; closing turns it into an ordinary MP4.
-    - The file is called `path.part` until its first group can be played, so a killed process leaves no `.mp4` that
-      cannot.
-    - After an error, or where the file is deleted or moved meanwhile, the next frame begins another file, with `-1`
-      before its suffix if there is one already.
-    - Audio is copied, not encoded again, as far as the video goes.
-    - The index of all frames is kept in memory, 9 MB an hour at 30 a second: for an endless stream, use
-      `RecordingSink`.
+    - The presentation timestamps of the source are kept exactly, also with a variable frame rate. If the first
+      frame is later than 1 s, the file is shifted to start at 0.
+    - Odd widths and heights are padded by repeating the last column or row. Frames of another size are scaled into
+      the first frame's size with black borders.
+    - The file is fragmented until it is closed. A killed process loses at most the last group of pictures (2 s).
+    - The file is named `path.part` until its first group of pictures is complete.
+    - After an error, or if the file is deleted or moved, the next frame starts a new file, named with `-1` if
+      needed.
+    - Audio is copied without re-encoding, up to the end of the video.
+    - The index of all frames stays in memory, 9 MB an hour at 30 fps. Use `RecordingSink` for endless streams.
 
     Args:
-        path: file to write; an existing one is replaced once the new one can be played.
-        rate: frames per second of the source, as a hint for the encoder and for how long the last frame is shown.
-        audio_from: file to copy the audio from, usually the source itself; None for a silent video.
+        path: path of the file; an existing file is replaced once the new one is playable.
+        rate: frames per second of the source, as a hint for the encoder and for the duration of the last frame.
+        audio_from: file to copy the audio from, usually the source; None for a silent video.
 
     Raises:
         SinkError: if the file cannot be written, or is `audio_from` itself.
@@ -75,7 +69,7 @@ class Mp4Sink:
         """Draw and encode one frame.
 
         Raises:
-            SinkError: if it cannot be written, such as on a full disk; the next frame begins another file.
+            SinkError: if writing fails, such as on a full disk. The next frame starts a new file.
         """
         self._file.end_if_moved()
         if not self._file:
@@ -84,7 +78,7 @@ class Mp4Sink:
         self._file.add(frame, draw(frame.image, result, drawn_latency(frame, latency)))
 
     def close(self) -> None:
-        """Finish the file; where no frame came, no file is left. A second call does nothing.
+        """Finish the file; without any frame, no file is left. A second call does nothing.
 
         Raises:
             SinkError: if the end of the file cannot be written.
@@ -98,10 +92,10 @@ class Mp4Sink:
 
 
 def check_writable(path: Path) -> None:
-    """Fail now rather than at the first frame; leaves nothing behind.
+    """Check that a file can be written, before the first frame. Leaves no file behind.
 
     Raises:
-        SinkError: if no file can be written there.
+        SinkError: if no file can be written to this path.
     """
     try:
         if path.exists():

@@ -1,7 +1,4 @@
-"""Encodes frames into one MP4 that plays in a browser, keeps the source's clock, and survives being killed.
-
-Knows frames, but neither results nor what is drawn on them, no source, model or pipeline.
-"""
+"""Encodes frames into one MP4 that browsers play, keeps the source's timestamps, and survives a killed process."""
 
 from __future__ import annotations
 
@@ -37,14 +34,14 @@ _LARGEST_AREA = 2**28  # of FFmpeg, which adds 128 to each side
 
 
 class Mp4Writer:
-    """An MP4 being written. Created with the first frame, which gives size and clock.
+    """An MP4 that is being written. The first frame determines its size and clock.
 
     Args:
-        path: the file.
-        first: the frame that is added first.
-        encoder: of the format of that frame; the file is added to those that it encodes for.
-        audio_from: as for `Mp4Sink`.
-        from_zero: move the clock so that the file starts at 0, however early the first frame is.
+        path: path of the file.
+        first: the first frame to add.
+        encoder: encoder for the format of `first`.
+        audio_from: see `Mp4Sink`.
+        from_zero: shift the timestamps so that the file starts at 0.
     """
 
     def __init__(
@@ -81,20 +78,20 @@ class Mp4Writer:
 
     @property
     def path(self) -> Path:
-        """Where the file is now."""
+        """Current path of the file."""
         return self._file.path
 
     @property
     def unfinished(self) -> int:
-        """How many frames there are that are not in a whole fragment, and are lost with an error."""
+        """Number of frames outside complete fragments, which an error would lose."""
         return self._unfinished
 
     def moved(self) -> bool:
-        """Whether the file was deleted, moved or replaced."""
+        """Return whether the file was deleted, moved or replaced."""
         return self._file.moved()
 
     def add(self, frame: Frame, image: RgbImage) -> None:
-        """Encode `image` at the time of `frame`, after the audio up to then."""
+        """Encode `image` at the time of `frame`, after copying the audio up to this time."""
         if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
             log.warning("%s: a gap of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
             if self._audio is not None:
@@ -118,10 +115,10 @@ class Mp4Writer:
         self._unfinished += 1
 
     def close(self, until_pts: int | None = None) -> None:
-        """Write the rest of the audio and turn the file into an ordinary MP4.
+        """Write the remaining audio, and convert the file to an ordinary MP4.
 
         Args:
-            until_pts: end of the last frame's display; None to show it as long as the one before it.
+            until_pts: end of the last frame's display; None to repeat the previous frame's duration.
         """
         try:
             if self._last_pts is not None:
@@ -139,7 +136,7 @@ class Mp4Writer:
         self._close_audio()
 
     def give_up(self) -> None:
-        """Leave the file as far as it can be played, after an error."""
+        """Close the file after an error, with its playable part."""
         self._file.give_up()
         with suppress(av.error.FFmpegError, OSError):
             self._container.close()  # writes nothing any more
@@ -165,7 +162,7 @@ class Mp4Writer:
                 self._file.publish()
 
     def _fit(self, image: RgbImage, pixel_aspect: Fraction) -> RgbImage:
-        """The image in the size and with the pixels of the video, which are those of the first frame, made even."""
+        """Scale the image to the size and pixel aspect of the video, which the first frame determines."""
         height, width = image.shape[:2]
         alike = pixel_aspect == self._pixel_aspect
         if (height, width) == (self._height, self._width) and alike:
@@ -184,10 +181,10 @@ class Mp4Writer:
 
 
 def check_size(path: Path, width: int, height: int) -> None:
-    """Check that a video can have frames of a size in pixels.
+    """Check that H.264 supports a frame size in pixels.
 
     Raises:
-        SinkError: if it cannot.
+        SinkError: if it does not.
     """
     if max(width, height) > _LONGEST_SIDE or (width + 130) * (height + 130) > _LARGEST_AREA:
         raise SinkError(
@@ -197,10 +194,10 @@ def check_size(path: Path, width: int, height: int) -> None:
 
 
 def _timescale(base: Fraction) -> int:
-    """Units a second of the file's clocks.
+    """Return the time scale of the file, in units per second.
 
-    They are the source's own, so that its timestamps stay the same integers; coarse ones are made finer, since players
-    expect less than a millisecond, and the finest ones coarser.
+    It is the source's own, so that timestamps stay the same integers. Very coarse time bases are refined, since
+    players expect less than a millisecond. Very fine ones are made coarser.
     """
     timescale = base.denominator
     while timescale < 1000:
@@ -213,7 +210,7 @@ def _plain(path: Path) -> Path:
 
 
 def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
-    """A container for an MP4 that can be played while it is written, with clocks of so many units a second."""
+    """Open an MP4 that is playable while it is being written, with `timescale` units per second."""
     options = {
         # hybrid_fragmented + flush_packets: readable up to the last full fragment after kill -9, and an ordinary MP4
         # after close(). delay_moov: keeps the time of the first frame, which is moved to 0 otherwise.
@@ -228,17 +225,18 @@ def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
 
 
 class OpenMp4:
-    """The MP4 that a sink is writing, if any: begun, ended, and given up where it cannot be written.
+    """The current MP4 of a sink: opens it, writes it, and closes it if writing fails.
 
-    Files of one format share an encoder.
+    Files of the same format share an encoder.
 
     Args:
-        rate: frames per second of the source, as a hint for the encoder and for how long the last frame is shown.
+        rate: frames per second of the source, as a hint for the encoder and for the duration of the last frame.
         audio_from: file to copy the audio from; None for a silent video.
-        from_zero: move the clock of every file so that it starts at 0.
+        from_zero: shift every file so that it starts at 0.
 
     Raises:
-        SinkError: by every method, if the file cannot be written; there is none then, and another may be begun.
+        SinkError: by every method, if the file cannot be written. No file is open then, and a new one may be
+            opened.
     """
 
     def __init__(self, rate: Fraction | None, audio_from: Path | None, *, from_zero: bool) -> None:
@@ -253,17 +251,17 @@ class OpenMp4:
 
     @property
     def path(self) -> Path | None:
-        """Where the file is now."""
+        """Current path of the file; None if no file is open."""
         return self._writer.path if self._writer is not None else None
 
     def begin(self, path: Path, first: Frame) -> None:
-        """Begin a file; one that was begun before must have been ended."""
+        """Open a file. The previous file must have been closed."""
         with self._giving_up(path):
             encoder = self._encoder_for(path, first)
             self._writer = Mp4Writer(path, first, encoder, self._audio_from, from_zero=self._from_zero)
 
     def _encoder_for(self, path: Path, first: Frame) -> Mp4Encoder:
-        """The encoder of the last file if it has the format of this one, else another."""
+        """Return the last encoder if it has the right format, or a new one."""
         check_size(_plain(path), first.width, first.height)
         width, height = first.width + first.width % 2, first.height + first.height % 2
         unit = Fraction(1, _timescale(first.time_base))
@@ -279,13 +277,13 @@ class OpenMp4:
             self._writer.add(frame, image)
 
     def end_if_moved(self) -> None:
-        """End the file if it was deleted or moved meanwhile; another is to be begun then."""
+        """Close the file if it was deleted or moved, so that a new one is opened."""
         if self._writer is not None and self._writer.moved():
-            log.warning("%s was deleted or moved while it was written; a new file begins", self._writer.path)
+            log.warning("%s was deleted or moved while being written; starting a new file", self._writer.path)
             self.end()
 
     def end(self, until_pts: int | None = None) -> None:
-        """End the file, if there is one; its last frame is shown until `until_pts`, where that is known."""
+        """Close the file, if one is open. Its last frame is shown until `until_pts`, if given."""
         if self._writer is not None:
             with self._giving_up(self._writer.path, "finish"):
                 self._writer.close(until_pts)

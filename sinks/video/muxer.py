@@ -1,4 +1,4 @@
-"""The only way in which packets get into a file: with times that neither end the file nor the process."""
+"""Muxes packets with timestamps that FFmpeg accepts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Muxer:
     """Writes packets into a container whose streams have all been added.
 
     Args:
-        container: is neither opened nor closed here.
+        container: the container; the caller opens and closes it.
     """
 
     def __init__(self, container: OutputContainer) -> None:
@@ -23,14 +23,14 @@ class Muxer:
         self._streams: dict[int, PacketTimes] = {}
 
     def mux(self, packet: av.Packet[Any], stream: av.stream.Stream) -> bool:
-        """Write a packet of any times, in order of decoding; False where it has no place in the file.
+        """Write a packet with any timestamps, in decoding order. Return False if it does not fit into the file.
 
         Args:
-            packet: its times are replaced by those of the file.
-            stream: of the container.
+            packet: the packet; its timestamps are replaced by those of the file.
+            stream: stream of the container.
 
         Raises:
-            FFmpegError, OSError: if it cannot be written.
+            FFmpegError, OSError: if writing fails.
         """
         times = self._streams.get(stream.index)
         if times is None:

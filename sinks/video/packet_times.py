@@ -1,4 +1,4 @@
-"""Makes any timestamps into ones that FFmpeg's muxers accept. Pure integer arithmetic."""
+"""Converts any timestamps to timestamps that FFmpeg's muxers accept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMIT = 2**56  # muxers multiply timestamps by time scales
 
 @dataclass(slots=True, frozen=True)
 class Times:
-    """What a packet is written with, in units of the file."""
+    """Timestamps of a packet in units of the file."""
 
     pts: int
     dts: int
@@ -21,44 +21,44 @@ class Times:
 
 
 class PacketTimes:
-    """The times of one stream of a file that is being written.
+    """Computes the timestamps of one stream in a file.
 
-    FFmpeg refuses a packet whose time of decoding does not grow or is after its time of presentation. A gap of 2^31
-    units or more ends the whole process: FFmpeg asserts that there is none.
+    FFmpeg refuses a packet whose decoding timestamp does not increase or exceeds the presentation timestamp. A gap of
+    2^31 units or more aborts the process.
 
-    - A file begins at 0. What was before that is moved there.
-    - A missing time is taken from the packet's other one, else from the packet before it.
-    - Where decoding does not grow it is 1 unit after the packet before.
-    - A packet that would leave a gap longer than a file can hold has no place in it.
+    - The file starts at 0; earlier timestamps are moved to 0.
+    - A missing timestamp is taken from the packet's other timestamp, or from the previous packet.
+    - If the decoding timestamp does not increase, it becomes the previous one plus 1 unit.
+    - A packet after a gap that is too long for the file is refused.
 
     Args:
-        base: seconds of one unit of the stream in the file.
+        base: seconds per unit of the stream in the file.
 
     Attributes:
-        base: as given.
+        base: seconds per unit of the stream in the file.
 
     Raises:
-        ValueError: if `base` is not more than 0.
+        ValueError: if `base` is not positive.
     """
 
     __slots__ = ("_last", "_reordered", "_step", "base")
 
     def __init__(self, base: Fraction) -> None:
         if base <= 0:
-            raise ValueError(f"a time base is more than 0, not {base}")
+            raise ValueError(f"the time base must be positive, not {base}")
         self.base = base
         self._reordered = min(LONGEST_UNITS, round(_REORDERED_S / base))
         self._step = 1  # from the packet before the last to the last
         self._last: int | None = None
 
     def place(self, pts: int | None, dts: int | None, duration: int | None, base: Fraction | None) -> Times | None:
-        """The times of the next packet; None where it has no place in the file.
+        """Return the timestamps of the next packet, or None if it does not fit into the file.
 
         Args:
-            pts: its time of presentation, or None. Any value is allowed, here and in the others.
-            dts: its time of decoding, likewise.
-            duration: for how long it lasts, likewise.
-            base: seconds of one unit of these three; None if it is not known.
+            pts: presentation timestamp, or None; any value is allowed.
+            dts: decoding timestamp, or None; any value is allowed.
+            duration: duration, or None; any value is allowed.
+            base: seconds per unit of these values; None if unknown.
         """
         shown, decoded, lasts = (self._units(value, base) for value in (pts, dts, duration))
         last = self._last
@@ -83,7 +83,7 @@ class PacketTimes:
         return Times(shown, decoded, lasts)
 
     def _units(self, value: int | None, base: Fraction | None) -> int | None:
-        """A time of a packet in units of the file; None if it cannot be true."""
+        """Convert a timestamp to units of the file; return None if it is impossible."""
         if value is None or base is None or base <= 0:
             return None
         units = round(value * base / self.base)

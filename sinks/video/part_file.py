@@ -1,7 +1,4 @@
-"""The file below an MP4 that is being written: called `NAME.part` until it can be played, and mended where that fails.
-
-Knows the boxes of an MP4, but nothing of video. FFmpeg writes into it as into any file.
-"""
+"""The file of an MP4 that is being written, named `NAME.part` until it is playable, and repaired after errors."""
 
 from __future__ import annotations
 
@@ -22,22 +19,22 @@ _CHECK_S = 1.0  # between two looks at whether the file is still there
 
 
 class PartFile:
-    """A new file for a fragmented MP4. It has the interface that `av.open` needs.
+    """A new file for a fragmented MP4, with the interface that `av.open` needs.
 
-    - Until its first fragment is whole, it is called `path.part`: no `.mp4` that cannot be played is ever left by a
-      killed process.
-    - After an error, `give_up` leaves what can be played, or nothing.
-    - It is locked until it is closed: two runs into one file would leave none that can be played.
+    - The file is named `path.part` until its first fragment is complete, so a killed process never leaves an
+      unplayable `.mp4`.
+    - After an error, `give_up` keeps the playable part, or deletes the file.
+    - The file is locked until it is closed, because two runs would destroy each other's output.
 
     Args:
-        path: where it will be. A file of that name is replaced once the new one can be played.
+        path: final path. An existing file is replaced once the new one is playable.
 
     Attributes:
-        path: where it is now.
-        closed: whether FFmpeg is to write no more; it then leaves out the end of the MP4.
+        path: current path.
+        closed: whether FFmpeg must stop writing; it then omits the end of the MP4.
 
     Raises:
-        OSError: if it cannot be created, or another run is writing it.
+        OSError: if the file cannot be created, or another run is writing it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +53,7 @@ class PartFile:
 
     @property
     def playable(self) -> bool:
-        """Whether there is a whole fragment."""
+        """Whether the file contains a complete fragment."""
         return self._fragment_end > 0
 
     # ---- for FFmpeg
@@ -73,36 +70,36 @@ class PartFile:
         return written
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """As of any file."""
+        """Set the position, like `io.IOBase.seek`."""
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        """As of any file."""
+        """Return the position, like `io.IOBase.tell`."""
         return self._file.tell()
 
     # ---- for the writer
 
     def publish(self) -> None:
-        """Give the file its name if it can be played and has not got it yet; called where a fragment may have ended."""
+        """Rename the file to its final name if it is playable. Call it after each possible end of a fragment."""
         if self.path != self._final:
             self._walk()
             if self.playable:
                 self._rename()
 
     def begin_end(self) -> None:
-        """From now on FFmpeg writes the end of the MP4; `give_up` can take that back."""
+        """Mark the start of the MP4's end, so that `give_up` can remove it."""
         self._walk()
         self._undo = [(os.fstat(self._file.fileno()).st_size, b"")]
 
     def finish(self) -> None:
-        """Close the file, which is a whole MP4."""
+        """Close the complete MP4."""
         self.closed = True
         self._file.close()
         if self.path != self._final:
             self._rename()
 
     def give_up(self) -> None:
-        """Close the file after an error, with the fragments that are whole; without any, delete it.
+        """Close the file after an error with its complete fragments; delete it if it has none.
 
         A second call does nothing.
         """
@@ -124,7 +121,7 @@ class PartFile:
             self._file.close()
 
     def moved(self) -> bool:
-        """Whether the file was deleted, moved or replaced; looks at most once a second."""
+        """Return whether the file was deleted, moved or replaced; checked at most once a second."""
         if time.monotonic() - self._checked_at < _CHECK_S:
             return False
         self._checked_at = time.monotonic()
@@ -150,7 +147,7 @@ class PartFile:
             os.ftruncate(self._file.fileno(), undo[0][0])
 
     def _walk(self) -> None:
-        """Find the fragments that have become whole."""
+        """Find newly completed fragments."""
         descriptor = self._file.fileno()
         size = os.fstat(descriptor).st_size
         while len(head := os.pread(descriptor, 8, self._walked)) == 8:
@@ -164,7 +161,7 @@ class PartFile:
 
 
 def _open_held(path: Path) -> BinaryIO:
-    """A new file, or the one that a killed process has left, emptied, and locked before it is."""
+    """Create and lock a file; a leftover of a killed process is truncated after it is locked."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -180,7 +177,7 @@ def _open_held(path: Path) -> BinaryIO:
 
 
 def free_path(path: Path) -> Path:
-    """`path`, or the first of `NAME-1`, `NAME-2` and so on of which there is no file, finished or not."""
+    """Return `path`, or the first unused path of `NAME-1`, `NAME-2` and so on."""
     for number in itertools.count():
         free = path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
         if not (os.path.lexists(free) or os.path.lexists(free.with_name(free.name + SUFFIX))):

@@ -1,7 +1,4 @@
-"""An endless recording, such as of a camera, in MP4 segments of some minutes each.
-
-Knows frames and results, but no source, model or pipeline.
-"""
+"""A sink for endless recordings, in MP4 segments of some minutes each."""
 
 from __future__ import annotations
 
@@ -34,24 +31,24 @@ SUFFIXES = (".mp4", ".m4v")
 
 
 class RecordingSink:
-    """Writes frames with their overlay as a sequence of MP4 files, each as `Mp4Sink` writes one.
+    """Writes frames with their overlay as a sequence of MP4 files, each like a file of `Mp4Sink`.
 
-    - Each begins at a frame, with its clock at 0; the last frame is shown until the first of the next file, so
-      that together they last as long as what was recorded.
-    - `video.segments.Segmenter` decides where a file ends: after its time, at a gap too long to keep, at another frame
-      size. It is an ordinary MP4 then; a killed process costs the last 2 s of the file it was writing, and no other.
-    - A file that cannot be written, is deleted or moved is ended, and the next frame begins another.
-    - No existing file is ever replaced: a second one of the same name gets `-1` before its suffix.
+    - Each file starts at 0. Its last frame is shown until the first frame of the next file, so the total length is
+      that of the recording.
+    - `video.segments.Segmenter` decides where a file ends: after its length, at a long gap, or at another frame
+      size. A killed process loses at most 2 s of the current file.
+    - If a file cannot be written, or is deleted or moved, the next frame starts a new file.
+    - Existing files are never replaced; a second file of the same name gets `-1` before its suffix.
 
     Args:
-        path: with the time of each file's beginning in it, in local time, as `strftime` writes it; see `SegmentNames`.
-        length_s: of a file, in seconds.
+        path: path that contains the start time in local time, in the format of `strftime`; see `SegmentNames`.
+        length_s: length of a file in seconds.
         rate: frames per second of the source, as a hint for the encoder.
         audio_from: file to copy the audio from; None for a silent video.
-        retention: limits of the files' age and total size; counts the files of earlier runs of the same path too.
+        retention: limits of the files' age and total size, including files of earlier runs.
 
     Raises:
-        SinkError: if no file can be written there.
+        SinkError: if no file can be written to this path.
     """
 
     shared: ClassVar[bool] = False
@@ -76,10 +73,10 @@ class RecordingSink:
             raise SinkError(str(error).replace(str(self._names.root / "segment"), self._names.pattern)) from None
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Draw and encode one frame, in a new file where a segment begins.
+        """Draw and encode one frame, in a new file if a segment starts.
 
         Raises:
-            SinkError: if it cannot be written, such as on a full disk; the next frame begins another file.
+            SinkError: if writing fails, such as on a full disk. The next frame starts a new file.
         """
         seamless = self._segmenter.is_continuous(frame.pts, frame.time_base)
         if self._segmenter.starts_segment(frame.pts, frame.time_base, frame.shown_size):
@@ -92,10 +89,10 @@ class RecordingSink:
             self._prune()
 
     def close(self) -> None:
-        """Finish the file that is being written. A second call does nothing.
+        """Finish the current file. A second call does nothing.
 
         Raises:
-            SinkError: if its end cannot be written.
+            SinkError: if the end of the file cannot be written.
         """
         self._file.end()
 
@@ -121,13 +118,13 @@ class RecordingSink:
                     folder.rmdir()
 
     def _files(self) -> Iterator[Path]:
-        """The files of the recording, of this run and earlier ones."""
+        """Return the files of the recording, including those of earlier runs."""
         below = "/".join("*" for _ in range(self._names.depth + 1))
         return (path for path in self._names.root.glob(below) if self._names.owns(path))
 
 
 def open_mp4(target: str, hints: SourceHints) -> Sink:
-    """Open `out.mp4`, or a recording: a path with the time in it, or `out.mp4?segment=10m&keep=7d&max_gb=50`.
+    """Open `out.mp4`, or a recording: a path with a time, or `out.mp4?segment=10m&keep=7d&max_gb=50`.
 
     Raises:
         SinkError: if an option is wrong or the file cannot be written.

@@ -1,4 +1,4 @@
-"""Where one segment of a recording ends and the next begins, and how each is named. Pure: no files, no video."""
+"""Decides where a segment of a recording ends, and names the segments."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _DIGITS = {
 
 
 class Segmenter:
-    """Decides for each frame whether a segment begins with it.
+    """Decides for each frame whether it starts a segment.
 
-    One does at the first frame, after `length_s`, after a gap of more than `GAP_S`, where the frame size changes, and
-    where the clock goes back or counts in other units.
+    A segment starts at the first frame, after `length_s`, after a gap of more than `GAP_S`, at another frame size, and
+    if the clock decreases or changes its time base.
 
     Args:
-        length_s: of a segment, in seconds; it is longer by the time its last frame is shown.
+        length_s: length of a segment in seconds, plus the display time of its last frame.
     """
 
     __slots__ = ("_base", "_last", "_length_s", "_size", "_start")
@@ -43,7 +43,7 @@ class Segmenter:
         self._size = (0, 0)
 
     def starts_segment(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
-        """Whether a segment begins with the next frame, of `size` pixels at `pts` × `base` seconds."""
+        """Return whether a frame of `size` pixels at `pts` × `base` seconds starts a segment."""
         cut = self._start is None or not self._continues(pts, base, size) or self._age(pts) >= self._length_s
         if cut:
             self._start, self._base, self._size = pts, base, size
@@ -51,7 +51,7 @@ class Segmenter:
         return cut
 
     def is_continuous(self, pts: int, base: Fraction) -> bool:
-        """Whether the frame follows the last one closely enough for that to be shown until then."""
+        """Return whether the last frame can be shown until this frame, because the gap is short enough."""
         return base == self._base and 0 < (pts - self._last) * base <= GAP_S
 
     def _continues(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
@@ -62,11 +62,11 @@ class Segmenter:
 
 
 class SegmentNames:
-    """The names of a recording's segments: a path with the time in it, as `strftime` and FFmpeg write it.
+    """The names of a recording's segments: a path with a time in the format of `strftime`.
 
     Args:
-        path: such as `door-%Y%m%d-%H%M%S.mp4`, also with the time in folders; without any, date and time are put
-            before the suffix.
+        path: path such as `door-%Y%m%d-%H%M%S.mp4`, also with the time in folder names. Without a time, date and
+            time are inserted before the suffix.
     """
 
     def __init__(self, path: str) -> None:
@@ -77,23 +77,23 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """The folder that has to exist; those below it have the time in their names."""
+        """The folder that must exist; folders below it contain the time in their names."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
 
     def at(self, time: datetime, number: int = 0) -> Path:
-        """The name of a segment that begins at `time`; `number` distinguishes those of the same time, from 0."""
+        """Return the name of a segment that starts at `time`; `number` distinguishes equal times, counted from 0."""
         path = Path(time.strftime(self.pattern))
         return path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
 
     @property
     def depth(self) -> int:
-        """How many folders with the time in their names there are between `root` and the files."""
+        """Number of folders between `root` and the files."""
         return len(Path(self.pattern).parts) - len(self.root.parts) - 1
 
     def owns(self, path: Path) -> bool:
-        """Whether a file is one of the recording's, of this run or an earlier one, finished or not."""
+        """Return whether a file belongs to the recording, also to an earlier run or an unfinished segment."""
         return self._mine.fullmatch(str(path)) is not None
 
     @cached_property
@@ -112,5 +112,5 @@ class SegmentNames:
 
 
 def is_pattern(path: str) -> bool:
-    """Whether there is a time in the path, such as `%H`."""
+    """Return whether a path contains a time, such as `%H`."""
     return _DIRECTIVE.search(path.replace("%%", "")) is not None

@@ -1,4 +1,4 @@
-"""The WebSocket feed: its server, its clients, their authentication and their subscriptions."""
+"""The WebSocket feed: server, clients, authentication and subscriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["WebSocketSink"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the server on demand: it brings websockets, which no other sink needs."""
+    """Import the server on demand, because only it needs the package websockets."""
     if name == "WebSocketSink":
         from saccade.sinks.websocket.server import WebSocketSink
 

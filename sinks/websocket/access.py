@@ -1,7 +1,4 @@
-"""Where the feed listens and which clients it admits: the target, and the decision on each request.
-
-Pure but for reading the certificate. Knows nothing of connections.
-"""
+"""Access control of the WebSocket feed: parses the target and decides on each request."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ MAX_CLIENTS = 32
 
 
 class RefusedError(Exception):
-    """A client is refused. The message is one line for it.
+    """Raised if a client is refused. The message is one line for the client.
 
     Attributes:
-        status: of the HTTP response.
+        status: HTTP status of the response.
     """
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
@@ -38,15 +35,15 @@ class RefusedError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class FeedTarget:
-    """Where to listen and which clients to admit.
+    """Address and access rules of the feed.
 
     Attributes:
-        host, port: where to listen; port 0 is any free one.
-        path: that clients must request.
-        token: that clients must present; None for no authentication.
-        origins: pages that may connect besides those of this machine; "*" is any.
-        max_clients: how many may be connected at a time.
-        tls: with the certificate; None for no encryption.
+        host, port: address to listen on; port 0 selects any free port.
+        path: path that clients must request.
+        token: token that clients must present; None for no authentication.
+        origins: origins of web pages that may connect, besides pages of this machine; "*" allows any.
+        max_clients: highest number of connected clients.
+        tls: TLS context with the certificate; None for no encryption.
     """
 
     host: str
@@ -59,10 +56,10 @@ class FeedTarget:
 
     @classmethod
     def parse(cls, text: str) -> FeedTarget:
-        """Read `ws://HOST:PORT/PATH?token=…` or `wss://…&cert=FILE&key=FILE`; every part may be left out.
+        """Parse `ws://HOST:PORT/PATH?token=…` or `wss://…&cert=FILE&key=FILE`; every part is optional.
 
         Raises:
-            SinkError: if it is neither, or would be open to the whole network without a token.
+            SinkError: if the target is invalid, or would be open to the network without a token.
         """
         shown = redact_target(text)
         try:
@@ -90,15 +87,15 @@ class FeedTarget:
         return cls(host, port, parts.path or "/", token, origins, max_clients, tls)
 
     def admit(self, request: str, origins: Sequence[str], authorizations: Sequence[str]) -> Subscription:
-        """Decide whether to admit a client; return its subscription.
+        """Decide whether to admit a client, and return its subscription.
 
         Args:
-            request: path and query of its request.
-            origins: its headers `Origin`, as received.
-            authorizations: its headers `Authorization`.
+            request: path and query of the request.
+            origins: its `Origin` headers.
+            authorizations: its `Authorization` headers.
 
         Raises:
-            RefusedError: if it is refused.
+            RefusedError: if the client is refused.
         """
         path, _, query = request.partition("?")
         if path != self.path:
@@ -117,7 +114,7 @@ class FeedTarget:
 
 
 def _tokens(query: str, authorizations: Sequence[str]) -> list[str]:
-    """The tokens of a request: a browser cannot set headers for a WebSocket, so the query counts as well."""
+    """Return the tokens of a request. The query counts too, since browsers cannot set headers for a WebSocket."""
     pairs = [line.partition(" ") for line in authorizations]
     bearer = [given.strip() for kind, _, given in pairs if kind.lower() == "bearer"]
     return bearer + parse_qs(query).get("token", [])
@@ -134,9 +131,9 @@ def _certificate(options: Options, shown: str) -> ssl.SSLContext:
 
 
 def _is_local_page(origin: str) -> bool:
-    """Whether a page was served by the machine that its browser runs on: it is trusted like a program there.
+    """Return whether a web page was served by its browser's own machine; such a page is trusted.
 
-    Only the literal addresses and localhost count, so a name that resolves to them (DNS rebinding) does not.
+    Only literal loopback addresses and localhost count. A name that resolves to them does not (DNS rebinding).
     """
     with suppress(ValueError):
         parts = urlsplit(origin)

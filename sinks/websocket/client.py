@@ -1,7 +1,4 @@
-"""One client of the WebSocket feed: its subscription, its outbox and its connection.
-
-Knows nothing of frames, authentication or other clients.
-"""
+"""One client of the WebSocket feed: its subscription, its queue and its connection."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ _MAX_REQUEST_BYTES = 16 * 1024
 
 @dataclass(slots=True)
 class Counters:
-    """What happened to the records of all clients, including those that have gone."""
+    """Record counters of all clients, including disconnected ones."""
 
     sent: int = 0
     dropped: int = 0
 
 
 class Client:
-    """A connected client. All that is sent to it is sent by its own task, `write`."""
+    """A connected client. Its task `write` sends all messages."""
 
     def __init__(self, connection: ServerConnection, subscription: Subscription, counters: Counters) -> None:
         self.subscription = subscription
@@ -43,12 +40,12 @@ class Client:
         self._finishing = False
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Replace the subscription; waiting messages are still sent."""
+        """Replace the subscription. Messages in the queue are still sent."""
         self.subscription = subscription
         self._outbox.newest = subscription.mode == "newest"
 
     def offer(self, message: Message, lost_before: int = 0) -> None:
-        """Put a message into the outbox if it is subscribed to."""
+        """Queue a message if the client has subscribed to it."""
         if message.stream and not self.subscription.includes(message.stream):
             return
         dropped = self._outbox.dropped
@@ -57,12 +54,12 @@ class Client:
         self._waiting.set()
 
     def finish(self) -> None:
-        """Send the waiting messages, then close the connection."""
+        """Send the queued messages, then close the connection."""
         self._finishing = True
         self._waiting.set()
 
     async def write(self, timeout_s: float) -> None:
-        """Send the outbox until the connection ends; end it if nothing can be sent for `timeout_s` seconds."""
+        """Send queued messages until the connection ends. Close it if nothing can be sent for `timeout_s` seconds."""
         try:
             while not (self._finishing and not len(self._outbox)):
                 await self._waiting.wait()
@@ -79,19 +76,19 @@ class Client:
                         await (await self._connection.ping())
             await self._connection.close(1001, "the feed ends")
         except TimeoutError:
-            log.warning("a client of the feed took nothing for %g s and was disconnected", timeout_s)
+            log.warning("a WebSocket client read nothing for %g s and was disconnected", timeout_s)
             self._connection.transport.abort()
         except ConnectionClosed:
             pass
 
 
 class Connection(ServerConnection):
-    """Bounds what websockets does not: connections, the bytes of a request, and pongs for a client that never reads.
+    """Adds limits that websockets lacks: number of connections, size of a request, and unread pongs.
 
     Args:
         connections: all open connections; each adds and removes itself.
-        max_connections: how many there may be. asyncio drops a connection refused here before TLS takes 300 kB.
-        open_s: how long TLS may take, in seconds; its failure is not reported here.
+        max_connections: highest number of connections. Refusing a connection here saves the 300 kB of TLS.
+        open_s: timeout of the TLS handshake in seconds.
     """
 
     def __init__(
@@ -107,24 +104,24 @@ class Connection(ServerConnection):
         self._request_bytes = 0
 
     def abort(self) -> None:
-        """End the connection at once, whatever is still to be sent."""
+        """Close the connection at once and discard unsent data."""
         if self._made:
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note that the connection is open."""
+        """Register the new connection."""
         self._opening.cancel()
         self._connections.add(self)
         self._made = True
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Make room for another connection."""
+        """Unregister the connection."""
         self._connections.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process what the client sends; abort if its request is endless or it does not read the replies."""
+        """Process received data; abort if the request is too long or the client does not read replies."""
         if self.request is None:
             self._request_bytes += len(data)
         if self._request_bytes > _MAX_REQUEST_BYTES:
@@ -136,6 +133,6 @@ class Connection(ServerConnection):
 
 
 def notice(stream: str = "", **fields: Any) -> Message:
-    """A message that is not a record; about `stream` if it is not ""."""
+    """Create a message that is not a record; it concerns `stream` unless that is ""."""
     named = {"stream": stream} if stream else {}
     return Message(stream, to_json({"schema": SCHEMA, **named, **fields}), record=False)

@@ -1,4 +1,4 @@
-"""The feed: a WebSocket server that sends the record of each frame to its clients.
+"""The WebSocket feed: a server that sends the record of each frame to its clients.
 
     ws://127.0.0.1:8765                                   for programs and pages of this machine
     ws://0.0.0.0:8765/feed?token=sesame                   for clients that know the token
@@ -19,12 +19,10 @@ A client, complete (`?stream=door&stream=yard&mode=newest` would subscribe to le
 The server sends JSON texts: the record of each frame, and notices, which have no `frame`:
 - `{"schema", "streams": [running streams], "subscribe": "all", "mode": "all"}` first, and in reply to its own
   `{"subscribe": ["door"] or "all", "mode": "newest" or "all"}`, which it may send at any time;
-- `{"schema", "stream", "dropped": 12}`: so many records of the stream were dropped here, since the client was slow;
+- `{"schema", "stream", "dropped": 12}`: number of records of the stream that were dropped here, since the client was slow;
 - `{"schema", "stream", "ended": true}`;
 - `{"schema", "stream", "event": {…}}`: an event of a rule that begins, changes or ends;
 - `{"schema", "error": "…"}`: its own message was not valid.
-
-Knows frames and results, but no source, model or pipeline.
 """
 
 from __future__ import annotations
@@ -63,18 +61,18 @@ _BETWEEN_MESSAGES_S = 0.05  # so that a client that sends without end costs the 
 
 
 class WebSocketSink:
-    """Sends every record to each client that subscribed to it. Listens in its own thread; no client delays a writer.
+    """Sends every record to each subscribed client. It listens in its own thread; no client delays a writer.
 
-    Each client has an outbox of 256 records or 2 MiB: a client that reads too slowly loses the oldest and is sent
-    their number; one that takes nothing at all for `write_timeout_s` is disconnected.
+    Each client has a queue of 256 records or 2 MiB. A slow client loses the oldest records and is told their number. A
+    client that reads nothing for `write_timeout_s` is disconnected.
 
     Args:
-        target: where to listen, as above.
-        write_timeout_s: how long a client may let a message wait in its connection, in seconds.
-        ping_s: interval of pings, and how long a client may take to answer one, in seconds.
+        target: address to listen on; see the module's description.
+        write_timeout_s: how long a message may wait in a client's connection, in seconds.
+        ping_s: interval of pings, and timeout of their answers, in seconds.
 
     Raises:
-        SinkError: if the target is not valid or its port is not available.
+        SinkError: if the target is invalid or its port is not available.
     """
 
     shared: ClassVar[bool] = True
@@ -113,30 +111,30 @@ class WebSocketSink:
 
     @property
     def clients(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._clients)
 
     @property
     def sent(self) -> int:
-        """Records sent so far, to all clients together."""
+        """Number of records sent to all clients so far."""
         return self._counters.sent
 
     @property
     def dropped(self) -> int:
-        """Records dropped because a client was slow, counted once for each client that lost them."""
+        """Number of records dropped because a client was slow, summed over all clients."""
         return self._counters.dropped
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Listen where `target` says; raises as the constructor does."""
+        """Start listening at `target`. Raises the errors of the constructor."""
         return cls(target)
 
     def stats(self) -> SinkStats:
-        """How many clients there are, and what became of their records."""
+        """Return the number of clients and of their sent and dropped records."""
         return SinkStats(clients=self.clients, sent=self.sent, dropped=self.dropped)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Hand over one record; callable from several threads, and never waits for a client."""
+        """Queue one record for all clients. Thread-safe; never waits for a client."""
         if self._clients:
             self._post(Message(frame.stream, to_json(make_record(frame, result, latency))))
         else:  # without clients, the text is not made
@@ -144,16 +142,16 @@ class WebSocketSink:
                 self._streams[frame.stream] = None
 
     def end(self, stream: str) -> None:
-        """Inform the clients that nothing more comes from `stream`, until it is written again."""
+        """Notify the clients that `stream` has ended. Writing to the stream again restarts it."""
         self._post(notice(stream, ended=True))
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Send the clients an event of a rule."""
+        """Send an event of a rule to the clients."""
         if event["type"] in CHANGES:
             self._post(notice(event["stream"], event=dict(event)), ends=False)
 
     def close(self) -> None:
-        """Send the clients their waiting messages, then disconnect; ends within 3 s. A second call does nothing."""
+        """Send the queued messages, then disconnect all clients, within 3 s. A second call does nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:

@@ -1,7 +1,4 @@
-"""What a client subscribes to: which streams, and every record or only the newest. Read from a query or from JSON.
-
-Pure text. Knows nothing of sockets or records.
-"""
+"""Parses what a WebSocket client subscribes to: streams, and all records or only the newest."""
 
 from __future__ import annotations
 
@@ -17,30 +14,30 @@ _SHAPE = '{"subscribe": ["door", …] or "all", "mode": "all" or "newest"}'
 
 @dataclass(slots=True, frozen=True)
 class Subscription:
-    """What a client subscribes to.
+    """The subscription of a client.
 
     Attributes:
         streams: names of the streams, which need not exist yet; None for all streams.
-        mode: "all" records, as far as the client keeps up, or the "newest" of each stream.
+        mode: "all" records that the client can keep up with, or the "newest" of each stream.
     """
 
     streams: frozenset[str] | None = None
     mode: Mode = "all"
 
     def includes(self, stream: str) -> bool:
-        """Whether records of `stream` are to be sent."""
+        """Return whether records of `stream` are to be sent."""
         return self.streams is None or stream in self.streams
 
     def as_json(self) -> dict[str, Any]:
-        """The same as the client's message has it."""
+        """Return the subscription in the format of the client's message."""
         return {"subscribe": "all" if self.streams is None else sorted(self.streams), "mode": self.mode}
 
     @classmethod
     def from_query(cls, query: str) -> Subscription:
-        """Read `stream=door&stream=yard&mode=newest`; every part may be left out, and `token` is ignored.
+        """Parse `stream=door&stream=yard&mode=newest`; every part is optional, and `token` is ignored.
 
         Raises:
-            ValueError: if it is not valid, in one line for the client.
+            ValueError: if the query is invalid, in one line for the client.
         """
         given = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(given.keys() - {"stream", "mode", "token"}):
@@ -49,10 +46,10 @@ class Subscription:
         return cls(streams, _mode(given.get("mode", ["all"])[-1]))
 
     def updated_by(self, text: str | bytes) -> Subscription:
-        """The subscription after the client's message; what that leaves out, or has as null, stays as it was.
+        """Return the subscription after the client's message. Fields that are absent or null stay unchanged.
 
         Raises:
-            ValueError: if the message is not valid, in one line for the client.
+            ValueError: if the message is invalid, in one line for the client.
         """
         try:
             received = json.loads(text)

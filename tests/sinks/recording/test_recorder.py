@@ -90,7 +90,7 @@ def test_another_size_or_codec_begins_another_file(tmp_path: Path) -> None:
     assert [one.codecs[:4] for one in files] == ["avc1", "avc1", "hvc1"]
     assert numbers(archive) == [*range(15)] * 3
     assert len(archive.spans(*ALWAYS)) == 1, "nothing is missing in between"
-    with pytest.raises(ArchiveError, match="another form from 20"):
+    with pytest.raises(ArchiveError, match="the video format changes at 20"):
         archive.write(*ALWAYS, tmp_path / "all.mp4")
     archive.write(files[0].began, files[0].ended - 0.1, tmp_path / "one.mp4")
     assert [number for _, number in shown(tmp_path / "one.mp4")] == list(range(15))
@@ -330,8 +330,8 @@ def test_a_playlist_lists_ranges_that_are_whole_videos(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("/video/door.mp4", "should be a folder"),
-        ("/video/%H.mp4", "should have {stream} in it"),
-        ("rtsp://x/y", "is no folder"),
+        ("/video/%H.mp4", "must contain {stream}"),
+        ("rtsp://x/y", "is not a folder"),
         ("/video?keep=7", "keep should be"),
         ("/video?kep=7d", "did you mean 'keep'"),
         ("/video?segment=0", "segment should be"),

@@ -58,7 +58,7 @@ def test_a_client_that_takes_nothing_is_disconnected(caplog: pytest.LogCaptureFi
             written += 1
             while "frame" not in hear(alive):
                 pass
-        assert "took nothing for 0.3 s" in caplog.text
+        assert "read nothing for 0.3 s" in caplog.text
         with pytest.raises(ConnectionClosedError):  # noqa: PT012 - behind what was still on the way
             while True:
                 dead.recv(5)
