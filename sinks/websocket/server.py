@@ -6,7 +6,7 @@
     …&origin=https://example.org                          allows that page to connect; may be repeated
     …&max_clients=32                                      how many may be connected at a time
 
-A client, complete (`?stream=door&stream=yard&mode=newest` would subscribe to less):
+A complete client (`?stream=door&stream=yard&mode=newest` in the address would limit the subscription):
 
     import json
     from websockets.sync.client import connect
@@ -16,13 +16,14 @@ A client, complete (`?stream=door&stream=yard&mode=newest` would subscribe to le
             if "frame" in message:
                 print(message["stream"], [found["label"] for found in message["objects"]])
 
-The server sends JSON texts: the record of each frame, and notices, which have no `frame`:
-- `{"schema", "streams": [running streams], "subscribe": "all", "mode": "all"}` first, and in reply to its own
-  `{"subscribe": ["door"] or "all", "mode": "newest" or "all"}`, which it may send at any time;
-- `{"schema", "stream", "dropped": 12}`: number of records of the stream that were dropped here, since the client was slow;
-- `{"schema", "stream", "ended": true}`;
-- `{"schema", "stream", "event": {…}}`: an event of a rule that begins, changes or ends;
-- `{"schema", "error": "…"}`: its own message was not valid.
+The server sends JSON messages. A message without `frame` is a notice:
+
+- `{"schema", "streams": [running streams], "subscribe": "all", "mode": "all"}`: sent first, and as the reply to the
+  client's message `{"subscribe": ["door"] or "all", "mode": "newest" or "all"}`, which it may send at any time;
+- `{"schema", "stream", "dropped": 12}`: number of records of the stream dropped because this client was slow;
+- `{"schema", "stream", "ended": true}`: the stream has ended;
+- `{"schema", "stream", "event": {…}}`: an event of a rule begins, changes or ends;
+- `{"schema", "error": "…"}`: the client's message was invalid.
 """
 
 from __future__ import annotations

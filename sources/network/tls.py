@@ -37,7 +37,7 @@ class TlsPolicy:
             return cls(verify=text == "verify")
         digits = text.lower().removeprefix("sha256:").replace(":", "")
         if not text.lower().startswith("sha256:") or not re.fullmatch("[0-9a-f]{64}", digits):
-            raise SourceError("tls must be verify, accept, or sha256: followed by 64 hexadecimal digits")
+            raise SourceError("tls must be verify, accept or sha256: followed by 64 hexadecimal digits")
         return cls(verify=False, fingerprint=digits)
 
     def context(self) -> ssl.SSLContext:

@@ -32,8 +32,8 @@ def test_the_suffix_selects_the_sink(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("out.avi", "end it in .mp4 or .jsonl"),
-        ("out", "end it in .mp4 or .jsonl"),
+        ("out.avi", "ending in .mp4 or .jsonl"),
+        ("out", "ending in .mp4 or .jsonl"),
         (
             "rtmp://user:secret@host/live",
             "there are no rtmp:// sinks: rtmp://host should be ws, mqtt, http, whep:PORT, or a file",

@@ -329,7 +329,7 @@ def test_a_playlist_lists_ranges_that_are_whole_videos(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("/video/door.mp4", "should be a folder"),
+        ("/video/door.mp4", "must be a folder"),
         ("/video/%H.mp4", "must contain {stream}"),
         ("rtsp://x/y", "is not a folder"),
         ("/video?keep=7", "keep should be"),
