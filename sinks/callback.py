@@ -28,7 +28,7 @@ class CallbackSink:
 
     def __init__(self, function: Callable[[Frame, Result, Latency], object]) -> None:
         if not callable(function):
-            raise SinkError(f"function is called for every frame, so it should be callable; got {function!r:.100}")
+            raise SinkError(f"function must be callable, since it is called for every frame; got {function!r:.100}")
         self._function = function
         self._lock = threading.Lock()
         self._closed = False

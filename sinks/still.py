@@ -44,7 +44,7 @@ def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
     if file.is_dir():
         raise SinkError(f"cannot write {file}: it is a folder")
     if not file.parent.is_dir():
-        raise SinkError(f"cannot write {file}: there is no folder {file.parent}")
+        raise SinkError(f"cannot write {file}: the folder {file.parent} does not exist")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise SinkError(f"cannot write {file}: permission denied")
 

@@ -84,7 +84,7 @@ def _primary_context(gpu: int) -> tuple[Any, ctypes.c_void_p]:
         or driver.cuDeviceGet(ctypes.byref(device), gpu)
         or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # held until the process ends
     ):
-        raise OSError(f"there is no GPU {gpu}")
+        raise OSError(f"GPU {gpu} does not exist")
     return driver, context
 
 

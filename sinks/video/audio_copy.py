@@ -77,7 +77,7 @@ class AudioCopy:
         if codec in _COPYABLE:
             return cls(path, source, target, muxer)
         if codec is not None:
-            log.warning("no audio: %s is %s, which an MP4 for browsers cannot hold", path, codec)
+            log.warning("no audio: %s is %s, which browsers do not play in MP4", path, codec)
         source.close()
         return None
 

@@ -98,7 +98,7 @@ class RecordingSink:
 
     def _begin(self, frame: Frame) -> None:
         if not self._names.root.is_dir():  # not created anew: it may be where a disk was mounted
-            raise SinkError(f"cannot write {self._names.pattern}: the folder {self._names.root} is gone")
+            raise SinkError(f"cannot write {self._names.pattern}: the folder {self._names.root} no longer exists")
         now = datetime.now().astimezone()  # this machine's clock: a camera's own may be at 1970
         path = free_path(self._names.at(now))
         try:

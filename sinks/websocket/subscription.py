@@ -70,14 +70,14 @@ def _streams(received: object) -> frozenset[str] | None:
         return None
     if isinstance(received, list) and all(isinstance(name, str) for name in received):
         return frozenset(received)
-    raise ValueError('subscribe should be "all" or a list of names of streams')
+    raise ValueError('subscribe must be "all" or a list of stream names')
 
 
 def _mode(received: object) -> Mode:
     match received:
         case "all" | "newest":
             return received
-    raise ValueError(f'mode should be "all" or "newest", not {_short(received)}')
+    raise ValueError(f'mode must be "all" or "newest", not {_short(received)}')
 
 
 def _short(received: object) -> str:

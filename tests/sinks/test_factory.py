@@ -36,7 +36,7 @@ def test_the_suffix_selects_the_sink(tmp_path: Path) -> None:
         ("out", "ending in .mp4 or .jsonl"),
         (
             "rtmp://user:secret@host/live",
-            "there are no rtmp:// sinks: rtmp://host should be ws, mqtt, http, whep:PORT, or a file",
+            "rtmp:// sinks are not supported: rtmp://host must be ws, mqtt, http, whep:PORT, or a file",
         ),
         ("out.jsonl?max_mb=0", "out.jsonl: max_mb should be a number above 0, not '0'"),
         (

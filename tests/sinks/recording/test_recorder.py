@@ -288,7 +288,7 @@ def test_a_deleted_folder_is_not_made_again(tmp_path: Path, caplog: pytest.LogCa
         recorder.take(packet)
     recorder.close()
     assert not where.names.root.exists()
-    assert "is gone" in caplog.text
+    assert "no longer exists" in caplog.text
 
 
 def test_a_file_cut_off_counts_up_to_its_last_whole_fragment(tmp_path: Path) -> None:

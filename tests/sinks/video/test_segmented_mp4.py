@@ -272,7 +272,7 @@ def test_a_deleted_folder_is_one_line_until_it_is_back(tmp_path: Path, monkeypat
     sink.write(file_frame(0, BASE), NOTHING, LATENCY)
     shutil.rmtree(folder)
     for n in range(1, 4):
-        with pytest.raises(SinkError, match=r"^cannot write .+/rec/%Y/a.mp4: the folder .+/rec is gone$"):
+        with pytest.raises(SinkError, match=r"^cannot write .+/rec/%Y/a.mp4: the folder .+/rec no longer exists$"):
             sink.write(file_frame(n * 3600, BASE, n), NOTHING, LATENCY)
     folder.mkdir()
     for n in range(4, 10):
