@@ -272,7 +272,7 @@ class PacketRecorder:
         """Create the file and return its head."""
         root = self._place.names.root
         if not root.is_dir():  # not created again: it may be where a disk was mounted
-            raise FileNotFoundError(2, f"the folder {root} is gone")
+            raise FileNotFoundError(2, f"the folder {root} no longer exists")
         file.origin = packets[0].packet.pts - packets[0].decode - packets[0].offset
         file.sound = self._sound
         # A server sends what it has stored in a burst: the frame that came soonest tells when the file began.
