@@ -114,7 +114,7 @@ class EngineConfig:
         if not isinstance(self.refiner, str | None):
             raise ValueError(f"refiner must be a path, a hub ID or None; got {self.refiner!r}")
         if self.kv_dtype not in (None, "fp8"):
-            raise EngineError(f"unknown kv_dtype '{self.kv_dtype}': give fp8, or leave it out")
+            raise EngineError(f"unknown kv_dtype '{self.kv_dtype}'; use fp8 or omit it")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):
             raise ValueError(f"n_pages must be an integer of at least 2, or None; got {self.n_pages!r}")
 

@@ -117,7 +117,7 @@ def assign(
 ) -> Assigned:
     """Assign each labelled box to the places that already predict it best (Feng et al. 2021, arXiv:2108.07755).
 
-    A prior of place and stride decides if no place predicts it well.
+    If no place predicts a box well, places near its centre with a suitable stride are preferred.
 
     Args:
         boxes: (N, P, 4) predicted boxes in pixels.

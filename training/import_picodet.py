@@ -79,7 +79,7 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
         raise ValueError(f"these are not PicoDet weights: tensor '{min(wrong)}' is missing or unknown")
     for name, shape in wanted.items():
         if state[name].shape != shape:
-            raise ValueError(f"'{name}' is {list(state[name].shape)}, not {list(shape)}")
+            raise ValueError(f"'{name}' must have shape {list(shape)}; got {list(state[name].shape)}")
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 

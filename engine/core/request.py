@@ -545,7 +545,7 @@ class RequestMaker(Generic[ImageT]):
             self._answer(future, kept, outcome)
 
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
-        """Set the future's outcome unless it was cancelled; `kept` prefixes are not counted."""
+        """Set the future's outcome unless it was cancelled. Prefix-only requests (`kept`) are not counted."""
         if not future.set_running_or_notify_cancel():
             return
         future.on_cancel = None

@@ -81,7 +81,7 @@ def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
     except UnknownModelError as error:
         raise TokenizerError(f"{path} {reason}; {advice} ({error})") from error
     if misfit := _misfit(fetched, config.tokenizer):
-        raise TokenizerError(f"{path} {reason}; nor does that of {PUBLISHED}: {misfit}")
+        raise TokenizerError(f"{path} {reason}, and the tokenizer of {PUBLISHED} does not match either: {misfit}")
     return fetched
 
 

@@ -273,7 +273,7 @@ def test_the_published_tokenizer_is_fetched_for_a_stale_one(tmp_path: Path, monk
     write_tokenizer(tmp_path, GPT2)
     assert tokenizer_of(tmp_path, MoondreamConfig()).decode([15381]) == "query"
     write_tokenizer(tmp_path / "hub", {"query": 15380, "x": 15381})
-    with pytest.raises(TokenizerError, match=r"nor does that of moondream/starmie-v1"):
+    with pytest.raises(TokenizerError, match=r"the tokenizer of moondream/starmie-v1"):
         tokenizer_of(tmp_path, MoondreamConfig())
 
 
