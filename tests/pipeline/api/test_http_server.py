@@ -210,7 +210,14 @@ BAD = {
     "no such method": ("PUT", "/streams", {}, {}, 405, "Method Not Allowed"),
     "too long": ("POST", "/streams", b" " * 70_000, JSON, 413, "at most 65536 bytes"),
     "a page of another origin": ("POST", "/streams", GOOD, {"Origin": "https://evil.example"}, 403, "origin"),
-    "a foreign host name": ("GET", "/streams", None, {"Host": "evil.example:8080"}, 403, "localhost only"),
+    "a foreign host name": (
+        "GET",
+        "/streams",
+        None,
+        {"Host": "evil.example:8080"},
+        403,
+        "use an IP address or localhost",
+    ),
 }
 
 
