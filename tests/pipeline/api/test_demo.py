@@ -47,6 +47,18 @@ def ask(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes
             return error.code, error.read(), error.headers
 
 
+def put_json(url: str, value: object) -> tuple[int, bytes]:
+    request = urllib.request.Request(
+        url, json.dumps(value).encode(), {"Content-Type": "application/json"}, method="PUT"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
 def get_json(url: str) -> Any:
     return json.loads(ask(url)[1])
 
@@ -193,6 +205,17 @@ def test_a_data_channel_carries_records_and_changes_prompts(demo: Demo) -> None:
         assert (answer["prompts"]["point"], answer["prompts"]["conf"]) == (["person"], 0.3)
         until(lambda: page.records[-1]["points"] and not page.records[-1]["objects"])
         assert page.send({})["prompts"]["point"] == ["person"]  # which changes nothing
+
+
+def test_a_published_stream_takes_zones_and_rules(demo: Demo) -> None:
+    zones = {"hall": "0,0,1,0,1,1,0,1"}
+    rules = [{"name": "entry", "when": "person in hall"}]
+    with publishing_page(demo):
+        address = f"{demo.url}streams/{demo.streams.names[0]}"
+        for path, value in (("zones", {"zones": zones}), ("rules", {"rules": rules})):
+            status, text = put_json(f"{address}/{path}", value)
+            assert status == 200, (path, text)
+        until(lambda: [one["name"] for one in get_json(f"{address}/rules/state")["rules"] or ()] == ["entry"])
 
 
 def test_an_invalid_message_is_answered_and_changes_nothing(demo: Demo) -> None:
