@@ -508,7 +508,7 @@ class RequestMaker(Generic[ImageT]):
         self._check_tokens(output.vocabulary(), task)
         if output.steps < 1:
             most = room + len(ids) - 1
-            raise PromptError(f"the prompt has {len(ids)} tokens; the maximum after the image is {most}")
+            raise PromptError(f"the prompt is too long: {len(ids)} tokens, at most {most} fit after the image")
         return Sequence(ids, output, values)
 
     def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:

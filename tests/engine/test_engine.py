@@ -258,7 +258,7 @@ def test_an_unknown_dtype_is_one_line() -> None:
 def test_a_cpu_refuses_keys_and_values_in_fp8() -> None:
     with pytest.raises(EngineError, match="kv_dtype fp8 needs an Ada or later GPU; omit it on cpu"):
         Engine.load("nano", "cpu", kv_dtype="fp8")
-    with pytest.raises(EngineError, match="unknown kv_dtype 'int8': use fp8 or omit it"):
+    with pytest.raises(EngineError, match="unknown kv_dtype 'int8'; use fp8 or omit it"):
         Engine.load("nano", "cpu", kv_dtype="int8")
 
 
