@@ -108,7 +108,7 @@ def test_pieces_come_before_the_end(tiny: Engine) -> None:
 
 def test_an_error_is_raised_by_the_stream(tiny: Engine) -> None:
     pieces = tiny.stream(IMAGE, Query("why? " * 40))
-    with pytest.raises(EngineError, match="the maximum after the image"):
+    with pytest.raises(EngineError, match="long"):
         next(pieces)
     with pytest.raises(StopIteration):
         next(pieces)
@@ -189,7 +189,7 @@ def test_choices_that_are_none_are_one_clear_line(choices: Any) -> None:
         Query("is it?", choices=choices)
 
 
-@pytest.mark.parametrize(("choices", "message"), [(("漢字",), "no token"), (("x" * 200, "y"), "maximum")])
+@pytest.mark.parametrize(("choices", "message"), [(("漢字",), "no token"), (("x" * 200, "y"), "long")])
 def test_choices_without_tokens_or_room_are_one_clear_line(
     tiny: Engine, choices: tuple[str, ...], message: str
 ) -> None:
