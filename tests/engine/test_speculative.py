@@ -132,7 +132,7 @@ def test_an_adapter_that_is_unloaded_is_gone(folder: Path, tiny: Engine) -> None
     }
     save_file({f"text.blocks.0.attn.qkv.{name}": matrix for name, matrix in pair.items()}, adapter)
     tiny.load_adapter("shop", adapter)
-    held = weakref.ref(tiny._adapters.find("shop"))
+    held = weakref.ref(tiny._adapters["shop"])
     for _ in range(2):
         tiny.submit(noise(16, 16), [Detect("x", 3, 0.0)], stream="door", adapter="shop").result(WAIT_S)
     tiny.unload_adapter("shop")
