@@ -310,6 +310,7 @@ def test_a_watched_stream_shows_outlines(tmp_path: Path) -> None:
         opened.controller.add(
             StreamConfig(source=str(DEMO_CLIP), name="hall", segment=["200"], vid_stride=10, loop=True)
         )
+        until(lambda: "hall" in opened.videos.streams)
         with tab(opened.url, tmp_path / "profile") as page:
             page.until("!!window.saccade")
             page.shape(1440, 900)
