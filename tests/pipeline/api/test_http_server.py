@@ -195,7 +195,7 @@ BAD = {
     "no such file": ("POST", "/streams", {**GOOD, "source": "none.mp4"}, {}, 422, "no such file"),
     "no such class": ("POST", "/streams", {**GOOD, "detect": "unicorn"}, {}, 422, "unicorn"),
     "no such skill": ("POST", "/streams", {**GOOD, "query": "why?"}, {}, 422, "does not support query"),
-    "no such scheme": ("POST", "/streams", {**GOOD, "source": "gopher://me:secret@x/"}, {}, 422, "sources are not supported"),
+    "no such scheme": ("POST", "/streams", {**GOOD, "source": "gopher://me:secret@x/"}, {}, 422, "not supported"),
     "wrong name": ("POST", "/streams", {**GOOD, "name": "../../etc"}, {}, 422, "not a valid stream name"),
     "name taken": ("POST", "/streams", {**GOOD, "name": "clip"}, {}, 409, "already"),
     "sinks are not for clients": ("POST", "/streams", {**GOOD, "sinks": ["/etc/x"]}, {}, 422, "unknown key 'sinks'"),
