@@ -22,7 +22,7 @@ class EngineConfig:
         page_size: tokens per KV cache page.
         n_pages: KV cache pages; None fits the device.
         kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later), which doubles the pages; None uses the model's dtype.
-        images_per_prefill: maximum images per prefill, 1 to 64; always 1 on a CPU.
+        images_per_prefill: most images per prefill, 1 to 64; 1 on a CPU. `Engine.load` sets 16 for nano on CUDA.
         adapter_slots: maximum number of LoRA adapters in use at the same time.
         adapter_rank: maximum rank of an adapter.
         drafts: speculative decoding with drafts from the stream's previous frame or from detections, see
