@@ -81,7 +81,7 @@ def _times(text: str) -> tuple[str, str]:
     """Return the text without its times, and the times in the format of a rule."""
     found = []
     if held := re.search(r"\bfor (?:more than |at least )?(\d+(?:\.\d+)?|an?|one|two)\s*(s|m|h)[a-z]*\b", text):
-        amount = {"a": "1", "an": "1", "one": "1", "two": "2"}.get(held[1], held[1])
+        amount = "1" if held[1] in ("a", "an") else _NUMBERS.get(held[1], held[1])
         found.append(f"for {amount}{_UNITS[held[2]]}")
         text = text[: held.start()] + text[held.end() :]
     if clock := re.search(r"\bbetween (\d\d?)(:\d\d)? and (\d\d?)(:\d\d)?", text):
