@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 Point = tuple[float, float]
+Rect = tuple[float, float, float, float]
+"""A rectangle as x1, y1, x2, y2."""
 
 
 def contains(polygon: Sequence[Point], at: Point) -> bool:
@@ -28,6 +30,16 @@ def area(polygon: Sequence[Point]) -> float:
     """Return the area of a polygon whose sides do not cross."""
     pairs = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
     return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairs)) / 2
+
+
+def rect_area(rect: Rect) -> float:
+    """Return the area of a rectangle."""
+    return max(0.0, rect[2] - rect[0]) * max(0.0, rect[3] - rect[1])
+
+
+def shared_area(a: Rect, b: Rect) -> float:
+    """Return the area that two rectangles share."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def distance(start: Point, end: Point, at: Point) -> float:

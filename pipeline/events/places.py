@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Corners = tuple[float, float, float, float]
+from saccade.pipeline.analytics.geometry import Rect, rect_area, shared_area
 
 STILL_S = 10.0
 """Seconds after which an object that has not moved by its own size is stationary; Frigate's default at 5 fps."""
@@ -42,7 +42,7 @@ class Rest:
     since_s: float
     moved: bool
     known: bool
-    at: Corners
+    at: Rect
 
     def stationary_for(self, seconds: float) -> float:
         """Return how long the object has been at its place, in seconds."""
@@ -68,7 +68,7 @@ class Place:
 
     track: int
     label: str
-    box: Corners
+    box: Rect
     since_s: float
     empty_s: float = 0.0
     left: bool = False
@@ -93,7 +93,7 @@ class Places:
         """The places where objects stand or stood, by ID."""
         return self._places
 
-    def update(self, seconds: float, seen: Mapping[int, tuple[str, Corners]], alive: Mapping[int, object]) -> None:
+    def update(self, seconds: float, seen: Mapping[int, tuple[str, Rect]], alive: Mapping[int, object]) -> None:
         """Update the places with the objects of one frame.
 
         Args:
@@ -140,7 +140,7 @@ class Places:
         """Return the motion state of a track, or None if it was never seen."""
         return self._rests.get(track)
 
-    def _recognized(self, label: str, box: Corners, alive: Mapping[int, object]) -> Rest | None:
+    def _recognized(self, label: str, box: Rect, alive: Mapping[int, object]) -> Rest | None:
         """Return the state of a new track that is detected where an object with its label was lost, or None."""
         for number, place in self._places.items():
             lost = place.track not in alive and not place.left and place.label == label
@@ -148,7 +148,7 @@ class Places:
                 return Rest(number, place.since_s, False, True, box)
         return None
 
-    def _settle(self, track: int, rest: Rest, label: str, box: Corners) -> None:
+    def _settle(self, track: int, rest: Rest, label: str, box: Rect) -> None:
         for number, other in list(self._places.items()):
             if other.empty_s and other.label == label and overlap(other.box, box) >= _SAME:
                 del self._places[number]
@@ -157,27 +157,18 @@ class Places:
         self._places[rest.place] = Place(track, label, box, rest.since_s)
 
 
-def has_moved(old: Corners, new: Corners) -> bool:
+def has_moved(old: Rect, new: Rect) -> bool:
     """Return whether a box's centre has moved by the box's own size: its width sideways, its height vertically."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1
 
 
-def overlap(a: Corners, b: Corners) -> float:
+def overlap(a: Rect, b: Rect) -> float:
     """Return the intersection over union of two boxes."""
-    common = _common(a, b)
-    return common / max(_area(a) + _area(b) - common, 1e-12)
+    shared = shared_area(a, b)
+    return shared / max(rect_area(a) + rect_area(b) - shared, 1e-12)
 
 
-def _share(of: Corners, by: Corners) -> float:
-    return _common(of, by) / max(_area(of), 1e-12)
-
-
-def _area(box: Corners) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def _common(a: Corners, b: Corners) -> float:
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
+def _share(of: Rect, by: Rect) -> float:
+    return shared_area(of, by) / max(rect_area(of), 1e-12)

@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from saccade.pipeline.analytics.association import Floats, assign, iou
-
-Rect = tuple[float, float, float, float]
-"""A rectangle as x1, y1, x2, y2."""
+from saccade.pipeline.analytics.geometry import Rect, rect_area, shared_area
 
 MOVING_S = 0.7  # an object counts as moving for this time after motion at its position
 HELD_MOVING_S = 0.8  # how long a moving object is predicted without a detection
@@ -114,7 +112,7 @@ class Memory:
     def note_motion(self, blobs: Sequence[Rect], seconds: float) -> None:
         """Record motion in these rectangles."""
         for one in self.known:
-            if any(overlap(one.found.box, blob) > 0 for blob in blobs):
+            if any(shared_area(one.found.box, blob) > 0 for blob in blobs):
                 one.note_motion(seconds)
 
     def note_look(self, window: Rect, seconds: float) -> None:
@@ -183,16 +181,6 @@ def inside(box: Rect, window: Rect) -> bool:
     return box[0] >= window[0] and box[1] >= window[1] and box[2] <= window[2] and box[3] <= window[3]
 
 
-def overlap(a: Rect, b: Rect) -> float:
-    """Return the area that two rectangles share."""
-    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-
-
-def area(box: Rect) -> float:
-    """Return the area of a rectangle."""
-    return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
-
-
 def _core(window: Rect) -> Rect:
     """Return a window without its edges.
 
@@ -218,8 +206,8 @@ def _take(one: Known, found: Found, seconds: float) -> None:
 
 def _apart(one: Found, other: Found) -> bool:
     """Return whether two boxes are two objects: different labels, or little overlap."""
-    shared = overlap(one.box, other.box)
-    return one.label != other.label or shared < 0.4 * min(area(one.box), area(other.box))
+    shared = shared_area(one.box, other.box)
+    return one.label != other.label or shared < 0.4 * min(rect_area(one.box), rect_area(other.box))
 
 
 def _centre(box: Rect) -> tuple[float, float]:

@@ -19,7 +19,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.pipeline.analytics.saccades.memory import EDGE, Found, Known, Memory, Rect, area, inside, overlap
+from saccade.pipeline.analytics.geometry import Rect, rect_area, shared_area
+from saccade.pipeline.analytics.saccades.memory import EDGE, Found, Known, Memory, inside
 from saccade.pipeline.analytics.saccades.sweep import Sweep
 
 Reason = Literal["motion", "track", "unsure", "sweep"]
@@ -204,7 +205,7 @@ class Planner:
         boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
         wishes = []
         for blob in blobs:
-            if any(overlap(blob, box) > 0.5 * area(blob) for box in boxes):
+            if any(shared_area(blob, box) > 0.5 * rect_area(blob) for box in boxes):
                 continue
             row, column = self._cell_of(blob)
             there = self._sweep is not None and self._sweep.has_appeared(blob)
@@ -233,7 +234,7 @@ class Planner:
                 continue  # still objects are left to the sweep
             reason: Reason = "unsure" if unsure else "track"
             box = self._clipped(one.box_at(seconds))
-            if area(box) > 0:
+            if rect_area(box) > 0:
                 wishes.append(_Wish(box, reason, min(_MOST_URGENT, urgency), one.misses))
         return wishes
 
@@ -351,7 +352,7 @@ class Planner:
             self._forgot_s = seconds
         if look.reason != "motion":
             return
-        if any(overlap(one.box, look.rect) > 0.5 * area(one.box) for one in found):
+        if any(shared_area(one.box, look.rect) > 0.5 * rect_area(one.box) for one in found):
             self._fruitless[self._cells(look.rect)] = 0
         else:
             self._fruitless[self._cells(look.rect)] += 1

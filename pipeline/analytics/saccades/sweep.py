@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.pipeline.analytics.saccades.memory import Rect
+from saccade.pipeline.analytics.geometry import Rect
 
 _ROWS = 48  # rows of the grid
 _OVERLAP = (

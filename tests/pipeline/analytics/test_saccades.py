@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from saccade.pipeline.analytics.saccades.memory import KEPT_S, Found, Rect, inside
+from saccade.pipeline.analytics.geometry import Rect
+from saccade.pipeline.analytics.saccades.memory import KEPT_S, Found, inside
 from saccade.pipeline.analytics.saccades.planner import MOST_MOVING, Look, Planner
 from saccade.pipeline.analytics.saccades.sweep import Sweep
 
