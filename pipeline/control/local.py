@@ -332,7 +332,10 @@ class Local:
 
     def statuses(self) -> list[StreamStatus]:
         """Return the status of every stream, including failed streams."""
-        return [self._with_prompts(status) for status in self.streams.snapshot()]
+        found = self.streams.snapshot()
+        for gone in set(self._prompts) - {status.name for status in found}:
+            self._prompts.pop(gone, None)
+        return [self._with_prompts(status) for status in found]
 
     def status(self, name: str) -> StreamStatus:
         """Return the status of a stream; raises StreamError if it does not exist."""

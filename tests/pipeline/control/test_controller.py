@@ -147,6 +147,17 @@ def test_a_rules_labels_are_found_while_it_is_there(local: Local) -> None:
         controller.update("door", {"detect": []})
 
 
+def test_prompts_of_removed_streams_are_forgotten(local: Local) -> None:
+    controller = Controller(local, config_of({**CAMERA, "detect": ["people"]}))
+    controller.start()
+    (status,) = local.statuses()
+    assert status.prompts is not None
+    assert status.prompts.detect == ["person"]
+    controller.remove("door")
+    assert local.statuses() == []
+    assert not local._prompts
+
+
 def test_changes_made_at_once_are_all_there(local: Local, tmp_path: Path) -> None:
     with closing(StateFile(tmp_path / "a.state")) as state:
         controller = Controller(local, config_of(CAMERA, NOWHERE), state=state)
