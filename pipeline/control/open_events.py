@@ -27,10 +27,15 @@ class OpenEvents:
 
     Args:
         publish: receives each record and the name of the machine that stores it.
+        find: returns the name of the machine that stores an event, by its ID; None if no reachable store has it. Called
+            for an event that began before this process and is not loaded yet.
     """
 
-    def __init__(self, publish: Callable[[Record, str], None]) -> None:
+    def __init__(
+        self, publish: Callable[[Record, str], None], find: Callable[[str], str | None] = lambda event: None
+    ) -> None:
         self._publish = publish
+        self._find = find
         self._lock = threading.Lock()
         self._open: dict[str, dict[str, Record]] = {}  # by stream and ID: the last record of each open event
         self._files: dict[str, set[tuple[str, str]]] = {}  # by stream: ID and kind of incomplete files
@@ -63,12 +68,17 @@ class OpenEvents:
         """Process a record from a worker on a machine."""
         kind, stream = record["type"], record["stream"]
         replaced: list[tuple[Record, str]] = []
+        if kind in ("update", "end") and not self._knows(record["id"]):
+            found = self._find(record["id"])
+            machine = machine if found is None else found
         with self._lock:
             home = self._homes.get(record["event"] if kind == "media" else record.get("id", ""), machine)
             events = self._open.setdefault(stream, {})
             if kind in ("update", "end") and record["id"] in self._over:
                 return
-            if kind == "begin":
+            if kind == "begin" and record["id"] in events:
+                events[record["id"]] = record  # a worker sends it again if the last controller did not confirm it
+            elif kind == "begin":
                 # A rule has one event at a time, so the end of the earlier event was lost.
                 replaced = [self._drop(one) for one in list(events.values()) if one["rule"] == record["rule"]]
                 self._note_begin(record, machine)
@@ -131,6 +141,10 @@ class OpenEvents:
             self._publish(record, machine)
         self._report(stream, files)
         return len(events)
+
+    def _knows(self, event: str) -> bool:
+        with self._lock:
+            return event in self._homes or event in self._over
 
     def _note_begin(self, record: Record, machine: str) -> None:
         self._open.setdefault(record["stream"], {})[record["id"]] = record

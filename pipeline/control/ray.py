@@ -99,7 +99,7 @@ class RayWorkers:
         self._wanted = list(wanted)
         self._outputs = [replace(output, shared=True) for output in outputs]
         self._receiver = ResultReceiver(self._outputs, self._is_live)
-        self.events = OpenEvents(self._publish)
+        self.events = OpenEvents(self._publish, self._machine_of)
         self._own_store = store
         if store is not None:
             self.events.load(store.going_on())
@@ -592,6 +592,8 @@ class RayWorkers:
             for name, stream in lost.items():
                 stream.worker = None
                 stream.closed.set()
+                if stream.status is not None:  # until the next worker reports, the last status is out of date
+                    stream.status = replace(stream.status, state="waiting", reason="waiting for a worker")
                 if stream.status is not None and not stream.status.live and not self._closing.is_set():
                     stream.error = f"its worker died: {reason}"
                     error = StreamError(stream.error)
@@ -754,6 +756,9 @@ class RayWorkers:
         with self._changed:
             found = next((one for one in self._workers.values() if one.ready and one.ready.machine == machine), None)
         return None if found is None else found.address()
+
+    def _machine_of(self, event: str) -> str | None:
+        return None if self._stores is None else self._stores.machine_of(event)
 
     def _is_live(self, name: str) -> bool:
         with self._changed:

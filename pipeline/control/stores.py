@@ -284,6 +284,11 @@ class MachineStores:
         found: list[dict[str, Any] | None] = list(self._ask_all("get", event).values())
         return next((record for record in found if record is not None), None)
 
+    def machine_of(self, event: str) -> str | None:
+        """Return the name of the machine that stores an event; None if no reachable store has it."""
+        found = self._ask_all("get", event)
+        return next((machine for machine, record in found.items() if record is not None), None)
+
     def delete(self, event: str) -> bool:
         """Delete an event; see `EventStore.delete`."""
         return any(self._ask_all("delete", event).values())

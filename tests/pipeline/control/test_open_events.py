@@ -221,6 +221,34 @@ def test_an_event_is_stored_where_it_began() -> None:
     assert known._homes == {}
 
 
+def test_an_event_of_the_last_process_stays_in_its_store() -> None:
+    """Its worker tells of it before the store that has its begin was loaded."""
+    heard: list[tuple[str, str, str]] = []
+    stores = {"a": "north", "b": ""}
+    known = OpenEvents(lambda record, machine: heard.append((record["type"], record["id"], machine)), stores.get)
+    desk = Desk("person in hall")
+    desk.show(there(0))
+    for name in ("a", "b", "c"):
+        one = {**desk.records[0], "id": name, "rule": name}
+        known.take({**one, "type": "update"}, "south")
+        known.load([one], stores.get(name, "south"))
+        known.take({**one, "type": "end", "end_time": 1001}, "south")
+    homes = {"a": "north", "b": "", "c": "south"}
+    assert heard == [(kind, name, home) for name, home in homes.items() for kind in ("update", "end")]
+
+
+def test_a_begin_that_is_sent_twice_begins_one_event() -> None:
+    heard: list[tuple[str, str, str]] = []
+    known = OpenEvents(lambda record, machine: heard.append((record["type"], record["id"], machine)))
+    desk = Desk("person in hall")
+    desk.show(there(0))
+    one = {**desk.records[0], "id": "a"}
+    known.take(one, "north")
+    known.take(one, "south")
+    known.take({**one, "type": "end", "end_time": 1001}, "south")
+    assert heard == [("begin", "a", "north"), ("begin", "a", "north"), ("end", "a", "north")]
+
+
 def test_an_event_that_its_worker_does_not_report_is_ended() -> None:
     desk = Desk("person in hall")
     desk.show(there(0))

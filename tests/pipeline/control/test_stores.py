@@ -91,6 +91,7 @@ def test_each_machine_answers_for_its_events(two: Two) -> None:
         "e3": True,
         "e9": False,
     }
+    assert [two.both.machine_of(name) for name in ("e1", "e3", "e9")] == ["other", "", None]
     for name, store in (("e1", two.there), ("e3", two.here)):
         (store.media_folder / f"{name}.jpg").write_bytes(b"x")
         store.note_media(name, "snapshot")
