@@ -1,1 +1,1 @@
-"""Scheduling and resources: pure bookkeeping without torch and threads."""
+"""Scheduling of requests and allocation of resources. The modules use neither torch nor threads."""

@@ -1,29 +1,38 @@
-"""Admission: chooses the next queued request by stream, share, deadline and age.
+"""Admission: choose the next queued request by stream, weight, deadline and age.
 
-A *stream* is the key that the requests of one camera share. A stream with `newest` queues one request; a newer one
-supersedes it before any work is done. Other streams queue all requests in order. Requests without a key form one
-stream.
+Terms:
 
-Shares use weighted deficit round robin (Shreedhar and Varghese 1996): a request costs one credit per window. If no
-runnable stream has a credit, all streams earn credits in proportion to their weights, including idle ones, up to
-`most_credit` times their weight. Idle streams earn too, so that a camera of 5 frames/s is not at a disadvantage against
-one of 30.
+- A *stream* is the group of all requests with one stream key, for example the frames of one camera. Requests without a
+  key form one stream of their own.
+- A *frame* is a request of a stream with `newest`. Such a stream queues only one request: a newer frame supersedes the
+  queued frame before any work is done for it. Other streams queue all requests in order.
+- A *prefill window* is the image of a request, or one tile of the image, together with its prompts.
 
-Among streams with a credit, requests other than frames come first, by deadline (EDF), then age. Frames of streams with
-`owed_credit` come next, because these streams use less than their share. Then the newest frame is next. A frame older
-than `fresh_s` yields its turn unless its stream would lose credit.
+Streams share the engine by weighted deficit round robin (Shreedhar and Varghese 1996). Each prefill window costs its
+stream one credit. If no stream with an admissible request has a credit, all streams earn credits in proportion to their
+weights. The credits of a stream are limited to `most_credit` times its weight. Idle streams earn credits too. Otherwise
+a camera at 5 frames/s would be at a disadvantage against a camera at 30 frames/s.
 
-Simulated (`tests.support.engine.simulation`: `saccade bench cameras`, 64 cameras of mixed rates, deadlines of 250 ms,
-step times of an H200, 1 ms of host time per step), without and with `owed_credit`:
+Among the streams that have a credit, the order is:
 
-| | offered | of closed-loop capacity | Jain's index | ages at launch, p50 and p99 |
+1. Requests that are not frames: earliest deadline first (EDF), then oldest first.
+2. Frames of streams with at least `owed_credit` credits. These streams have used less than their share.
+3. All other frames, newest first.
+
+A frame older than `fresh_s` lets other streams go first, unless its stream already has the maximum credit.
+
+The table compares the order without and with rule 2 (`owed_credit`). It was simulated with
+`tests.support.engine.simulation` (`saccade bench cameras`): 64 cameras with mixed frame rates, deadlines of 250 ms,
+step times of an H200 and 1 ms of host time per step. Each cell gives the value without the rule, then with it.
+
+| | offered load / capacity | throughput / capacity | Jain's fairness index | frame age at launch: p50 and p99 |
 |---|---|---|---|---|
-| bf16 | 2 × | 100 %, 100 % | .964, .999 | 27 and 68 ms, 28 and 69 |
-| FP8 | 2 × | 100 %, 100 % | .985, .9997 | 21 and 98 ms, 21 and 72 |
-| FP8 | 7 × | 100 %, 100 % | .997, .9999 | 13 and 70 ms, 13 and 55 |
+| bf16 | 2 | 100 %, 100 % | .964, .999 | 27 and 68 ms, 28 and 69 ms |
+| FP8 | 2 | 100 %, 100 % | .985, .9997 | 21 and 98 ms, 21 and 72 ms |
+| FP8 | 7 | 100 %, 100 % | .997, .9999 | 13 and 70 ms, 13 and 55 ms |
 
-The service time of a stream's requests, from admission to result, is estimated from earlier requests. A request with a
-nearer deadline ends at once. `AdmissionLead` computes how long before the end of a prefill the next images are
+`ServiceTime` estimates the time from admission to result for each stream. A frame whose deadline is nearer than this
+estimate ends at once with an error. `AdmissionLead` computes how long before the end of a prefill the next images are
 admitted. All parameters are in `EngineConfig`.
 """
 
@@ -46,13 +55,14 @@ _TURN = 1 - 1e-9  # credit per window minus rounding errors
 
 @dataclass(slots=True, frozen=True)
 class StreamSettings:
-    """Share of a stream in the engine; may change at any time.
+    """Share and limits of a stream in the engine. They may be replaced at any time.
 
     Attributes:
-        weight: relative share; weight 4 allows four times as many requests as weight 1 while both have requests.
+        weight: relative share. While both streams have queued requests, a stream of weight 4 gets four times as many
+            prefill windows as a stream of weight 1.
         max_fps: maximum number of requests started per second, or None for no limit.
-        in_flight: maximum number of concurrent requests of a stream with `newest`.
-        newest: a newer request supersedes the queued one; otherwise all requests run in order.
+        in_flight: maximum number of concurrent requests. It applies only to streams with `newest`.
+        newest: whether a newer request supersedes the queued request. Otherwise all requests run in order.
 
     Raises:
         ValueError: if a value is out of its range.
@@ -78,18 +88,18 @@ def _is_number(value: object) -> bool:
 
 @dataclass(slots=True, eq=False)
 class ServiceTime:
-    """Estimated time from admission to result: smoothed mean and deviation in seconds (Jacobson 1988)."""
+    """Estimate of the time from admission to result: smoothed mean and mean deviation in seconds (Jacobson 1988)."""
 
     mean: float = 0.0
     deviation: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Upper estimate for the next request in seconds; 0 before the first request."""
+        """Upper estimate for the next request in seconds, or 0 if no request has finished yet."""
         return self.mean + 2 * self.deviation
 
     def measured(self, seconds: float) -> None:
-        """Update the estimate with a finished request."""
+        """Update the estimate with the duration of a finished request in seconds."""
         if not self.mean:
             self.mean, self.deviation = seconds, seconds / 8
             return
@@ -98,7 +108,10 @@ class ServiceTime:
         self.deviation += (abs(error) - self.deviation) / 8
 
     def doubt(self, factor: float) -> None:
-        """Lower the estimate after it ended a request, so that one slow answer does not end all later requests."""
+        """Multiply the estimate by `factor` (below 1) after a request was rejected because of it.
+
+        Without this, one slow answer could cause the rejection of all later requests.
+        """
         self.mean *= factor
         self.deviation *= factor
 
@@ -108,13 +121,13 @@ class Stream(Generic[ImageT]):
     """State of all requests with one stream key.
 
     Attributes:
-        settings: share of the stream.
-        waiting: queued requests in order, until their last window is admitted.
+        settings: share and limits of the stream.
+        waiting: queued requests in order. A request stays queued until its last prefill window is admitted.
         running: number of requests in flight.
-        credit: number of windows that the stream may start.
-        next_at: time at which `max_fps` allows the next request.
-        service: estimated time of its requests.
-        memory: earlier answers by prompt, as draft tokens for later requests.
+        credit: number of prefill windows that the stream may start now.
+        next_at: time from which `max_fps` allows the next request.
+        service: estimated time from admission to result.
+        memory: earlier answers by prompt. They are the draft tokens of later requests.
     """
 
     settings: StreamSettings
@@ -127,14 +140,14 @@ class Stream(Generic[ImageT]):
 
 
 class Admission(Generic[ImageT]):
-    """Queued requests by stream. Not thread-safe: only the scheduler's thread calls it.
+    """Queue of requests, grouped by stream. Not thread-safe: only the scheduler's thread may call it.
 
     Args:
         config: engine configuration.
-        end: ends a request that is superseded or whose deadline cannot be met; it must call `over`.
+        end: callback that ends a superseded request, or a request that cannot meet its deadline. It must call `over`.
 
     Attributes:
-        late: number of requests that ended in the queue because their deadline could not be met.
+        late: number of requests that ended in the queue because they could not meet their deadline.
     """
 
     def __init__(self, config: EngineConfig, end: Callable[[Request[ImageT], BaseException], None]) -> None:
@@ -144,16 +157,16 @@ class Admission(Generic[ImageT]):
         self._passing: dict[Hashable, None] = {}  # streams without settings, in order of arrival
         self._backlog: dict[Stream[ImageT], None] = {}  # streams with queued requests
         self._arrived = self._length = self.late = 0
-        # What may be admitted at a moment; kept while one after another is admitted, as each looks at all streams.
+        # Cached result of `next`: a time, and the first admissible request of each stream.
         self._ready: tuple[float, list[Request[ImageT]]] | None = None
 
     def __len__(self) -> int:
-        """Return the number of queued windows that are known."""
+        """Return the number of queued prefill windows. A request that is not planned yet counts as one."""
         return self._length
 
     @property
     def kept(self) -> int:
-        """Number of queued requests in streams without a rate limit that keep all requests."""
+        """Number of queued requests that cannot be superseded and have no rate limit."""
         streams = (stream for stream in self._backlog if not stream.settings.newest and stream.settings.max_fps is None)
         return sum(len(stream.waiting) for stream in streams)
 
@@ -163,12 +176,12 @@ class Admission(Generic[ImageT]):
         return [request for stream in self._backlog for request in stream.waiting]
 
     def remembered(self) -> tuple[int, int]:
-        """Return the number of known streams, and of prompts with stored draft tokens. Thread-safe."""
+        """Return the number of known streams, and the number of prompts with stored draft tokens. Thread-safe."""
         streams = list(self._streams.values())
         return len(streams), sum(len(stream.memory) for stream in streams)
 
     def stream(self, key: Hashable) -> Stream[ImageT]:
-        """Return the stream of a key, creating it if necessary."""
+        """Return the stream with this key. Create it if it does not exist."""
         found = self._streams.get(key)
         if found is None:
             if len(self._passing) > self._config.passing_streams:
@@ -179,13 +192,13 @@ class Admission(Generic[ImageT]):
         return found
 
     def configure(self, key: Hashable, settings: StreamSettings) -> None:
-        """Set a stream's share from now on."""
+        """Set the share and limits of a stream for all later admissions."""
         self.stream(key).settings = settings
         self._passing.pop(key, None)
         self._ready = None
 
     def forget(self, key: Hashable) -> None:
-        """Remove a stream's settings and estimates; its queued requests still run."""
+        """Reset a stream's settings, estimates and drafts. Its queued requests still run."""
         stream = self._streams.get(key)
         if key is not None and stream is not None:
             stream.settings, stream.service, stream.memory = StreamSettings(), ServiceTime(), {}
@@ -194,7 +207,7 @@ class Admission(Generic[ImageT]):
             self._forget_idle(key)
 
     def offer(self, request: Request[ImageT], key: Hashable, now: float = 0.0) -> None:
-        """Queue a request; a frame supersedes the queued frame of its stream."""
+        """Queue a request. A frame supersedes the queued frame of its stream."""
         stream = self.stream(key)
         last = stream.waiting[-1] if stream.waiting else None
         if request.frame and last is not None and last.frame and last.begun_at is None:
@@ -206,17 +219,17 @@ class Admission(Generic[ImageT]):
         self._backlog[stream] = self._ready = None
 
     def planned(self, request: Request[ImageT]) -> None:
-        """Count the windows of a queued request after planning."""
+        """Count the prefill windows of a queued request. Call this once after the request was planned."""
         self._length += request.n_waiting - 1
 
     def next(self, now: float) -> Request[ImageT] | None:
-        """Return the request whose window is admitted next, or None."""
+        """Return the request whose next prefill window is to be admitted, or None. The queue is not changed."""
         if self._ready is None or self._ready[0] != now:
             firsts = [first for stream in list(self._backlog) if (first := self._first(stream, now)) is not None]
             self._ready = now, firsts
         ready = self._ready[1]
         if len(ready) > 1:
-            # It is better to wait for a newer frame, while others have one and the stream loses nothing by it.
+            # Skip old frames if others are ready: a newer frame will replace them, and their stream keeps its credit.
             ready = [one for one in ready if not self._may_wait(one, now)] or ready
         able = [one for one in ready if self._streams[one.stream].credit >= _TURN]
         if ready and not able:
@@ -225,7 +238,7 @@ class Admission(Generic[ImageT]):
         return min(able, key=self._rank, default=None)
 
     def admit(self, request: Request[ImageT], now: float) -> PrefillWindow[ImageT]:
-        """Take the next planned window of the request from `next`; its stream pays one credit."""
+        """Return the next prefill window of the request that `next` chose, and charge its stream one credit."""
         stream, window = self._streams[request.stream], request.windows[request.n_admitted]
         request.n_admitted += 1
         self._length -= 1
@@ -235,20 +248,20 @@ class Admission(Generic[ImageT]):
             stream.running += 1
             if stream.settings.max_fps is not None:
                 interval = 1 / stream.settings.max_fps
-                late = min(interval / 2, now - stream.next_at)  # what the next one may make good
+                late = min(interval / 2, now - stream.next_at)  # the next interval is shorter by this delay
                 stream.next_at = now + interval - (late if math.isfinite(stream.next_at) else 0)
         if request.n_admitted == len(request.windows):
             ready = self._ready
             self._remove(stream, request)
-            if ready is not None and not stream.waiting:  # of other streams nothing has changed
+            if ready is not None and not stream.waiting:  # the other streams did not change
                 ready[1].remove(request)
                 self._ready = ready
         return window
 
     def over(self, request: Request[ImageT], now: float, *, learn: bool) -> None:
-        """Record that a request ended; with `learn`, its duration updates the stream's estimate."""
+        """Record that a request ended. With `learn`, its duration updates the service time estimate of its stream."""
         stream = self._streams.get(request.stream)
-        if stream is None or not request.number:  # it never came to wait
+        if stream is None or not request.number:  # it was never queued
             return
         if request in stream.waiting:
             self._length -= request.n_waiting
@@ -260,11 +273,11 @@ class Admission(Generic[ImageT]):
                 stream.service.measured(now - request.begun_at)
 
     def wake_at(self, now: float) -> float:
-        """Return the time at which a rate limit next allows a request, or infinity."""
+        """Return the earliest time at which a rate limit (`max_fps`) allows a queued request, or infinity."""
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _earn(self, ready: list[Request[ImageT]]) -> None:
-        """Give credits to all streams until a stream with a runnable request has one."""
+        """Add credits to all streams, until at least one of the streams of the `ready` requests has a full credit."""
         streams = (self._streams[one.stream] for one in ready)
         rounds = min((1 - stream.credit) / stream.settings.weight for stream in streams)
         for stream in self._streams.values():
@@ -276,11 +289,14 @@ class Admission(Generic[ImageT]):
         return stale and stream.credit < self._most_credit(stream)
 
     def _most_credit(self, stream: Stream[ImageT]) -> float:
-        """Return the maximum credit of a stream."""
+        """Return the maximum credit of this stream."""
         return self._config.most_credit * max(1.0, stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:
-        """Return the first admissible request of a stream; requests that cannot meet their deadline end."""
+        """Return the first admissible request of a stream, or None.
+
+        Frames that cannot meet their deadline are ended.
+        """
         while stream.waiting:
             first = stream.waiting[0]
             if first.begun_at is not None:
@@ -314,13 +330,12 @@ class Admission(Generic[ImageT]):
 class AdmissionLead:
     """Computes how long before the end of a prefill the next images are admitted and prepared.
 
-    Late admission keeps images new. Preparing 8 images takes several milliseconds of the GIL, though, which delays
-    decode steps of 1.5 ms. During a prefill of 30 ms the host is idle. The lead is therefore the time that nearly all
-    images need. Simulated with FP8, 3 ms per 640×360 image and 30 ms per 4K image: 99.8 % of the maximum rate with a
-    lead and 92 % without.
+    This time is the *lead*. A short lead gives newer frames. A long lead makes sure that all images are prepared when
+    the prefill ends. Preparing images needs the GIL and therefore delays decode steps, but during a prefill the host is
+    idle. The lead is therefore the time within which nearly all images are prepared.
 
-    If there are almost no decode steps between prefills (drafted answers), the next prefill is launched before the
-    current one ends.
+    If almost no decode steps run between prefills (most answers are accepted drafts), the next prefill is also launched
+    before the current prefill ends.
 
     Args:
         config: engine configuration.
@@ -330,25 +345,28 @@ class AdmissionLead:
         self._config = config
         self._prefills: dict[int, deque[float]] = {}
         self._prepare, self._launch = ServiceTime(), ServiceTime()
-        # Decode steps between two prefills, and since the last one.
+        # Decode steps: the mean between two prefills, and the number since the last prefill.
         self._between, self._decoded = float(config.decodes_busy), 0
 
     @property
     def follow(self) -> bool:
-        """Whether prefills are consecutive, with almost no decode steps between them."""
+        """Whether prefills follow each other with almost no decode steps between them."""
         return self._between < self._config.follow_decodes
 
     def launched(self, seconds: float) -> None:
-        """Record the host time of a prefill launch in seconds."""
+        """Record how long the host took to launch a prefill, in seconds."""
         self._launch.measured(seconds)
 
     def prefilled(self, images: int, seconds: float, *, late: bool = False) -> None:
-        """Record the duration of a prefill; the minimum counts, because admitting too early costs less than too late.
+        """Record the duration of a prefill.
+
+        The lead is computed from the shortest recent duration, because admitting too early costs less than too late.
 
         Args:
             images: number of images in the prefill.
-            seconds: time from its start until the loop read it.
-            late: whether it ended before the loop waited for it, so that `seconds` is too long.
+            seconds: time from the start of the prefill until the loop read its results.
+            late: whether the prefill had already ended when the loop started to wait for it, so that `seconds` is too
+                long.
         """
         if late:
             seconds *= self._config.lead_late
@@ -361,15 +379,18 @@ class AdmissionLead:
         self._decoded += 1
 
     def prepared(self, seconds: float) -> None:
-        """Record the seconds from admission to preparation of an image."""
+        """Record the time from admission until an image was prepared, in seconds."""
         self._prepare.measured(seconds)
 
     def admit_at(self, images: int, begun: float) -> float:
-        """Return when to admit the next images during a prefill, or infinity for after it.
+        """Return the time at which to admit the next images while a prefill runs.
 
         Args:
-            images: number of images in the prefill.
-            begun: start of the prefill in seconds.
+            images: number of images in the running prefill.
+            begun: start time of the running prefill in seconds.
+
+        Returns:
+            A time in seconds, or infinity to admit only after the prefill.
         """
         known, lead = self._prefills.get(images), self._prepare.seconds
         if self.follow:
@@ -377,7 +398,7 @@ class AdmissionLead:
         return begun + max(0.0, min(known) - lead) if known and lead > 0 else math.inf
 
     def launch_at(self, images: int, begun: float) -> float:
-        """Return when to launch the next images during a prefill, or infinity for after it."""
+        """Return the time at which to launch the next prefill while one runs, or infinity to launch it afterwards."""
         known = self._prefills.get(images)
         if not known or not self.follow:
             return math.inf

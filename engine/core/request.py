@@ -1,12 +1,12 @@
-"""Requests from submission to result, and their scheduled parts; plain values without torch.
+"""Requests from submission to result, and the parts that are scheduled. The classes are plain data without torch.
 
     Request          one call of `submit`, with a `State`
-      PrefillWindow  the image, or a tile of it, and its prompts: prefilled as one unit
+      PrefillWindow  the image or a tile of it, with its prompts; prefilled as one unit
         Sequence     a prompt and its growing answer
-    Step             one launch: rows of sequences, and the windows of a prefill
+    Step             one launch: rows of sequences, and the prefill windows if it is a prefill
 
-`RequestMaker` creates the windows of a request and finally its result. For frames that may be superseded, it tokenizes
-prompts and crops the image only after admission.
+`RequestMaker` creates the prefill windows of a request, and its result at the end. For a frame that may be superseded,
+it tokenizes prompts and crops the image only after admission.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ NO_SLOT = 0
 
 
 class State(Enum):
-    """State of a request or window."""
+    """State of a request or prefill window."""
 
     WAITING = "waiting"  # queued; no work is done
-    PLANNED = "planned"  # measured; it holds a reference to a cached prefix
-    ADMITTED = "admitted"  # has pages and batch slots (a request: its first window)
+    PLANNED = "planned"  # its pages are computed; it has a reference to its cached prefix, if any
+    ADMITTED = "admitted"  # has pages and batch slots; a request: as soon as its first window has them
     OVER = "over"
 
 
@@ -66,25 +66,30 @@ class Sequence(Generic[ImageT]):
 
     Attributes:
         prompt: token IDs.
-        values: values that replace token embeddings, by position in the prompt: one number is a coordinate, two are a
-            size.
+        values: values that replace token embeddings, by position in the prompt. A tuple of one number is a coordinate,
+            a tuple of two numbers is a size.
         output: state machine of the answer.
-        trunk: earlier sequence of the window with the same prompt prefix, whose whole pages are shared.
-        window: the window that the sequence belongs to.
-        n_pages: private pages for the maximum answer, set when the request is planned.
-        n_shared: shared pages of the trunk; their tokens are removed from the prompt. Set when the request is planned.
-        batch_slot: index in the executor's state, or -1.
-        pages: private pages for prompt and answer.
-        position: position of the next token.
+        trunk: for a branch (see `OutputState.branches`), the earlier sequence whose prompt it continues; otherwise
+            None. The branch shares the whole KV cache pages of that prompt.
+        window: the prefill window that contains the sequence.
+        n_pages: number of private KV cache pages for the longest possible answer; set when the request is planned.
+        n_shared: number of pages shared with the trunk; set when the request is planned. `prompt` no longer contains
+            their tokens.
+        batch_slot: index of the sequence in the executor's state, or -1 before admission.
+        pages: KV cache pages for prompt and answer, the shared pages first.
+        position: position of the next token in the context.
         inflight_refs: number of steps in flight that contain the sequence.
-        finalized: no more steps are needed; steps in flight are zombies.
-        memory: earlier answers to this prompt for drafts, or None.
-        found: detections (unused, x, y, width, height) that the executor expects in the answer.
-        feed: inputs of the next step: last value and draft; empty if the device has the last value.
+        finalized: whether the sequence needs no more steps. Its steps in flight are zombies: their samples are ignored.
+        memory: earlier answers to this prompt, used as drafts, or None.
+        found: detections from which the executor drafts the answer, each (unused, x, y, width, height).
+        feed: input values of the next step: the last sampled value, then draft values. It is empty if the device
+            already has the last value.
         verifying: whether a step with a draft is in flight.
         started: whether the prompt is prefilled.
-        decodes: number of decode steps; `misses` counts consecutive ones whose draft failed at once.
-        drafted, committed: number of drafted values and of answer values.
+        decodes: number of decode steps.
+        misses: number of consecutive steps whose first draft value was wrong.
+        drafted: number of draft values that were verified.
+        committed: number of values in the answer.
     """
 
     prompt: tuple[int, ...]
@@ -112,10 +117,12 @@ class Sequence(Generic[ImageT]):
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """The cached prefix of an image that outlives its request; see `Scheduler.release_prefix`.
+    """KV cache of an encoded image that remains after its request, for later requests on the same image.
+
+    `Scheduler.release_prefix` frees it.
 
     Attributes:
-        pages: its pages; empty before its prefill is committed and after release.
+        pages: KV cache pages; empty before the prefill is committed and after release.
     """
 
     pages: tuple[int, ...] = ()
@@ -123,18 +130,21 @@ class KeptPrefix:
 
 @dataclass(slots=True, eq=False)
 class PrefillWindow(Generic[ImageT]):
-    """The image of a request or a tile of it, a cached prefix, or no image; with its prompts.
+    """One unit of prefill: an image or cached image prefix, if any, with its prompts.
+
+    The image is the whole image of the request or one tile of it.
 
     Attributes:
-        request: the request.
-        sequences: one sequence per prompt, followed by branches.
-        image: the prepared image, or None before preparation and after prefill or the end of the request, which frees
-            0.4 to 5.6 MB on the device.
-        prepare: crops the image; called once after admission in a preparer thread.
+        request: the request that contains the window.
+        sequences: one sequence per prompt, followed by their branches (see `OutputState.branches`).
+        image: the prepared image, or None before preparation. It is also None after the prefill or the end of the
+            request, to free the device memory.
+        prepare: function that crops the image. A preparer thread calls it once, after admission.
         number: index of the tile; 0 is the whole image.
-        tasks: indices of the request's tasks that the first sequences answer.
-        pages: pages of the image prefix, referenced by each sequence.
-        adapter_slot: slot of the adapter, referenced by each sequence.
+        tasks: index of the request's task for each sequence that is not a branch.
+        state: state of the window.
+        pages: KV cache pages of the image prefix. Each sequence has a reference to them.
+        adapter_slot: slot of the LoRA adapter. Each sequence has a reference to it.
         admitted_at, launched_at, prefilled_at: `time.monotonic()` of admission, prefill launch and prefill commit.
     """
 
@@ -157,23 +167,23 @@ class PrefillWindow(Generic[ImageT]):
 
     @property
     def encodes(self) -> bool:
-        """Whether it has its own image to encode, now or after preparation."""
+        """Whether the window has its own image to encode, prepared or not."""
         return self.request.has_prefix and self.request.reads is None
 
     @property
     def prepared(self) -> bool:
-        """Whether its image, if any, is ready for prefill."""
+        """Whether the window is ready for prefill: its image is prepared, or it has no image."""
         return self.image is not None or not self.encodes
 
     def drop_image(self) -> None:
-        """Drop the image and its source."""
+        """Drop the references to the prepared image and to its source."""
         self.image = self.prepare = None
 
     def recall(self, memory: dict[abc.Hashable, DraftMemory], most: int) -> None:
-        """Give sequences the earlier answers of their stream as drafts, unless the caller supplied drafts.
+        """Set the drafts of all sequences from earlier answers of the stream, unless the caller supplied drafts.
 
         Args:
-            memory: earlier answers of the stream by prompt.
+            memory: earlier answers of the stream by prompt. New prompts are added.
             most: maximum number of prompts in `memory`.
         """
         for sequence in self.sequences:
@@ -183,14 +193,14 @@ class PrefillWindow(Generic[ImageT]):
                 sequence.memory = memory.setdefault(self._draft_key(sequence), DraftMemory())
 
     def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
-        """Give sequences the drafts of an earlier result."""
+        """Set the drafts of all sequences from the drafts of an earlier result."""
         for sequence in self.sequences:
             if sequence.output.draftable:
                 kept = drafts.get(self._draft_key(sequence))
                 sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
 
     def drafts(self) -> dict[abc.Hashable, DraftMemory]:
-        """Return the finished answers as drafts for the next image."""
+        """Return the finished answers, to be used as drafts for the next image."""
         kept: dict[abc.Hashable, DraftMemory] = {}
         for one in self.sequences:
             if one.output.draftable:
@@ -199,41 +209,45 @@ class PrefillWindow(Generic[ImageT]):
         return kept
 
     def _draft_key(self, sequence: Sequence[ImageT]) -> abc.Hashable:
-        # The key contains the adapter's name, so that a memory does not keep weights alive.
+        # The key contains the adapter's name and not the adapter, to allow its weights to be freed.
         adapter = self.request.adapter
         return self.number, sequence.prompt, type(sequence.output).__name__, None if adapter is None else adapter.name
 
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[ImageT]):
-    """One call of `submit`: tasks on an image, on a cached prefix, or without an image.
+    """One call of `submit`: tasks on an image, on a cached image prefix, or without an image.
 
     Attributes:
-        make_windows: creates at least one window; called once, by the scheduler for frames.
-        done: called once in the loop's thread when all windows are finished, or with the error.
-        deadline: `time.monotonic()` at which the request ends.
+        make_windows: function that creates the prefill windows, at least one. It is called once. For frames, the
+            scheduler calls it.
+        done: callback that the loop's thread calls once, when all windows are finished or with the error.
+        deadline: `time.monotonic()` at which the request ends with an error.
         adapter: LoRA adapter, or None.
-        reads: cached prefix to use instead of an image.
-        keeps: receives the prefix of the image; the request has no prompts.
-        on_device: reads the image and returns whether it is on the device, so that cropping takes microseconds; None
-            before the request is planned and without an image.
-        has_prefix: whether the prompts follow an image prefix.
-        frame: whether a newer frame of the stream supersedes it in the queue.
-        tasks: the tasks.
-        image: pixels, or a function that is called once to get them.
-        size: width and height of the image in pixels, once read.
-        tiles: tiled tasks also run on `tiles` × `tiles` windows.
-        looks: additional windows for tiled tasks.
-        previous: `PrefillWindow.drafts` of an earlier result, or None.
-        on_text: called in the loop's thread with each piece of text.
+        reads: cached image prefix to use instead of an image, or None.
+        keeps: object that receives the cached prefix of the image, or None. With it, the request has no prompts.
+        on_device: function that reads the image and returns whether the pixels are on the device, where cropping is
+            fast. It is None without an image and before the request is planned.
+        has_prefix: whether the prompts follow an image.
+        frame: whether a newer frame of the stream supersedes the request while it is queued.
+        tasks: tasks to answer.
+        image: pixels, or a function that returns them and is called once.
+        size: width and height of the image in pixels; set when the image is read.
+        tiles: number of tiles along each side. Tiled tasks also run on each tile.
+        looks: additional image regions for tiled tasks.
+        previous: drafts from an earlier result, see `PrefillWindow.drafts`, or None.
+        on_text: callback that the loop's thread calls with each new piece of text.
         future: future of the result.
         submitted_at: `time.monotonic()` of submission.
-        crops_s: total seconds spent on cropping.
-        refine: whether outlines are refined with `picture`.
-        picture: the whole image for refinement, once read.
+        crops_s: total time spent on cropping, in seconds.
+        refine: whether the outlines in the result are refined.
+        picture: the whole image for the refinement of outlines; set when the image is read.
+        state: state of the request.
+        windows: prefill windows; empty before the request is planned.
         stream: stream key, or None.
-        number, arrived: order and time of arrival in seconds.
-        n_admitted: number of admitted windows.
+        number: position in the order of arrival, from 1.
+        arrived: time of arrival in seconds.
+        n_admitted: number of admitted prefill windows.
         begun_at: time of the first admission, or None.
     """
 
@@ -268,28 +282,31 @@ class Request(Generic[ImageT]):
 
     @property
     def n_waiting(self) -> int:
-        """Number of known windows that are not admitted."""
+        """Number of prefill windows that are not admitted. A request that is not planned counts as one window."""
         return max(1, len(self.windows)) - self.n_admitted
 
 
 class StepKind(StrEnum):
-    """Kind of a step."""
+    """Kind of a step: prefill or decode."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
-@dataclass(slots=True, eq=False)  # not frozen: four times as fast, one per sequence and step
+@dataclass(slots=True, eq=False)  # not frozen, which makes it four times as fast: one is created per sequence and step
 class ScheduledSequence(Generic[ImageT]):
-    """A row of a step: the input of a sequence at a position and the kind of its sample. A draft adds more rows.
+    """One row of a step: an input of a sequence, its position, and what is sampled after it.
+
+    A sequence has one row in a step, or several if the step verifies a draft.
 
     Attributes:
         sequence: the sequence.
-        phase: kind of the sample.
-        position: position of the input token (decode) or of the prompt's first token (prefill).
-        rule: allowed tokens, set by `Scheduler.finalize`.
-        value: input value; None for the last sample or the prompt. The executor replaces `FROM_IMAGE` by its detection.
-        alone: whether it is the only row of its sequence in the step.
+        phase: what the step samples for this row, for example a coordinate or a token.
+        position: position of the input token (decode), or of the first token of the prompt (prefill).
+        rule: constraints on the sampled token, set by `Scheduler.finalize`.
+        value: input value from the host. None means the prompt, or the last sample on the device. The executor replaces
+            `FROM_IMAGE` by a detection.
+        alone: whether this is the only row of its sequence in the step.
     """
 
     sequence: Sequence[ImageT]
@@ -302,16 +319,16 @@ class ScheduledSequence(Generic[ImageT]):
 
 @dataclass(slots=True, frozen=True)
 class Step(Generic[ImageT]):
-    """One launch: its rows, grouped by sequence, and the windows of a prefill in the same order.
+    """One launch on the device: rows of sequences, and the prefill windows if it is a prefill.
 
     Attributes:
         kind: prefill or decode.
-        number: step number from 1.
-        sequences: the rows.
-        windows: windows of a prefill.
-        groups: the rows by sequence.
-        drafted: whether any input comes from the host.
-        writes_text: whether any row samples a token, so that its grammar depends on the previous step.
+        number: number of the step, from 1.
+        sequences: all rows. The rows of one sequence are consecutive.
+        windows: prefill windows, in the order of their rows.
+        groups: the rows grouped by sequence.
+        drafted: whether the host supplies an input value for any row.
+        writes_text: whether any row samples a text token. Its allowed tokens are known only after the previous step.
     """
 
     kind: StepKind
@@ -337,20 +354,23 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """Windows with an image to encode; valid until the step is committed."""
+        """Prefill windows with an image to encode. Valid until the step is committed."""
         return [window for window in self.windows if window.image is not None]
 
     @property
     def images(self) -> list[ImageT]:
-        """Images of `imaged`."""
+        """Prepared images of the `imaged` windows."""
         return [window.image for window in self.windows if window.image is not None]
 
 
 def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], most: int) -> T:
-    """Return the cached value of a task, or compute and cache it; the cache has at most `most` entries."""
+    """Return the cached value of a task. If there is none, compute it with `make` and cache it.
+
+    The cache is cleared when it has `most` entries. Tasks that are not hashable are not cached.
+    """
     try:
         found = known.get(task)
-    except TypeError:  # a task with a value that cannot be hashed
+    except TypeError:  # the task is not hashable
         return make(task)
     if found is None:
         if len(known) >= most:
@@ -360,7 +380,7 @@ def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], 
 
 
 class CropPace:
-    """Learned lower bound of the cropping time per pixel, to reject impossible deadlines early. Thread-safe.
+    """Learned lower bound of the cropping time per pixel. It serves to reject impossible deadlines early. Thread-safe.
 
     Args:
         config: engine configuration.
@@ -373,17 +393,17 @@ class CropPace:
         self._config, self._rate, self._doubted = config, seconds_per_pixel, True
 
     def measured(self, pixels: int, seconds: float) -> None:
-        """Update the bound with a cropped image."""
+        """Update the bound with the pixels and the cropping time of an image. Small images are ignored."""
         if pixels >= self._config.crop_large:
             rate = self._config.crop_bound * seconds / pixels
             self._rate = rate if self._doubted else min(self._rate, rate)
             self._doubted = False
 
     def require_time(self, pixels: int, left_s: float) -> None:
-        """Check that an image can be cropped within the remaining time; a large image takes a second.
+        """Check that an image of `pixels` pixels can be cropped within `left_s` seconds.
 
         Raises:
-            DeadlineError: if there is too little time; the bound is then lowered slightly.
+            DeadlineError: if the time is too short. Each such error lowers the bound slightly, in case it is too high.
         """
         if left_s <= 0:
             raise DeadlineError(begun=False)
@@ -396,19 +416,24 @@ class CropPace:
 
 @dataclass(slots=True, frozen=True)
 class RequestMaker(Generic[ImageT]):
-    """Creates the windows of requests and their results.
+    """Creates the prefill windows of requests, and their results.
 
     Attributes:
         config: engine configuration.
-        limits, prompts: of the model.
-        read: reads an image; with True as an array for tiles.
-        cut: the executor's `prepare` for a window or the whole image.
-        pace: estimated cropping time.
-        count: called with the outcome of a request, except for cancelled ones.
-        max_branches: maximum prompts and branches of a window with branches, see `OutputState.branches`.
-        on_device: returns whether an image is on the device.
+        limits: sizes of the model, such as its context length.
+        prompts: token IDs of the model's prompts.
+        read: function (image, as_array) that returns the pixels of an image. With `as_array` True, they are a NumPy
+            array, which tiles need.
+        cut: function (pixels, region) that crops and prepares an image for the executor. The region None is the whole
+            image.
+        pace: lower bound of the cropping time.
+        count: callback that receives the outcome of each request that was not cancelled.
+        max_branches: maximum number of sequences in a window with branches (see `OutputState.branches`); 0 disables
+            branches.
+        on_device: function that returns whether pixels are already on the device.
         known: cached token IDs of recent tasks.
-        refine: refines a result's outlines in another thread and passes it to its last argument.
+        refine: function (result, pixels, callback) that refines the outlines of a result in another thread, then calls
+            the callback with the refined result. None disables refinement.
     """
 
     config: EngineConfig
@@ -423,13 +448,13 @@ class RequestMaker(Generic[ImageT]):
     known: dict[Task, tuple[int, ...]] = field(default_factory=dict)
     refine: abc.Callable[[Result, Pixels, abc.Callable[[Result], None]], None] | None = None
 
-    # ---- windows
+    # ---- prefill windows
 
     def plan(self, request: Request[ImageT]) -> list[PrefillWindow[ImageT]]:
-        """Tokenize the prompts and create the windows without reading the image.
+        """Tokenize the prompts of a request and create its prefill windows. The image is not read yet.
 
         Raises:
-            PromptError: if a prompt is too long or contains words without tokens.
+            PromptError: if a prompt is too long, or if the model has no token for a part of it.
         """
         asked = [i for i, task in enumerate(request.tasks) if not task.empty]
         closer = (request.tiles**2 if request.tiles > 1 else 0) + len(request.looks)
@@ -457,11 +482,11 @@ class RequestMaker(Generic[ImageT]):
         return made
 
     def prepare(self, request: Request[ImageT]) -> None:
-        """Plan a request and crop the images of all its windows in the caller's thread.
+        """Plan a request and crop the images of all its prefill windows, in the caller's thread.
 
         Raises:
             PromptError: see `plan`.
-            DeadlineError: if cropping takes too long.
+            DeadlineError: if there is not enough time to crop the images.
         """
         made = self.plan(request)
         if request.deadline < math.inf:
@@ -478,10 +503,10 @@ class RequestMaker(Generic[ImageT]):
         request.windows, request.image = made, None
 
     def prompt(self, task: Task) -> tuple[int, ...]:
-        """Return the token IDs of a task; cached, because the frames of a stream repeat their tasks.
+        """Return the token IDs of a task. They are cached because every frame of a stream has the same tasks.
 
         Raises:
-            PromptError: if the model has no tokens for it.
+            PromptError: if the model has no tokens for the task.
         """
         return remembered(self.known, task, self._prompt, self.config.known_tasks)
 
@@ -493,7 +518,10 @@ class RequestMaker(Generic[ImageT]):
         return ids
 
     def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
-        """Check that token IDs are valid: on a GPU, an invalid ID would destroy the CUDA context."""
+        """Raise `PromptError` if a token ID is invalid.
+
+        On a GPU, an invalid ID would make the CUDA context unusable.
+        """
         if any(not 0 <= token < self.limits.vocab_size for token in ids):
             raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
 
@@ -512,7 +540,7 @@ class RequestMaker(Generic[ImageT]):
         return Sequence(ids, output, values)
 
     def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:
-        """Return sequences that compute parts of other sequences' answers in parallel."""
+        """Return additional sequences that compute parts of the answers of `sequences` in parallel."""
         beside: list[Sequence[ImageT]] = []
         for one in sequences:
             for tokens, output in one.output.branches(self.max_branches - len(sequences) - len(beside)):
@@ -522,15 +550,15 @@ class RequestMaker(Generic[ImageT]):
     # ---- the result
 
     def settle(self, request: Request[ImageT], error: BaseException | None) -> None:
-        """Set the future's result or error unless it was cancelled."""
+        """Set the result or error of a request's future unless it was cancelled, and free the request's data."""
         future, request.future = request.future, None
         outcome: Result | BaseException | None = None
         if future is not None and not future.done():
             try:
                 outcome = error or self._result(request)
-            except BaseException as mistake:  # also sys.exit in a tokenizer or a task: it ends this request alone
+            except BaseException as mistake:  # even sys.exit in a tokenizer or task fails only this request
                 outcome = mistake
-        # Drop references now: a request's objects must not wait for garbage collection.
+        # Drop references now, so that memory is freed without garbage collection.
         for window in request.windows:
             window.drop_image()
             window.sequences = []
@@ -545,7 +573,10 @@ class RequestMaker(Generic[ImageT]):
             self._answer(future, kept, outcome)
 
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
-        """Set the future's outcome unless it was cancelled. Prefix-only requests (`kept`) are not counted."""
+        """Set the result or error of a future unless it was cancelled, and count the outcome.
+
+        With `kept`, the request only encoded an image and is not counted.
+        """
         if not future.set_running_or_notify_cancel():
             return
         future.on_cancel = None
@@ -562,10 +593,10 @@ class RequestMaker(Generic[ImageT]):
     def _result(self, request: Request[ImageT]) -> Result:
         width, height = request.size
         answers: list[list[tuple[OutputState, Window]]] = [[] for _ in request.tasks]
-        # Without an image, nobody reads the window.
+        # Without an image, the size is unused.
         places = windows(max(1, width), max(1, height), request.tiles, request.looks)
         for window in request.windows:
-            for i, sequence in zip(window.tasks, window.sequences, strict=False):  # behind them branches
+            for i, sequence in zip(window.tasks, window.sequences, strict=False):  # branches follow and are skipped
                 sequence.output.finish()
                 answers[i].append((sequence.output, places[window.number]))
         parts: list[ResultPart] = []
@@ -576,7 +607,7 @@ class RequestMaker(Generic[ImageT]):
 
 
 class _Source(Generic[ImageT]):
-    """The image of a request, read once for all windows. Thread-safe."""
+    """The image of a request, which is read once for all its prefill windows. Thread-safe."""
 
     def __init__(self, request: Request[ImageT], maker: RequestMaker[ImageT], *, as_array: bool) -> None:
         self._request, self._maker, self._as_array = request, maker, as_array
@@ -586,7 +617,7 @@ class _Source(Generic[ImageT]):
             request.size = request.image.shape[1], request.image.shape[0]
 
     def on_device(self) -> bool:
-        """Read the image and return whether it is on the device."""
+        """Read the image and return whether its pixels are on the device."""
         begun = time.monotonic()
         pixels = self._read()
         with self._lock:
@@ -594,10 +625,10 @@ class _Source(Generic[ImageT]):
         return self._maker.on_device(pixels)
 
     def cut(self, number: int) -> ImageT:
-        """Return the crops of a window, or of the whole image for 0.
+        """Crop and prepare the image for the window with index `number`; 0 is the whole image.
 
         Raises:
-            DeadlineError: if cropping cannot finish before the deadline.
+            DeadlineError: if there is not enough time before the deadline.
         """
         request, maker, begun = self._request, self._maker, time.monotonic()
         pixels = self._read()
@@ -630,7 +661,7 @@ class _Source(Generic[ImageT]):
         return pixels
 
     def crops(self, number: int) -> abc.Callable[[], ImageT]:
-        """Return a function that crops a window once and returns the crops."""
+        """Return a function that crops the image for window `number`. Repeated calls return the same crops."""
         self._uncut += 1
         lock, made = threading.Lock(), list[ImageT]()
 
@@ -644,12 +675,12 @@ class _Source(Generic[ImageT]):
 
 
 def _timings(request: Request[ImageT]) -> Timings:
-    """Return durations: cropping, queue, first prefill and the rest."""
+    """Return the durations of a finished request: cropping, queue, first prefill, and the time after it."""
     first = request.windows[0]
-    if not first.launched_at:  # nothing was asked
+    if not first.launched_at:  # there was nothing to run
         return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)
     return Timings(
-        # Later windows are cut while the first is run.
+        # Later windows are cropped while the first window runs.
         queue_ms=max(0.0, first.launched_at - request.submitted_at - request.crops_s) * 1e3,
         prefill_ms=(request.crops_s + first.prefilled_at - first.launched_at) * 1e3,
         decode_ms=(time.monotonic() - first.prefilled_at) * 1e3,

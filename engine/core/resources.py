@@ -1,4 +1,4 @@
-"""Resources of a sequence in flight: KV cache pages, a batch slot and an adapter slot."""
+"""Resources that a sequence needs while in flight: KV cache pages, a batch slot and an adapter slot."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from saccade.engine.models.protocol import Adapter
 
 
 class PagePool:
-    """Reference-counted KV cache pages; prompts on one image share its pages.
+    """Pool of reference-counted KV cache pages. All prompts on one image share the pages of that image.
 
-    Not thread-safe: only the scheduler's thread calls it.
+    Not thread-safe: only the scheduler's thread may call it.
     """
 
     __slots__ = ("_free", "_holders", "n_pages")
@@ -27,14 +27,14 @@ class PagePool:
 
     @property
     def n_free(self) -> int:
-        """Number of pages without references."""
+        """Number of free pages."""
         return len(self._free)
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Allocate `count` free pages.
+        """Allocate `count` free pages with one reference each.
 
         Raises:
-            ValueError: if there are too few free pages; nothing is allocated.
+            ValueError: if too few pages are free. In this case nothing is allocated.
         """
         if count > len(self._free):
             raise ValueError(f"cannot allocate {count} pages; {len(self._free)} are free")
@@ -57,7 +57,7 @@ class PagePool:
             self._holders[page] += 1
 
     def release(self, pages: Many[int]) -> None:
-        """Remove a reference from each page; pages without references become free.
+        """Remove a reference from each page. A page without references becomes free.
 
         Raises:
             ValueError: if a page is already free.
@@ -73,10 +73,12 @@ class PagePool:
 
 
 class AdapterSlots:
-    """Reference-counted adapter slots. An unreferenced adapter stays in its slot until another needs the slot.
+    """Reference-counted slots for LoRA adapters.
 
-    The slots keep no adapter alive. A slot is assigned only at admission, so it can be refilled when no step in flight
-    uses it. Not thread-safe.
+    An adapter without references stays in its slot until the slot is reused.
+
+    The slots do not keep adapters alive in memory. Slots are assigned only at admission, so no step in flight uses a
+    slot that is reassigned. Not thread-safe.
     """
 
     __slots__ = ("_holders", "_resident")
@@ -91,14 +93,14 @@ class AdapterSlots:
         return sum(not count for count in self._holders.values())
 
     def find(self, adapter: Adapter | None) -> int | None:
-        """Return the slot of the adapter or a free slot, or None if all slots are in use."""
+        """Return the slot that contains the adapter, else a free slot, else None."""
         if adapter is None:
             return NO_SLOT
         at = next((slot for slot, one in self._resident.items() if one() is adapter), None)
         return at or next((slot for slot, count in self._holders.items() if not count), None)
 
     def acquire(self, slot: int, adapter: Adapter | None) -> None:
-        """Add a reference to a slot; a free slot is assigned to the adapter.
+        """Add a reference to a slot. A free slot is first assigned to the adapter.
 
         Raises:
             ValueError: if the slot is in use by another adapter.
@@ -111,7 +113,7 @@ class AdapterSlots:
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:
-        """Remove a reference from a slot.
+        """Remove a reference from an adapter slot.
 
         Raises:
             ValueError: if the slot has no references.
@@ -124,12 +126,12 @@ class AdapterSlots:
 
 
 class Resources:
-    """Allocates pages, batch slots and adapter slots for windows and sequences.
+    """Allocates KV cache pages, batch slots and adapter slots for prefill windows and their sequences.
 
     Args:
-        config: page size, batch slots and adapter slots.
+        config: page size, number of batch slots and number of adapter slots.
         pool: KV cache pages.
-        prefix_length: tokens of an image prefix.
+        prefix_length: number of tokens of an image prefix.
     """
 
     def __init__(self, config: EngineConfig, pool: PagePool, prefix_length: int) -> None:
@@ -143,7 +145,7 @@ class Resources:
 
     @property
     def batch_slots_used(self) -> int:
-        """Number of sequences with resources, including finalized ones in flight."""
+        """Number of batch slots in use. Finalized sequences with steps in flight still use a slot."""
         return self.n_batch_slots - len(self._batch_slots)
 
     @property
@@ -153,10 +155,13 @@ class Resources:
         return pages and slots and self._adapters.n_free == self.n_adapters
 
     def measure(self, window: PrefillWindow[Any]) -> None:
-        """Compute the pages that a window needs, and reference or reserve its cached prefix; see `drop`.
+        """Compute the pages that a prefill window needs.
+
+        If the window uses a cached prefix, a reference is added to its pages. If the window creates a cached prefix,
+        its pages are reserved. `drop` undoes both.
 
         Raises:
-            RequestTooLargeError: if the engine has too few resources in total.
+            RequestTooLargeError: if the window needs more resources than the engine has in total.
             EngineError: if the cached prefix is already released.
         """
         request = window.request
@@ -165,7 +170,7 @@ class Resources:
             sequence.n_pages = self._private_pages(sequence)
         pages, left = self._pages_of(window), self.pages_total - self._kept_pages
         if request.reads is not None and not request.reads.pages:
-            raise EngineError("this encoded image is closed")
+            raise EngineError("this encoded image is closed; encode the image again")
         if pages > left or len(window.sequences) > self.n_batch_slots:
             raise RequestTooLargeError(
                 f"{len(window.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
@@ -174,7 +179,7 @@ class Resources:
         if request.keeps is not None and self._kept_pages + self._prefix_pages > self.pages_total // 2:
             raise RequestTooLargeError("encoded images already use half of the KV cache; close some of them")
         if request.adapter is not None and not self.n_adapters:
-            raise RequestTooLargeError("there are no adapter slots; load the engine with adapter_slots=1 or more")
+            raise RequestTooLargeError("the engine has no adapter slots; load it with adapter_slots=1 or more")
         if request.reads is not None:
             self.pool.share(request.reads.pages)
             window.pages = request.reads.pages
@@ -183,14 +188,18 @@ class Resources:
         window.state = State.PLANNED
 
     def drop(self, window: PrefillWindow[Any]) -> None:
-        """Release the references of a measured window that was not allocated or has no prompts."""
+        """Undo `measure` for a window that was never allocated, or that has no prompts."""
         self.pool.release(window.pages)
         window.pages = ()
         if window.request.keeps is not None:
             self._kept_pages -= self._prefix_pages
 
     def allocate(self, window: PrefillWindow[Any]) -> bool:
-        """Allocate everything that a window's answers may need; return False if too little is free."""
+        """Allocate the resources for the longest possible answers of a window.
+
+        Returns:
+            False if too few resources are free. In this case nothing is allocated.
+        """
         request = window.request
         slot = self._adapters.find(request.adapter)
         short = self._pages_of(window) > self.pool.n_free or len(window.sequences) > len(self._batch_slots)
@@ -217,18 +226,18 @@ class Resources:
         return True
 
     def keep(self, window: PrefillWindow[Any], kept: KeptPrefix) -> None:
-        """Transfer the prefix pages of a prefilled window to a cached prefix."""
+        """Move the prefix pages of a prefilled window to a cached prefix, which now owns them."""
         self._adapters.release(window.adapter_slot)
         kept.pages = window.pages
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached prefix; requests that already use it continue. Repeated calls are ignored."""
+        """Release a cached prefix. Requests that already use it continue. Repeated calls have no effect."""
         self.pool.release(kept.pages)
         self._kept_pages -= len(kept.pages)
         kept.pages = ()
 
     def release(self, sequence: Sequence[Any]) -> None:
-        """Free the resources of a finalized sequence unless a step in flight writes to them."""
+        """Free the resources of a sequence if it is finalized and no step in flight contains it."""
         if sequence.finalized and not sequence.inflight_refs and sequence.batch_slot >= 0:
             self.pool.release(sequence.window.pages)
             self.pool.release(sequence.pages)
@@ -237,8 +246,10 @@ class Resources:
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
-        """Remove from a sequence's prompt the tokens that whole pages of its trunk contain."""
-        if sequence.trunk is None or not sequence.window.request.has_prefix:  # prompts alone do not begin with a page
+        """Let a branch use the full pages of its trunk's prompt, and remove their tokens from its own prompt."""
+        if (
+            sequence.trunk is None or not sequence.window.request.has_prefix
+        ):  # without an image, the prompt does not start at a page boundary
             return
         sequence.n_shared = len(sequence.trunk.prompt) // self._page_size
         cut = sequence.n_shared * self._page_size
@@ -248,7 +259,9 @@ class Resources:
     def _private_pages(self, sequence: Sequence[Any]) -> int:
         length = len(sequence.prompt) + sequence.output.positions
         if not sequence.window.request.has_prefix and length > self._prefix_length:
-            length += self._prefix_pages * self._page_size - self._prefix_length  # which nothing uses
+            length += (
+                self._prefix_pages * self._page_size - self._prefix_length
+            )  # the prompt skips the unused rest of the prefix pages
         return -(-length // self._page_size)
 
     def _pages_of(self, window: PrefillWindow[Any]) -> int:

@@ -1,32 +1,38 @@
-"""Scheduler: moves requests from the queue to their end, and plans the next step.
+"""Scheduler: takes requests from the queue to their result, and plans the next step.
 
-A request is one image (`core.request`). A window is prefilled as one unit with its prompts; its sequences are then
-decoded in one batch with all others. Resources for the maximum answer are allocated at admission, so no sequence is
-preempted.
+A request (`core.request`) is divided into prefill windows. A prefill window is an image or a tile of it with its
+prompts, and is prefilled as one unit. Each prompt and its answer are a sequence. Decode steps batch the sequences of
+all requests. Resources for the longest possible answer are allocated at admission, so no sequence is ever preempted.
 
     waiting (`admission`) → admitted: pages, batch slots → its image is prepared → prefilled → decoded → over
 
 `admission` picks the next request. A large request that waits for resources is not overtaken, which prevents
-starvation. At most one prefill's windows are admitted at a time, and none during a prefill except with `admit_early`,
-so that newer frames can still arrive.
+starvation. Windows are admitted for one prefill only. Normally no window is admitted while a prefill runs, so that
+newer frames can still supersede queued frames. `AdmissionLead` defines the exception.
 
-After a prefill, `decodes_quiet` decode steps follow, or `decodes_busy` if a whole prefill is queued. A prefill starts
-when `prefill_ready` of the admitted images are prepared, or if nothing can be decoded. Every decode step contains all
-sequences. A sequence therefore waits for at most one prefill of `images_per_prefill` images between two tokens. The
-n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉ steps. All parameters are in
-`EngineConfig`.
+After a prefill, `decodes_quiet` decode steps follow, or `decodes_busy` steps if enough windows for a whole prefill
+wait. A prefill starts when a fraction `prefill_ready` of the admitted images is prepared, or when no sequence can be
+decoded. Every decode step contains all sequences. A sequence therefore waits for at most one prefill of
+`images_per_prefill` images between two tokens. The n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n /
+images_per_prefill⌉ steps. All parameters are in `EngineConfig`.
 
-Simulated with step times of Moondream 2 in bf16 on an H200 (`tests.support.engine.simulation`) and answers of 10 steps:
-p99 latency of 32 streams at 4 frames/s, and images/s of 32 saturated streams:
+The table compares numbers of decode steps per prefill. It was simulated with `tests.support.engine.simulation`, the
+step times of Moondream 2 in bf16 on an H200 and answers of 10 steps. Each cell gives the p99 latency of 32 streams at 4
+frames/s, then the images/s of 32 saturated streams.
 
-| decode steps per prefill | prefills of 1, 2, 4, 8 images | prefills of 1 to 8 images |
+| decode steps per prefill | prefills of 1, 2, 4 or 8 images | prefills of 1 to 8 images |
 |---|---|---|
 | 1 | 212 ms, 149 | 125 ms, 164 |
 | 3 | 201 ms, 164 | 105 ms, 164 |
 | 9 | 163 ms, 150 | 89 ms, 150 |
 | 3 if 8 images are queued, else 9 | | 101 ms, 165 |
 
-A constant is worse: with 3, the median latency is 72 ms instead of 59, in FP8 40 instead of 32.
+Two values are better than one constant. The median latency is:
+
+| decode steps per prefill | bf16 | FP8 |
+|---|---|---|
+| 3 | 72 ms | 40 ms |
+| 3 if 8 images are queued, else 9 | 59 ms | 32 ms |
 """
 
 from __future__ import annotations
@@ -58,21 +64,21 @@ from saccade.engine.tasks.task import Sampled
 
 
 class Scheduler(Generic[ImageT]):
-    """Plans the steps. Not thread-safe: only the loop's thread calls it.
+    """Admits requests and plans steps. Not thread-safe: only the loop's thread may call it.
 
     Args:
-        config: engine configuration; `images_per_prefill` limits a prefill.
+        config: engine configuration; `images_per_prefill` limits the size of a prefill.
         pool: KV cache pages.
-        prefix_length: tokens of an image prefix.
-        clock: returns seconds, for deadlines.
-        from_images: whether the executor drafts answers from images.
+        prefix_length: number of tokens of an image prefix.
+        clock: function that returns the time in seconds, compared with deadlines.
+        from_images: whether the executor can draft answers from detections in the image.
 
     Attributes:
         admission: queued requests by stream.
-        resources: allocated and free resources.
-        speculation: statistics of speculative decoding.
-        zombies: number of committed steps of sequences that had already ended.
-        soonest: a lower bound of all deadlines.
+        resources: allocator of pages and slots.
+        speculation: speculative decoding and its statistics.
+        zombies: number of committed rows whose sequence had already ended.
+        soonest: time in seconds before which no deadline passes.
     """
 
     def __init__(
@@ -89,24 +95,24 @@ class Scheduler(Generic[ImageT]):
         self.admission: Admission[ImageT] = Admission(config, self.cancel)
         self.speculation = Speculation(config, from_images=from_images)
         self._admitted: list[PrefillWindow[ImageT]] = []  # admitted and not prefilled, in order
-        self._unprepared: list[PrefillWindow[ImageT]] = []  # admitted, not yet given to a preparer
-        self._decoding: list[Sequence[ImageT]] = []  # between prefill and their end
+        self._unprepared: list[PrefillWindow[ImageT]] = []  # admitted, image preparation not started
+        self._decoding: list[Sequence[ImageT]] = []  # prefilled and not finished
         self._prefilling = 0  # prefills in flight
         self._decodes = config.decodes_quiet  # steps since the last prefill
         self._launched = 0
-        self._timed: dict[Request[ImageT], None] = {}  # unfinished requests with a deadline, in order of arrival
+        self._timed: dict[Request[ImageT], None] = {}  # unfinished requests with a deadline
         self.soonest = math.inf
         self._complete: list[Request[ImageT]] = []  # finished requests whose `done` is not yet called
         self.zombies = 0
 
     @property
     def waiting(self) -> int:
-        """Number of windows that are not admitted."""
+        """Number of prefill windows that are not admitted."""
         return len(self.admission)
 
     @property
     def decoding(self) -> int:
-        """Number of sequences between prefill and their end."""
+        """Number of sequences that are prefilled and not finished."""
         return len(self._decoding)
 
     @property
@@ -116,27 +122,30 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def at_rest(self) -> bool:
-        """Whether no resources are in use and no request is queued, in flight or unreported."""
+        """Whether all resources are free, no request is queued or in flight, and all results are reported."""
         return self.resources.all_free and not (self.active or self._timed or self._complete)
 
     @property
     def prefill_room(self) -> int:
-        """Number of windows that the next prefill can take in addition to the admitted ones."""
+        """Number of prefill windows that the next prefill can still admit."""
         return self._config.images_per_prefill - len(self._admitted)
 
     @property
     def unfilled(self) -> int:
-        """`prefill_room` minus queued windows that cannot be superseded."""
+        """`prefill_room` minus the queued requests that are certain to run, because they cannot be superseded."""
         return self.prefill_room - self.admission.kept
 
     def wake_at(self, now: float) -> float:
-        """Return when a step may become possible or a deadline passes without outside events."""
+        """Return the time of the next scheduled change: a rate limit that allows a request, or a deadline."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests
 
     def submit(self, request: Request[ImageT], stream: abc.Hashable = None) -> None:
-        """Queue a request; a planned request that exceeds the total resources ends at once."""
+        """Queue a request.
+
+        A planned request that needs more resources than the engine has in total ends at once with an error.
+        """
         if request.windows and not self._measure(request):
             return
         self.admission.offer(request, stream, self._clock())
@@ -145,7 +154,7 @@ class Scheduler(Generic[ImageT]):
             self.soonest = min(self.soonest, request.deadline)
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
-        """End a request now; its steps in flight become zombies."""
+        """End a request now with an error. The samples of its steps in flight are ignored."""
         if request.state is State.OVER:
             return
         self._over(request, error)
@@ -154,7 +163,7 @@ class Scheduler(Generic[ImageT]):
         request.done(request, error)
 
     def expire(self, now: float) -> None:
-        """End requests whose deadline has passed."""
+        """End all requests whose deadline has passed."""
         if now < self.soonest:
             return
         for request in [one for one in self._timed if one.deadline <= now]:
@@ -164,24 +173,24 @@ class Scheduler(Generic[ImageT]):
         self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
-        """End all requests without an admitted window."""
+        """End all requests that have no admitted prefill window."""
         for request in self.admission.requests:
             if request.begun_at is None:
                 self.cancel(request, error)
 
     def cancel_all(self, error: BaseException) -> None:
-        """End all requests."""
+        """End all requests with this error. Finished requests are reported first."""
         self.report()
         windows = [*self._admitted, *(sequence.window for sequence in self._decoding)]
         for request in dict.fromkeys([*self.admission.requests, *(window.request for window in windows)]):
             self.cancel(request, error)
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached prefix; requests that already use it continue. Repeated calls are ignored."""
+        """Release a cached prefix. Requests that already use it continue. Repeated calls have no effect."""
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
-        """Call `done` of finished requests. Call this while the device is busy, because creating results takes time."""
+        """Call `done` of all finished requests. This takes time, so call it while the device is busy."""
         while self._complete:
             request = self._complete.pop(0)
             request.done(request, None)
@@ -189,7 +198,10 @@ class Scheduler(Generic[ImageT]):
     # ---- admission
 
     def admit(self, *, early: bool = False) -> None:
-        """Admit windows for the next prefill unless one is in flight; `early` ignores that, see `AdmissionLead`."""
+        """Admit prefill windows for the next prefill.
+
+        Nothing is admitted while a prefill is in flight, unless `early` is set (see `AdmissionLead`).
+        """
         if self._prefilling and not early:
             return
         now = self._clock()
@@ -197,45 +209,48 @@ class Scheduler(Generic[ImageT]):
             if request.state is State.WAITING:
                 self._plan(request)
                 continue
-            # The windows of a request follow each other: one pass over all streams, and one prefill.
+            # Admit the windows of a request together: this needs only one search over all streams.
             while self.prefill_room > 0 and request.n_waiting > 0:
                 if not self.resources.allocate(request.windows[request.n_admitted]):
                     return
                 self._take(self.admission.admit(request, now))
 
     def take_unprepared(self) -> list[PrefillWindow[ImageT]]:
-        """Return the windows admitted since the last call whose images need preparation."""
+        """Return the windows that need image preparation and were admitted since the last call."""
         taken, self._unprepared = self._unprepared, []
         return taken
 
     def prepared(self, window: PrefillWindow[ImageT], image: ImageT) -> None:
-        """Store the prepared image of a window unless its request has ended."""
+        """Store the prepared image of a window. It is dropped if the request has ended."""
         if window.state is not State.OVER:
             window.image, window.prepare = image, None
 
     def _plan(self, request: Request[ImageT]) -> None:
-        """Create the windows of a queued request."""
+        """Create the prefill windows of a queued request."""
         try:
             request.windows = request.make_windows(request)
-        except Exception as error:  # an error in a task ends only its own request
+        except Exception as error:  # an error in a task fails only its request
             self.cancel(request, error)
             return
         self.admission.planned(request)
         self._measure(request)
 
     def _measure(self, request: Request[ImageT]) -> bool:
-        """Return whether the engine has enough resources in total for a request; otherwise the request ends."""
+        """Return whether the engine has enough resources in total for a request.
+
+        If not, end the request with an error.
+        """
         try:
             for window in request.windows:
                 self.resources.measure(window)
-        except Exception as error:  # there is not enough, or an output state's mistake is its own request's
+        except Exception as error:  # too few resources, or an error in an output state, which fails only its request
             self.cancel(request, error)
             return False
         request.state = State.PLANNED
         return True
 
     def _take(self, window: PrefillWindow[ImageT]) -> None:
-        """Queue an admitted window for prefill; a window without prompts is finished at once."""
+        """Add an admitted window to the next prefill. A window without prompts is finished at once."""
         request = window.request
         if not window.sequences and request.keeps is None:
             window.drop_image()
@@ -251,10 +266,10 @@ class Scheduler(Generic[ImageT]):
     # ---- steps
 
     def next_step(self, *, early: bool = False) -> Step[ImageT] | None:
-        """Return the next step with its resources allocated, or None.
+        """Return the next step to launch, or None.
 
-        Nothing is admitted before a pending decode step: call `admit` after its launch. With `early`, during a prefill,
-        a new prefill starts only if most of its images are ready.
+        If a decode step is due, nothing is admitted first: call `admit` after its launch. Set `early` to ask for a new
+        prefill while one runs. It then starts only if most of its images are prepared.
         """
         step = None
         if self._decoding and not self._prefills_in_turn():
@@ -274,16 +289,19 @@ class Scheduler(Generic[ImageT]):
         return step or (self._prefill_ready() if early else self._prefill())
 
     def finalize(self, step: Step[ImageT]) -> None:
-        """Query the allowed tokens of each row; the previous step must be committed first."""
+        """Set the token constraints of each row of a step. The previous step must be committed first."""
         for scheduled in step.sequences:
             if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:
                     scheduled.rule = scheduled.sequence.output.rule()
-                except Exception as error:  # an output state's mistake is its own request's
+                except Exception as error:  # an error in an output state fails only its request
                     self.cancel(scheduled.sequence.window.request, error)
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
-        """Pass a step's samples (one tuple per row) to its sequences; finished ones are reported by `report`."""
+        """Add the samples of a step to its sequences. `sampled` has one tuple per row.
+
+        Call `report` afterwards to deliver finished requests.
+        """
         self._landed(step)
         at = 0
         for rows in step.groups:
@@ -297,7 +315,7 @@ class Scheduler(Generic[ImageT]):
                 continue
             try:
                 complete = self.speculation.take(rows, values)
-            except Exception as error:  # an output state's mistake is its own request's
+            except Exception as error:  # an error in an output state fails only its request
                 self.cancel(sequence.window.request, error)
                 continue
             if complete:
@@ -305,7 +323,7 @@ class Scheduler(Generic[ImageT]):
         self._keep_prefixes(step)
 
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
-        """End all requests of a failed step; none of its work may still be running."""
+        """End all requests of a failed step with this error. The device must have stopped working on the step."""
         self._landed(step)
         for rows in step.groups:
             rows[0].sequence.inflight_refs -= 1
@@ -327,16 +345,16 @@ class Scheduler(Generic[ImageT]):
         return self._decodes >= (config.decodes_quiet if quiet else config.decodes_busy)
 
     def _prefill_ready(self) -> Step[ImageT] | None:
-        """Return a prefill of the prepared images if most admitted images are prepared."""
+        """Return a prefill step of the prepared images, or None if too few admitted images are prepared."""
         ready = sum(window.prepared for window in self._admitted)
         return self._prefill() if ready >= self._config.prefill_ready * len(self._admitted) else None
 
     def _prefill(self) -> Step[ImageT] | None:
-        """Return a prefill of the prepared images."""
+        """Return a prefill step of the prepared images, or None if there are none."""
         ready = [window for window in self._admitted if window.prepared]
         windows: list[PrefillWindow[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
-        # Drafts are limited by the batch slots and by the number of nearly free tokens.
+        # Limit drafts by the batch slots, and by the number of tokens that add almost no time.
         sequences = [sequence for window in ready for sequence in window.sequences]
         certain = sum(len(sequence.output.certain) for sequence in sequences)
         slots = self._config.max_sequences - len(sequences) - certain
@@ -349,7 +367,7 @@ class Scheduler(Generic[ImageT]):
                 continue
             try:
                 rows = self.speculation.first_rows(window, share, certain=fits)
-            except Exception as error:  # an output state's mistake is its own request's
+            except Exception as error:  # an error in an output state fails only its request
                 self.cancel(window.request, error)
                 continue
             self._admitted.remove(window)
@@ -367,7 +385,7 @@ class Scheduler(Generic[ImageT]):
                 continue
             try:
                 rows = self.speculation.next_rows(sequence, left)
-            except Exception as error:  # an output state's mistake is its own request's
+            except Exception as error:  # an error in an output state fails only its request
                 failed.append((sequence.window.request, error))
                 continue
             left -= max(0, len(rows) - 1)
@@ -403,7 +421,7 @@ class Scheduler(Generic[ImageT]):
             self._complete.append(request)
 
     def _stop(self, window: PrefillWindow[ImageT]) -> None:
-        """Plan no more steps for a window, and free its resources that no step in flight uses."""
+        """Plan no more steps for a window, and free the resources that no step in flight uses."""
         before, window.state = window.state, State.OVER
         launched = before is State.ADMITTED and window not in self._admitted
         if not launched:
@@ -429,7 +447,7 @@ class Scheduler(Generic[ImageT]):
                 self._keep(window, window.request.keeps)
 
     def _keep(self, window: PrefillWindow[ImageT], kept: KeptPrefix) -> None:
-        """Transfer a prefilled prefix to its cached prefix, or free it if no longer needed."""
+        """Move the pages of a prefilled image to its cached prefix, or free them if the request has ended."""
         self.resources.keep(window, kept)
         if window.state is State.OVER:
             self.resources.release_prefix(kept)
@@ -457,12 +475,18 @@ class SlotState(Enum):
 class StepSlots:
     """State machine of the step slots, which are used in turn.
 
-    A slot is launched (forward pass queued), finalized (sampling and copy queued) and committed (read by the host);
-    then it is free. Steps are finalized and committed in launch order. A step that fails to launch or finalize is
-    aborted. The terms follow the public write-up 'Popping the GPU Bubble'.
+    A slot goes through these states:
+
+    1. Free.
+    2. Launched: the forward pass is queued on the device.
+    3. Finalized: sampling and the copy of the results are queued too.
+    4. Committed: the host has read the results. The slot is free again.
+
+    Steps are finalized and committed in launch order. A step whose launch or finalization fails is aborted. The terms
+    are those of the public article 'Popping the GPU Bubble'.
 
     Args:
-        depth: number of slots: 1 waits for each step, 2 keeps one step ahead of the host.
+        depth: number of slots. With 1, the host waits for each step. With 2, one step is queued ahead.
     """
 
     __slots__ = ("_in_flight", "_next", "_states")
@@ -486,15 +510,15 @@ class StepSlots:
 
     @property
     def in_flight(self) -> int:
-        """Number of slots launched and not committed."""
+        """Number of slots that are launched and not yet committed."""
         return len(self._in_flight)
 
     def state(self, slot: int) -> SlotState:
-        """Return the state of a slot."""
+        """Return the state of this slot."""
         return self._states[slot]
 
     def launch(self) -> int:
-        """Launch the next slot and return its index.
+        """Mark the next slot as launched and return its index.
 
         Raises:
             RuntimeError: if the slot is not free.
@@ -506,10 +530,10 @@ class StepSlots:
         return slot
 
     def finalize(self, slot: int) -> None:
-        """Mark a slot as finalized.
+        """Mark a launched slot as finalized.
 
         Raises:
-            RuntimeError: if it was not launched, or an older slot is not finalized.
+            RuntimeError: if the slot is not launched, or if an older slot is not finalized.
         """
         for older in self._in_flight:
             if older == slot:
@@ -519,10 +543,10 @@ class StepSlots:
         self._move(slot, SlotState.LAUNCHED, SlotState.FINALIZED)
 
     def commit(self, slot: int) -> None:
-        """Mark a slot as committed, which frees it.
+        """Mark a finalized slot as committed, which frees it.
 
         Raises:
-            RuntimeError: if it is not finalized, or not the oldest.
+            RuntimeError: if the slot is not finalized, or if an older slot is in flight.
         """
         if not self._in_flight or self._in_flight[0] != slot:
             raise RuntimeError(f"slot {slot} is not the oldest step")
@@ -530,10 +554,10 @@ class StepSlots:
         self._in_flight.popleft()
 
     def abort(self, slot: int) -> None:
-        """Free a slot whose step failed; it is the next slot again.
+        """Free the slot of a failed step. The next launch uses the same slot again.
 
         Raises:
-            RuntimeError: if it is not launched, already finalized, or not the newest.
+            RuntimeError: if the slot is not in state launched, or if a newer slot is in flight.
         """
         if not self._in_flight or self._in_flight[-1] != slot:
             raise RuntimeError(f"slot {slot} is not the newest step")

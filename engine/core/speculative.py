@@ -1,15 +1,17 @@
-"""Speculative decoding: drafted answers are verified in one step.
+"""Speculative decoding: verify all values of a drafted answer in one step.
 
-Consecutive frames are similar, so the last answer to a prompt is the draft of the next. Draft values are fed after the
-prompt, and the step samples after each of them. While samples equal the draft, the answer equals plain decoding. The
-first different sample is correct, because all values before it are. Samples after it are the draft of the next step
-(Jacobi iteration; Santilli et al. 2023, arXiv:2305.10427). Greedy answers are therefore unchanged. Text with a
-temperature is not drafted.
+Consecutive frames are similar, so the last answer to a prompt is the draft of the next answer. The draft values are fed
+after the prompt, and the step samples after each of them. A sample is committed if all draft values before it are equal
+to the samples. The samples after the first difference become the draft of the next step (Jacobi iteration; Santilli et
+al. 2023, arXiv:2305.10427). Greedy answers are therefore the same as without drafts. Text with a temperature above 0 is
+not drafted.
 
-A model whose vision encoder is a detector drafts from its detections, on any image (`FROM_IMAGE`).
+If the vision encoder of a model is an object detector, its detections are the draft, also for images without a stream
+(`FROM_IMAGE`).
 
-The cost of a step depends little on its number of rows while there are few; a step has at most as many rows as batch
-slots. A prompt whose drafts save few steps pauses drafting, twice as long each time.
+The cost of a step depends little on its number of rows while there are few. A step has at most as many rows as batch
+slots. If the drafts of a prompt save too few steps, drafting is paused for that prompt. Each pause is twice as long as
+the last one.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ Rows = list[ScheduledSequence[Any]]
 
 
 class Speculation:
-    """Adds draft rows to steps and verifies them.
+    """Adds draft values to steps, and verifies them against the samples.
 
     Args:
         config: engine configuration.
-        from_images: whether the executor drafts answers from images.
+        from_images: whether the executor can draft answers from detections in the image.
 
     Attributes:
-        drafted, accepted, saved: total drafted values, accepted values, and saved decode steps.
+        drafted: total number of draft values.
+        accepted: total number of draft values that were correct.
+        saved: total number of decode steps that drafts have saved.
     """
 
     def __init__(self, config: EngineConfig, *, from_images: bool = False) -> None:
@@ -43,9 +47,10 @@ class Speculation:
         self.drafted = self.accepted = self.saved = 0
 
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
-        """Return the rows of a prefilled window: one per prompt and at most `left` draft values.
+        """Return the rows for the prefill of a window: one per prompt, and at most `left` draft values.
 
-        With `certain`, values that are always fed are included regardless of `left`.
+        With `certain`, inputs that do not depend on samples (`OutputState.certain`) are also added, regardless of
+        `left`.
         """
         scheduled: Rows = []
         for sequence in window.sequences:
@@ -65,7 +70,10 @@ class Speculation:
         return scheduled
 
     def next_rows(self, sequence: Answer[Any], left: int) -> Rows:
-        """Return a sequence's rows for a decode step: one, and at most `left` draft values; [] if it is complete."""
+        """Return the rows of a sequence for a decode step: one, and at most `left` draft values.
+
+        The list is empty if the answer needs no more steps.
+        """
         phase = sequence.output.next_phase()
         if phase is None:
             return []
@@ -80,11 +88,11 @@ class Speculation:
         return rows
 
     def take(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> bool:
-        """Commit a sequence's samples as far as its draft was correct; the rest is the next draft.
+        """Commit the samples of a sequence up to the first wrong draft value. The later samples are its next draft.
 
         Args:
-            rows: rows of the sequence, in order.
-            sampled: their samples.
+            rows: rows of the sequence in the step, in order.
+            sampled: samples of these rows.
 
         Returns:
             Whether the answer is complete.
@@ -99,7 +107,7 @@ class Speculation:
         sequence.started = True
         sequence.committed += committed
         if complete and (sequence.drafted or sequence.memory is not None):
-            plain = sequence.committed - 1  # decode steps: one for each value but the first
+            plain = sequence.committed - 1  # decode steps without drafts: one for each value except the first
             saved = plain - sequence.decodes
             self.saved += max(0, saved)
             if sequence.memory is not None:
@@ -109,14 +117,18 @@ class Speculation:
         return complete
 
     def _draft(self, rows: Rows, draft: Sequence[FedValue]) -> int:
-        """Add rows that feed a draft, and return their number."""
+        """Add a row for each draft value, and return the number of added rows."""
         drafted = _extend(rows, draft)
         rows[0].sequence.drafted += drafted
         self.drafted += drafted
         return drafted
 
     def _verify(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> tuple[int, bool]:
-        """Return the number of committed rows, and whether the answer is complete."""
+        """Commit samples up to the first wrong draft value, and set the next draft.
+
+        Returns:
+            The number of committed rows, and whether the answer is complete.
+        """
         sequence = rows[0].sequence
         output = sequence.output
         right: FedValue | None = None
@@ -148,9 +160,10 @@ class Speculation:
 
 
 def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
-    """Return, for each sequence whose draft comes from its image, the image's index in the step and the rows.
+    """Return the sequences whose draft comes from detections in their image.
 
-    Call this before the step is committed.
+    Each entry is the index of the image in the step, and the rows of the sequence. Call this before the step is
+    committed.
     """
     if not step.drafted or not step.windows:
         return []
@@ -163,11 +176,11 @@ def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
 
 
 def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
-    """Replace `FROM_IMAGE` values by detections, and by zeros after the last detection.
+    """Replace the `FROM_IMAGE` placeholders of a sequence by detections, and by zeros after the last detection.
 
     Args:
-        rows: rows of a sequence.
-        objects: expected objects in order: (unused, x, y, width, height).
+        rows: rows of the sequence.
+        objects: detections in the order in which the answer lists them: (unused, x, y, width, height).
     """
     sequence = rows[0].sequence
     sequence.found = objects
@@ -178,7 +191,7 @@ def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
 
 
 def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -> list[FedValue]:
-    """Return `count` values from `start` on that the answer feeds if it lists the detections."""
+    """Return the input values of an answer that lists the detections, from index `start`, at most `count`."""
     sizes = Phase.SIZE in sequence.output.phases
     each = 3 if sizes else 2
     first, values = start // each, list[FedValue]()
@@ -192,7 +205,7 @@ def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -
 
 
 def _extend(rows: Rows, draft: Sequence[FedValue]) -> int:
-    """Add rows that feed values after a sequence's first row, within the maximum answer; return their number."""
+    """Add a row for each input value, up to the longest possible answer. Return the number of added rows."""
     sequence = rows[0].sequence
     for number, value in enumerate(draft):
         phase = sequence.output.next_phase()
