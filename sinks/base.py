@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from saccade.engine.results import Result
 from saccade.sinks.record import Latency
 from saccade.sources.frame import Frame
+from saccade.sources.live.packets import SoundPacket
 
 
 class SinkError(Exception):
@@ -59,11 +60,13 @@ class SourceHints:
 
     Attributes:
         rate: frames per second; None if unknown.
-        audio_from: file whose audio a video copies; it is never overwritten. None for a silent video.
+        audio_from: file whose audio a video copies; it is never overwritten. None if there is no such file.
+        listen: requests the audio of a live source, see `LiveSource.listen`. None for other sources.
     """
 
     rate: Fraction | None = None
     audio_from: str | None = None
+    listen: Callable[[Callable[[SoundPacket], None]], None] | None = None
 
 
 class Sink(Protocol):

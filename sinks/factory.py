@@ -14,6 +14,7 @@ from importlib import import_module
 
 from saccade.sinks.base import Sink, SinkError, SourceHints
 from saccade.sinks.urls import redact_target, split_path
+from saccade.sources.live.packets import SoundPacket
 
 Opener = Callable[[str, SourceHints], Sink]
 
@@ -63,6 +64,7 @@ def open_sink(
     *,
     rate: Fraction | None = None,
     audio_from: str | os.PathLike[str] | None = None,
+    listen: Callable[[Callable[[SoundPacket], None]], None] | None = None,
 ) -> Sink:
     """Open the sink that `target` names.
 
@@ -77,12 +79,13 @@ def open_sink(
         target: one of the targets above.
         rate: frames per second of the source; a hint for videos.
         audio_from: file whose audio a video copies; it is never overwritten.
+        listen: requests the audio of a live source for a video, see `LiveSource.listen`.
 
     Raises:
         SinkError: if the target is unknown or cannot be opened.
     """
     text = os.fspath(target)
-    hints = SourceHints(rate, None if audio_from is None else os.fspath(audio_from))
+    hints = SourceHints(rate, None if audio_from is None else os.fspath(audio_from), listen)
     kind = kind_of(text)
     if kind is not None:
         return kind.open(text, hints)

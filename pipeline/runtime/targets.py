@@ -23,7 +23,7 @@ from saccade.sinks.urls import redact_target
 from saccade.sinks.video.mp4_writer import check_size
 from saccade.sinks.video.segmented_mp4 import SUFFIXES as VIDEO_SUFFIXES
 from saccade.sinks.video.segments import is_pattern
-from saccade.sources import Source, SourceInfo
+from saccade.sources import LiveSource, Source, SourceInfo
 
 HEATMAP = "--heatmap"  # written by a stage and not by a sink; checked for overwriting other files
 WHEP = "whep:"  # served by the pipeline, because sinks must not import it
@@ -168,4 +168,5 @@ def _open(target: Target, source: Source | None, vid_stride: int) -> Sink:
         target.text,
         rate=rate / vid_stride if rate else None,
         audio_from=source.info.url if source.info.audio else None,
+        listen=source.listen if isinstance(source, LiveSource) else None,
     )

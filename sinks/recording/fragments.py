@@ -111,6 +111,11 @@ def head_of(
     return _box(b"ftyp", boxes[b"ftyp"]) + ours + _box(b"moov", moov)
 
 
+def sound_head_of(sound: SoundTrack) -> bytes:
+    """Build the head of a file with an audio track only, from which FFmpeg reads the track's description."""
+    return _box(b"ftyp", b"isom", bytes(4), b"isom") + _box(b"moov", _box(b"trak", _sound_trak(sound)))
+
+
 def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]) -> bytes:
     """Build one fragment.
 

@@ -1,9 +1,11 @@
-"""Prepares audio for a recording: copies AAC and Opus, and encodes every other codec as AAC."""
+"""Prepares live audio for an MP4: copies some codecs, and encodes every other codec as AAC."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import av
@@ -17,8 +19,9 @@ from saccade.sources.live.packets import SoundPacket
 
 log = logging.getLogger(__name__)
 
-_COPIED = ("aac", "opus")
-_TOLERANCE_S = 0.1  # by which sound may be off the time that its samples count up to
+_TOLERANCE_S = 0.1  # by which one piece may be off the time that its samples count up to
+_OFFSET_S = 0.02  # by which many pieces may be off: a lost packet, or the clocks are aligned better
+_RECENT = 0.1  # weight of the newest piece in the mean offset
 _SET_BACK_S = 2.0  # a clock that goes back further was set, or is another connection's
 _MOST_WAITING = 4096  # pieces: 90 s of AAC
 
@@ -28,6 +31,7 @@ class SoundWriter:
 
     Args:
         first: the first packet, which determines the audio format.
+        copied: codecs that are copied.
 
     Attributes:
         track: description of the audio track.
@@ -36,15 +40,16 @@ class SoundWriter:
         ValueError: if FFmpeg cannot decode the audio.
     """
 
-    def __init__(self, first: SoundPacket) -> None:
+    def __init__(self, first: SoundPacket, copied: Sequence[str] = ("aac", "opus")) -> None:
         self._form = form_of(first)
-        self._coder = None if first.codec in _COPIED else _AacCoder(first)
         # Opus counts at 48 kHz whatever the rate of its sound.
         rate = 48000 if first.codec == "opus" else first.rate
+        self._coder = None if first.codec in copied else _AacCoder(replace(first, rate=rate))
         self.track = self._coder.track if self._coder else SoundTrack(first.codec, first.config, rate, first.channels)
         # Time on the clock of packets, in the track's units; samples; data.
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         self._next: int | None = None  # the time that follows what waits
+        self._off = 0.0  # mean offset of the recent pieces from the times that they were given
 
     def fits(self, packet: SoundPacket) -> bool:
         """Return whether a packet has the same audio format."""
@@ -86,7 +91,16 @@ class SoundWriter:
         if expected is not None and time - expected < -tolerance:
             return  # what is there already does not come twice
         if expected is not None and time - expected <= tolerance:
-            time = expected
+            self._off += _RECENT * (time - expected - self._off)
+            if self._off < -_OFFSET_S * self.track.rate:
+                self._off += samples
+                return
+            if self._off <= _OFFSET_S * self.track.rate:
+                time = expected
+            else:
+                self._off = 0.0
+        else:
+            self._off = 0.0
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft()
         self._waiting.append((time, samples, data))

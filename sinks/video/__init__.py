@@ -1,6 +1,7 @@
 """Video sinks: MP4 files, segmented recordings, and live video of every stream."""
 
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer, ViewerFrame
+from saccade.sinks.video.live_audio import LiveAudio
 from saccade.sinks.video.live_encoder import Codec, EncodedImage, LiveEncoder
 from saccade.sinks.video.mp4 import Mp4Sink
 from saccade.sinks.video.segmented_mp4 import RecordingSink
@@ -9,6 +10,7 @@ __all__ = [
     "BroadcastSink",
     "Codec",
     "EncodedImage",
+    "LiveAudio",
     "LiveEncoder",
     "Mp4Sink",
     "NoSuchStreamError",

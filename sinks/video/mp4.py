@@ -15,6 +15,7 @@ from saccade.sinks.file_lock import check_free
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
+from saccade.sinks.video.live_audio import LiveAudio
 from saccade.sinks.video.mp4_writer import OpenMp4
 from saccade.sinks.video.part_file import SUFFIX, free_path
 from saccade.sources.frame import Frame
@@ -33,13 +34,15 @@ class Mp4Sink:
     - The file is named `path.part` until its first group of pictures is complete.
     - After an error, or if the file is deleted or moved, the next frame starts a new file, named with `-1` if
       needed.
-    - Audio is copied without re-encoding, up to the end of the video.
+    - Audio of a file is copied without re-encoding, up to the end of the video. Audio of a live source becomes AAC,
+      unless it is AAC.
     - The index of all frames stays in memory, 9 MB an hour at 30 fps. Use `RecordingSink` for endless streams.
 
     Args:
         path: path of the file; an existing file is replaced once the new one is playable.
         rate: frames per second of the source, as a hint for the encoder and for the duration of the last frame.
-        audio_from: file to copy the audio from, usually the source; None for a silent video.
+        audio_from: file to copy the audio from, usually the source; or the audio of a live source. None for a
+            silent video.
 
     Raises:
         SinkError: if the file cannot be written, or is `audio_from` itself.
@@ -52,11 +55,11 @@ class Mp4Sink:
         path: str | os.PathLike[str],
         *,
         rate: Fraction | None = None,
-        audio_from: str | os.PathLike[str] | None = None,
+        audio_from: str | os.PathLike[str] | LiveAudio | None = None,
     ) -> None:
         self._path = Path(path)
-        source = Path(audio_from) if audio_from is not None else None
-        if source is not None and self._path.exists() and self._path.samefile(source):
+        source = Path(audio_from) if isinstance(audio_from, (str, os.PathLike)) else audio_from
+        if isinstance(source, Path) and self._path.exists() and self._path.samefile(source):
             raise SinkError(f"{self._path} is the source itself; write to another file")
         if self._path.is_symlink():
             self._path = Path(os.path.realpath(self._path))  # replaces what it points to, and not the link

@@ -18,6 +18,7 @@ from saccade.sinks.base import SinkError
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.video.audio_copy import AudioCopy
 from saccade.sinks.video.encoder import Mp4Encoder, VideoFormat
+from saccade.sinks.video.live_audio import WAIT_S, AudioTrack, LiveAudio
 from saccade.sinks.video.muxer import Muxer
 from saccade.sinks.video.packet_times import LONGEST_UNITS
 from saccade.sinks.video.part_file import SUFFIX, PartFile
@@ -40,12 +41,18 @@ class Mp4Writer:
         path: path of the file.
         first: the first frame to add.
         encoder: encoder for the format of `first`.
-        audio_from: see `Mp4Sink`.
+        audio_from: file, or live source, whose audio the file gets; None for a silent video.
         from_zero: shift the timestamps so that the file starts at 0.
     """
 
     def __init__(
-        self, path: Path, first: Frame, encoder: Mp4Encoder, audio_from: Path | None, *, from_zero: bool = False
+        self,
+        path: Path,
+        first: Frame,
+        encoder: Mp4Encoder,
+        audio_from: Path | LiveAudio | None,
+        *,
+        from_zero: bool = False,
     ) -> None:
         self._base = first.time_base
         form = encoder.form
@@ -57,6 +64,7 @@ class Mp4Writer:
         self._last_pts: int | None = None
         self._last_unit: int | None = None  # that frame's time in the file
         self._held: av.Packet[av.VideoStream] | None = None  # the newest: the next one gives its duration
+        self._waiting: list[av.Packet[av.VideoStream]] = []  # for live audio, without which no file can begin
         self._key_pts = first.pts
         self._unfinished = 0
         self._longest = max(1, int((LONGEST_UNITS - 1) * self._unit / self._base))
@@ -66,8 +74,11 @@ class Mp4Writer:
             self._container = open_mp4(self._file, self._unit.denominator)
             self._muxer = Muxer(self._container)
             self._video = encoder.add_stream(self._container)
-            self._audio = AudioCopy.open(audio_from, self._container, self._muxer)
-            if self._audio is not None:
+            self._audio: AudioCopy | AudioTrack | None = None
+            self._live_audio = audio_from if isinstance(audio_from, LiveAudio) else None
+            if not isinstance(audio_from, LiveAudio):
+                self._audio = AudioCopy.open(audio_from, self._container, self._muxer)
+            if isinstance(self._audio, AudioCopy):
                 # Sound from before a file's first frame is kept where the clock is, and left out where that is moved.
                 whole = first.capture_clock == "file" and first.captured_at <= 0
                 start = self._shift if whole else first.pts
@@ -96,6 +107,7 @@ class Mp4Writer:
             log.warning("%s: a gap of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
             if self._audio is not None:
                 self._audio.copy_until((frame.pts - too_long) * self._base, self._shift * self._base)
+            if isinstance(self._audio, AudioCopy):
                 self._audio.skip_until(frame.pts * self._base, wanted=True)
             self._shift += too_long
         unit = round((frame.pts - self._shift) * self._base / self._unit)
@@ -121,12 +133,12 @@ class Mp4Writer:
             until_pts: end of the last frame's display; None to repeat the previous frame's duration.
         """
         try:
-            if self._last_pts is not None:
-                if until_pts is not None:
-                    self._step = until_pts - self._last_pts
-                if self._audio is not None:
-                    self._audio.copy_until((self._last_pts + self._step) * self._base, self._shift * self._base)
+            if self._last_pts is not None and until_pts is not None:
+                self._step = until_pts - self._last_pts
             self._release(round(self._step * self._base / self._unit))
+            self._begin_file()
+            if self._last_pts is not None and self._audio is not None:
+                self._audio.copy_until((self._last_pts + self._step) * self._base, self._shift * self._base)
             self._file.begin_end()
             self._container.close()
         except BaseException:
@@ -143,7 +155,7 @@ class Mp4Writer:
         self._close_audio()
 
     def _close_audio(self) -> None:
-        if self._audio is not None:
+        if isinstance(self._audio, AudioCopy):
             self._audio.close()
 
     def _mux(self, packet: av.Packet[av.VideoStream]) -> None:
@@ -155,11 +167,29 @@ class Mp4Writer:
         if self._held is not None:
             self._held.duration = duration
             held, self._held = self._held, None
-            ends_fragment = held.is_keyframe
-            self._muxer.mux(held, self._video)
-            if ends_fragment:
-                self._unfinished = 1
-                self._file.publish()
+            if self._live_audio is None:
+                self._write(held)
+                return
+            self._waiting.append(held)
+            waited_s = ((held.pts or 0) - (self._waiting[0].pts or 0)) * self._unit
+            if waited_s >= WAIT_S or self._live_audio.writer() is not None:
+                self._begin_file()
+
+    def _begin_file(self) -> None:
+        """Add the track of live audio, if there is any by now, and write the packets that waited for it."""
+        if self._live_audio is not None:
+            self._audio = self._live_audio.open(self._container, self._muxer)
+            self._live_audio = None
+        waiting, self._waiting = self._waiting, []
+        for packet in waiting:
+            self._write(packet)
+
+    def _write(self, packet: av.Packet[av.VideoStream]) -> None:
+        ends_fragment = packet.is_keyframe
+        self._muxer.mux(packet, self._video)
+        if ends_fragment:
+            self._unfinished = 1
+            self._file.publish()
 
     def _fit(self, image: RgbImage, pixel_aspect: Fraction) -> RgbImage:
         """Scale the image to the size and pixel aspect of the video, which the first frame determines."""
@@ -231,7 +261,7 @@ class OpenMp4:
 
     Args:
         rate: frames per second of the source, as a hint for the encoder and for the duration of the last frame.
-        audio_from: file to copy the audio from; None for a silent video.
+        audio_from: file, or live source, whose audio the files get; None for silent videos.
         from_zero: shift every file so that it starts at 0.
 
     Raises:
@@ -239,7 +269,7 @@ class OpenMp4:
             opened.
     """
 
-    def __init__(self, rate: Fraction | None, audio_from: Path | None, *, from_zero: bool) -> None:
+    def __init__(self, rate: Fraction | None, audio_from: Path | LiveAudio | None, *, from_zero: bool) -> None:
         self._rate = rate or DEFAULT_RATE
         self._audio_from = audio_from
         self._from_zero = from_zero

@@ -19,6 +19,7 @@ from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, drawn_latency
 from saccade.sinks.retention import INTERVAL_S, Retention
 from saccade.sinks.urls import split_path
+from saccade.sinks.video.live_audio import LiveAudio
 from saccade.sinks.video.mp4 import Mp4Sink, check_writable
 from saccade.sinks.video.mp4_writer import OpenMp4
 from saccade.sinks.video.part_file import free_path
@@ -44,7 +45,7 @@ class RecordingSink:
         path: path that contains the start time in local time, in the format of `strftime`; see `SegmentNames`.
         length_s: length of a file in seconds.
         rate: frames per second of the source, as a hint for the encoder.
-        audio_from: file to copy the audio from; None for a silent video.
+        audio_from: file to copy the audio from, or the audio of a live source; None for silent videos.
         retention: limits of the files' age and total size, including files of earlier runs.
 
     Raises:
@@ -59,14 +60,15 @@ class RecordingSink:
         *,
         length_s: float = DEFAULT_S,
         rate: Fraction | None = None,
-        audio_from: str | os.PathLike[str] | None = None,
+        audio_from: str | os.PathLike[str] | LiveAudio | None = None,
         retention: Retention | None = None,
     ) -> None:
         self._names = SegmentNames(os.fspath(path))
         self._segmenter = Segmenter(length_s)
         self._retention = retention or Retention()
         self._pruned_at = 0.0
-        self._file = OpenMp4(rate, Path(audio_from) if audio_from is not None else None, from_zero=True)
+        source = Path(audio_from) if isinstance(audio_from, (str, os.PathLike)) else audio_from
+        self._file = OpenMp4(rate, source, from_zero=True)
         try:
             check_writable(self._names.root / "segment")
         except SinkError as error:
@@ -133,6 +135,10 @@ def open_mp4(target: str, hints: SourceHints) -> Sink:
     length_s = options.seconds("segment", DEFAULT_S)
     retention = Retention.of_options(options, options.age("keep"))
     options.reject_unknown()
+    audio_from: str | LiveAudio | None = hints.audio_from
+    if hints.listen is not None:
+        audio_from = LiveAudio()
+        hints.listen(audio_from.take)
     if is_pattern(path) or options:
-        return RecordingSink(path, length_s=length_s, rate=hints.rate, audio_from=hints.audio_from, retention=retention)
-    return Mp4Sink(path, rate=hints.rate, audio_from=hints.audio_from)
+        return RecordingSink(path, length_s=length_s, rate=hints.rate, audio_from=audio_from, retention=retention)
+    return Mp4Sink(path, rate=hints.rate, audio_from=audio_from)

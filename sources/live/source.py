@@ -9,6 +9,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -20,7 +21,7 @@ from saccade.sources.errors import LiveError, Reason, StreamEndedError
 from saccade.sources.frame import Frame, RgbImage
 from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
-from saccade.sources.live.packets import Taps
+from saccade.sources.live.packets import SoundPacket, Taps
 from saccade.sources.live.reconnect import Link, LinkStatus
 from saccade.sources.rgb import DecodedImage, Orientation, RgbConverter, orientation_of
 from saccade.sources.urls import redact
@@ -36,6 +37,7 @@ the connection from its first packet on.
 
 _POLL_S = 0.25  # interval of silence checks while nothing arrives
 _MAX_MESSAGE = 200  # characters; a server may put any text into an error
+_EARLY = 1024  # audio packets that wait for a connection's first frame
 
 
 class LiveSource(Source):
@@ -74,6 +76,7 @@ class LiveSource(Source):
         self._stats: StreamStats | None = None
         self.taps = Taps()
         """Receivers of the encoded packets; add them before iterating the source."""
+        self._sound = _SoundClock()
         self._info = SourceInfo(
             codec="",
             width=0,
@@ -96,6 +99,17 @@ class LiveSource(Source):
     def stats(self) -> StreamStats | None:
         """Statistics of the newest connection; None before the first connection, or if the protocol provides none."""
         return self._stats
+
+    def listen(self, take: Callable[[SoundPacket], None]) -> None:
+        """Pass the audio to `take`, with timestamps on the clock of `Frame.pts`. Call it before iterating the source.
+
+        Args:
+            take: called with each packet in the receiving thread, or in the thread that iterates the source. It must
+                return at once.
+        """
+        if not self._sound.listeners:
+            self.taps.sound.append(self._sound.hear)
+        self._sound.listeners.append(take)
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield frames as they arrive. `Frame.dropped_before` counts lost, damaged and skipped frames.
@@ -128,6 +142,7 @@ class LiveSource(Source):
 
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
         """Yield the frames of one connection until it fails or the source is closed."""
+        self._sound.restart()
         connection = self._opener(self._closed, self.gpu, self.taps)
         damaged_before = self._corrupt
         converter = RgbConverter()
@@ -148,6 +163,8 @@ class LiveSource(Source):
                         raise LiveError("timeout", f"{self._info.url}: the camera stopped sending data")
                     continue
                 pts = clock.place(frame.timestamp, frame.arrived_at)
+                if frame.timestamp is not None:
+                    self._sound.align(pts - frame.timestamp)
                 number = next(numbers)
                 skipped += frame.lost_before
                 wanted = number % self._stride == 0
@@ -220,3 +237,45 @@ class LiveSource(Source):
         if status != self._reported:
             self._reported = status
             log.info("%s: %s", self._name, status)
+
+
+class _SoundClock:
+    """Moves audio from the clock of a connection's packets to the clock of the frames. Thread-safe.
+
+    Attributes:
+        listeners: receive the audio.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[SoundPacket], None]] = []
+        self._lock = threading.Lock()
+        self._shift: int | None = None
+        self._early: deque[SoundPacket] = deque(maxlen=_EARLY)
+
+    def restart(self) -> None:
+        """Begin another connection, whose clock is known from its first frame on."""
+        with self._lock:
+            self._shift = None
+            self._early.clear()
+
+    def align(self, shift: int) -> None:
+        """Set the difference between the two clocks, and pass on the audio that waited for it."""
+        if not self.listeners:
+            return
+        with self._lock:
+            self._shift = shift
+            while self._early:
+                self._pass_on(self._early.popleft())
+
+    def hear(self, packet: SoundPacket) -> None:
+        """Take a packet of the connection."""
+        with self._lock:
+            if self._shift is None:
+                self._early.append(packet)
+            else:
+                self._pass_on(packet)
+
+    def _pass_on(self, packet: SoundPacket) -> None:
+        moved = replace(packet, pts=packet.pts + (self._shift or 0))
+        for take in self.listeners:
+            take(moved)

@@ -78,7 +78,7 @@ class Receiver:
         self._sound: SoundReceiver | None = None
         if session.sound is not None:
             try:
-                self._sound = SoundReceiver(session.sound, in_order=in_order)
+                self._sound = SoundReceiver(session.sound, in_order=in_order, began=session.began)
             except ValueError as error:
                 log.warning("this camera is recorded without audio: %s", error)
         self.report: SenderReport | None = None

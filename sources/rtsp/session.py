@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from dataclasses import dataclass
 from urllib.parse import urljoin
@@ -47,6 +48,7 @@ class RtspSession:
         srtp: decrypts the video packets; None for plain RTP.
         sound: the audio stream, which is the client's second stream; None without audio.
         sound_srtp: decrypts the audio packets; None for plain RTP.
+        began: RTP timestamps of video and audio at the same moment, from the reply to PLAY; None if it has none.
     """
 
     client: RtspClient
@@ -58,6 +60,7 @@ class RtspSession:
     srtp: SrtpReceiver | None = None
     sound: Media | None = None
     sound_srtp: SrtpReceiver | None = None
+    began: tuple[int, int] | None = None
 
 
 def open_session(
@@ -116,7 +119,8 @@ def _play(client: RtspClient, address: RtspAddress, *, sound: bool) -> RtspSessi
     srtp = SrtpReceiver(media) if "SAVP" in media.profile else None
     timeout_s = client.setup(media)
     heard = _set_up_sound(client, description.medias, address) if sound else None
-    client.request("PLAY", description.control, {"Range": "npt=0.000-"})
+    playing = client.request("PLAY", description.control, {"Range": "npt=0.000-"})
+    times = [rtp_time_of(playing.header("rtp-info"), one.control) for one in (media, heard) if one]
     return RtspSession(
         client=client,
         media=media,
@@ -127,7 +131,23 @@ def _play(client: RtspClient, address: RtspAddress, *, sound: bool) -> RtspSessi
         srtp=srtp,
         sound=heard,
         sound_srtp=SrtpReceiver(heard) if heard and "SAVP" in heard.profile else None,
+        began=(times[0], times[1]) if len(times) == 2 and times[0] is not None and times[1] is not None else None,
     )
+
+
+def rtp_time_of(info: str, control: str) -> int | None:
+    """Return the RTP timestamp of a stream's beginning from a header RTP-Info (RFC 2326, 12.33), or None.
+
+    Args:
+        info: value of the header.
+        control: URL of the stream.
+    """
+    for text in re.split(r",\s*(?=url=)", info):
+        fields = dict(part.strip().partition("=")[::2] for part in text.split(";"))
+        url, time = fields.get("url", "").strip('"'), fields.get("rtptime", "")
+        if url and (control == url or control.endswith(f"/{url}")) and time.isdecimal() and len(time) <= 10:
+            return int(time)
+    return None
 
 
 def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress) -> Media | None:

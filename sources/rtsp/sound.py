@@ -1,7 +1,7 @@
 """The audio of an RTSP session: ordered packets with timestamps on the video's clock.
 
 The clocks of the two streams are aligned by their RTCP reports. Until both reports have arrived, audio is aligned by
-its arrival time. The caller passes the time.
+the RTP timestamps in the reply to PLAY, or else by its arrival time. The caller passes the time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from saccade.sources.rtp.sound import SoundDepacketizer
 from saccade.sources.rtsp.sdp import Media
 
 _VIDEO_RATE = int(1 / LIVE_BASE)
+_PLAUSIBLE = _VIDEO_RATE  # by at most this, the timestamps in the reply to PLAY may differ from arrival times
 
 
 class SoundReceiver:
@@ -23,12 +24,14 @@ class SoundReceiver:
     Args:
         media: description of the audio stream.
         in_order: whether the transport keeps the order, as TCP does.
+        began: RTP timestamps of video and audio at the same moment; None if unknown.
 
     Raises:
         ValueError: if the audio format is not supported.
     """
 
-    def __init__(self, media: Media, *, in_order: bool) -> None:
+    def __init__(self, media: Media, *, in_order: bool, began: tuple[int, int] | None = None) -> None:
+        self._began = began
         self._payload_type = media.payload_type
         self._clock = media.clock or 8000
         self._pieces = SoundDepacketizer(media.encoding, self._clock, media.channels, media.parameters)
@@ -86,7 +89,7 @@ class SoundReceiver:
         if self._shift is None:
             if video is None:
                 return []
-            self._shift = video[0] + round((at - video[1]) * _VIDEO_RATE) - self._scaled(self._time)
+            self._shift = self._first_shift(video[0] + round((at - video[1]) * _VIDEO_RATE), video[0])
         sound = self._pieces
         return [
             SoundPacket(
@@ -100,6 +103,20 @@ class SoundReceiver:
             )
             for piece in pieces
         ]
+
+    def _first_shift(self, arrival: int, video_time: int) -> int:
+        """Return the shift before any RTCP report.
+
+        Args:
+            arrival: video time of the newest audio packet, by its arrival.
+            video_time: timestamp of the newest video frame.
+        """
+        by_arrival = arrival - self._scaled(self._time)
+        if self._began is None:
+            return by_arrival
+        video_at = video_time + signed(self._began[0] - video_time)
+        by_reply = video_at - self._scaled(self._time + signed(self._began[1] - self._time))
+        return by_reply if abs(by_reply - by_arrival) <= _PLAUSIBLE else by_arrival
 
     def _scaled(self, timestamp: int) -> int:
         return timestamp * _VIDEO_RATE // self._clock

@@ -21,6 +21,7 @@ from saccade.sinks import SinkError
 from saccade.sinks.recording import Archive, ArchiveError, PacketRecorder, RecordingPlace
 from saccade.sinks.recording import recorder as module
 from saccade.sinks.recording.fragments import length_prefixed
+from saccade.sinks.recording.sound import SoundWriter
 from saccade.sinks.retention import elapsed_s
 from saccade.sources.live.packets import CodedPacket, SoundPacket
 from tests.support.packets import coded, shown
@@ -361,3 +362,17 @@ def test_the_head_tells_browsers_the_codecs(tmp_path: Path) -> None:
         stream = container.streams.video[0]
         assert one.codecs.startswith("hvc1.1.6.L")
         assert stream.codec_context.codec_tag == "hvc1"
+
+
+def test_sound_follows_a_better_alignment_and_a_lost_packet() -> None:
+    packets = sounds("pcm_alaw", 8000, 20)
+    for off in (5400, -5400):  # 60 ms, after 4 s
+        writer = SoundWriter(packets[0], copied=("pcm_alaw",))
+        for packet in packets:
+            writer.push(replace(packet, pts=packet.pts + (off if packet.pts > 360_000 else 0)))
+        last, end = writer._waiting[-1], packets[-1].pts + off
+        assert last[0] / 8000 == pytest.approx(end / 90_000, abs=0.021)
+    writer = SoundWriter(packets[0], copied=("pcm_alaw",))
+    for packet in packets[:100] + packets[103:]:  # 60 ms are lost
+        writer.push(packet)
+    assert writer._waiting[-1][0] / 8000 == pytest.approx(packets[-1].pts / 90_000, abs=0.021)

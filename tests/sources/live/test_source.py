@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import av
@@ -18,6 +19,7 @@ from saccade.sources import LiveError, LiveSource, SourceError, open_source
 from saccade.sources.errors import StreamEndedError
 from saccade.sources.live.connection import LiveFrame
 from saccade.sources.live.decoder import decode_behind_the_model
+from saccade.sources.live.packets import SoundPacket, Taps
 from saccade.sources.live.reconnect import Link
 from tests.support.cameras.rtsp import wait_for
 
@@ -156,3 +158,20 @@ def test_only_the_thread_that_decodes_gives_way() -> None:
     thread.join()
     assert seen == [min(19, mine + 10)] * 2
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
+
+
+def test_sound_is_on_the_clock_of_the_frames_over_a_reconnect() -> None:
+    heard: list[int] = []
+    offsets = iter((1000, 500_000))
+
+    def opener(closed: threading.Event, gpu: int | None, taps: Taps) -> FakeConnection:
+        offset, own = next(offsets), SoundPacket("aac", b"", 8000, 1, b"", 0, 1024)
+        frames = [replace(live_frame(number), timestamp=3600 * number + offset) for number in range(2)]
+        for early in (0, 900):  # before the first frame
+            taps.take(replace(own, pts=offset + early))
+        return FakeConnection([*frames, LiveError("connection failed", "hung up")])
+
+    source = LiveSource("fake://x", opener, stream="x", link=Link())
+    source.listen(heard.append)  # type: ignore[arg-type]
+    frames = list(itertools.islice(source, 4))
+    assert [packet.pts for packet in heard] == [frame.pts + early for frame in frames[::2] for early in (0, 900)]  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from saccade.sources.live.packets import adts_config
 from saccade.sources.rtp.rtcp import SenderReport
 from saccade.sources.rtp.sound import SoundDepacketizer, opus_samples
 from saccade.sources.rtsp.sdp import parse_sdp
+from saccade.sources.rtsp.session import rtp_time_of
 from saccade.sources.rtsp.sound import SoundReceiver
 from tests.support.cameras.scripted import Packetizer, sender_report
 
@@ -115,3 +116,27 @@ def test_reports_place_sound_on_the_clock_of_the_video() -> None:
     sound.take_rtcp(report, 101.0, SenderReport(5000.2, video_time), video_time)
     assert play(101.0) == video_time - 18_000
     assert play(101.5) == video_time - 18_000 + round(1024 / 48000 / LIVE_BASE)
+
+
+def test_the_reply_to_play_places_sound_before_any_report() -> None:
+    (media,) = parse_sdp(SDP, "rtsp://c/d").medias
+    for began, pts in (((900_000, 5000), 900_000), ((900_000, 48000 * 60), 909_000)):  # the second is implausible
+        sound = SoundReceiver(media, in_order=True, began=began)
+        packets = Packetizer(timestamp=5000, payload_type=97)
+        (piece,) = sound.take_rtp(packets.packet(units(100), True), 100.1, (900_000, 100.0))
+        assert piece.pts == pts
+
+
+@pytest.mark.parametrize(
+    ("info", "control", "time"),
+    [
+        ("url=rtsp://c/d/v;seq=1;rtptime=77,url=rtsp://c/d/a;seq=2;rtptime=88", "rtsp://c/d/a", 88),
+        ("url=v;seq=1;rtptime=77, url=a;rtptime=88", "rtsp://c/d/v", 77),
+        ("url=rtsp://c/a,b/v;rtptime=77", "rtsp://c/a,b/v", 77),
+        ("url=rtsp://c/d/v;seq=1", "rtsp://c/d/v", None),
+        ("url=rtsp://c/d/v;rtptime=-1", "rtsp://c/d/v", None),
+        ("", "rtsp://c/d/v", None),
+    ],
+)
+def test_the_reply_to_play_tells_where_a_stream_begins(info: str, control: str, time: int | None) -> None:
+    assert rtp_time_of(info, control) == time

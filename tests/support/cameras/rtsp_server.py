@@ -5,7 +5,7 @@ Runs with the system's Python, for Debian's GStreamer. Its frames, 640×360 grey
 hold the sender's clock in their top 20 rows: Unix time in ms, 32 bits from left to right, least significant first,
 bright for 1. The 20 rows below hold the frame's number in the same way. Paths: /live (H.264), /hevc, /jpeg, /j2k (which
 FFmpeg cannot take from RTP), /sound alone, and with a tick of sound each second /aac and /opus (H.264), /pcma (H.264
-with B-frames) and /hevc-pcmu.
+with B-frames) and /hevc-pcmu. `--clip aac=FILE.mkv` plays a file at /clip-aac; so do opus and pcma.
 """
 
 import argparse
@@ -31,6 +31,7 @@ parser.add_argument("--gop", type=int, default=25)
 parser.add_argument("--user")
 parser.add_argument("--password", default="")
 parser.add_argument("--lose", type=float, default=0)
+parser.add_argument("--clip", action="append", default=[])
 arguments = parser.parse_args()
 
 Gst.init(None)
@@ -95,6 +96,16 @@ for name, (video, sound) in SOUNDS.items():
     # A source that cannot seek beside one that can makes the server refuse PLAY.
     seekable = launches[video][:-2].replace("name=src", "name=src stream-type=seekable")
     launches[name] = f"{seekable} {TICKS} ! {sound} name=pay1 )"
+CLIP_SOUNDS = {
+    "aac": "aacparse ! rtpmp4gpay pt=97",
+    "opus": "opusparse ! rtpopuspay pt=97",
+    "pcma": "audioconvert ! alawenc ! rtppcmapay",
+}
+for name, _, path in (one.partition("=") for one in arguments.clip):
+    launches[f"clip-{name}"] = (
+        f"( filesrc location={path} ! matroskademux name=d d.video_0 ! queue ! h264parse config-interval=-1 "
+        f"! rtph264pay pt=96 name=pay0 d.audio_0 ! queue ! {CLIP_SOUNDS[name]} name=pay1 )"
+    )
 launches["sound"] = "( audiotestsrc is-live=true ! rtpL16pay name=pay0 )"
 if arguments.user:
     auth = GstRtspServer.RTSPAuth()
@@ -107,7 +118,7 @@ for name, launch in launches.items():
     factory = GstRtspServer.RTSPMediaFactory()
     factory.set_launch(launch)
     factory.set_shared(True)
-    if name != "sound":
+    if name != "sound" and not name.startswith("clip-"):
         factory.connect("media-configure", configure)
     if arguments.user:
         permissions = GstRtspServer.RTSPPermissions()

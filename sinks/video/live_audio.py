@@ -1,0 +1,89 @@
+"""Writes the audio of a live source into annotated MP4s, as AAC."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import deque
+from fractions import Fraction
+
+import av
+from av.container import OutputContainer
+
+from saccade.sinks.recording.fragments import VIDEO_SCALE, sound_head_of
+from saccade.sinks.recording.sound import SoundWriter
+from saccade.sinks.video.muxer import Muxer
+from saccade.sources.live.packets import SoundPacket
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 2
+"""How long the first frames of a file wait for audio, in seconds of video."""
+
+_MOST_WAITING = 8192  # packets: 160 s of G.711
+
+
+class LiveAudio:
+    """The audio of one live source, for all files of one sink.
+
+    `take` may be called from any thread. The other methods belong to the thread that writes the files.
+    """
+
+    def __init__(self) -> None:
+        self._taken: deque[SoundPacket] = deque(maxlen=_MOST_WAITING)
+        self._writer: SoundWriter | None = None
+        self._refused = ""
+
+    def take(self, packet: SoundPacket) -> None:
+        """Queue a packet, whose `pts` is on the clock of the frames. Returns at once."""
+        self._taken.append(packet)
+
+    def writer(self) -> SoundWriter | None:
+        """Return the audio so far; None before the first packet. Another audio format gives another writer."""
+        while self._taken:
+            packet = self._taken.popleft()
+            if self._writer is None or not self._writer.fits(packet):
+                try:
+                    self._writer = SoundWriter(packet, copied=("aac",))
+                except ValueError as error:
+                    if str(error) != self._refused:
+                        self._refused = str(error)
+                        log.warning("no audio: %s", error)
+                    continue
+            self._writer.push(packet)
+        return self._writer
+
+    def open(self, target: OutputContainer, muxer: Muxer) -> AudioTrack | None:
+        """Add an audio track to `target`, before anything is written to it. Return None before the first packet."""
+        writer = self.writer()
+        return None if writer is None else AudioTrack(self, writer, target, muxer)
+
+
+class AudioTrack:
+    """The audio track of one file. Created by `LiveAudio.open`."""
+
+    def __init__(self, audio: LiveAudio, writer: SoundWriter, target: OutputContainer, muxer: Muxer) -> None:
+        self._audio, self._writer, self._muxer = audio, writer, muxer
+        # PyAV copies the description of a stream only from another stream.
+        with av.open(io.BytesIO(sound_head_of(writer.track)), format="mp4") as head:
+            self._output = target.add_stream_from_template(head.streams.audio[0])
+
+    def copy_until(self, time_s: Fraction, shift_s: Fraction) -> None:
+        """Write the audio that begins before a time.
+
+        Args:
+            time_s: the time in seconds on the clock of the frames.
+            shift_s: start of the file on the same clock.
+        """
+        if self._audio.writer() is not self._writer:
+            return  # another audio format, which only the next file can have
+        begin = round(shift_s * VIDEO_SCALE)
+        pts, samples = self._writer.take(begin, round(time_s * VIDEO_SCALE) - begin)
+        for sample in samples:
+            packet = av.Packet(sample.data)
+            packet.time_base = Fraction(1, self._writer.track.rate)
+            packet.pts = packet.dts = pts
+            packet.duration = sample.duration
+            packet.is_keyframe = True
+            self._muxer.mux(packet, self._output)
+            pts += sample.duration
