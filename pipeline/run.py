@@ -136,8 +136,14 @@ def has_workers(config: RunConfig) -> bool:
 def _ray(config: RunConfig) -> tuple[Any, type]:
     """Return `opened_workers` and the actor class of a worker; raises ConfigError if Ray is not installed."""
     if config.ray is None:
-        # Read when Ray is imported. Ray's servers listen on every address, so they require a token.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0")
+        # Read when Ray is imported. Ray's servers listen on every address, so they require a token. By default Ray runs
+        # workers at nice 15, where any other process on a busy machine takes the CPU from the cameras.
+        os.environ.update(
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN=secrets.token_hex(32),
+            RAY_USAGE_STATS_ENABLED="0",
+            RAY_worker_niceness="0",
+        )
     try:
         from saccade.pipeline.control.ray_run import opened_workers
         from saccade.pipeline.worker import WorkerActor

@@ -24,6 +24,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Ray reads it when it is imported, which modules of this process do before a run sets it.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # What a shell ignores for its background jobs, and nohup, would stay ignored in the processes that the tests start.
 for _number in (signal.SIGINT, signal.SIGHUP):

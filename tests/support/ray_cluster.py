@@ -41,6 +41,7 @@ class RayCluster:
         self._token = secrets.token_hex(16)
         self.address = f"{HOST}:{free_port()}"
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
+        quiet["RAY_worker_niceness"] = "0"
         self.environment = {**environment(), **quiet, **variables}
         self._cpus = cpus
         self._folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)  # short: for its sockets

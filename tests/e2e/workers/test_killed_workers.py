@@ -134,6 +134,9 @@ def running(folder: Path, camera: Camera, streams: int, **values: Any) -> Iterat
     try:
         wait_for(program.begun, LONG_S)
         yield program
+    except BaseException:
+        print(program.log.read_text())  # what it said, beside the failure
+        raise
     finally:
         if program.process.poll() is None:
             program.process.kill()
@@ -152,6 +155,8 @@ def test_streams_of_killed_workers_come_back(tmp_path: Path, camera: Camera) -> 
     with running(tmp_path, camera, STREAMS) as program:
         wait_for(lambda: len(program.get("/events?limit=500")["events"]) >= STREAMS, LONG_S)
         assert [len(seat["streams"]) for seat in program.get("/workers")["workers"]] == [STREAMS // 2] * 2
+        for worker in program.get("/workers")["workers"]:  # Ray's default is nice 15
+            assert os.getpriority(os.PRIO_PROCESS, worker["pid"]) == os.getpriority(os.PRIO_PROCESS, 0)
         took, rss = [], []
         program.ask("/streams/c1", "PATCH", {"conf": 0.6, "weight": 3})
         zones = program.get("/streams/c1/zones")["zones"]

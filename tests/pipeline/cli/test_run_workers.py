@@ -8,6 +8,8 @@ import pytest
 from saccade.distribution import install_command
 from tests.support.command import Command
 
+_SET = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness")
+
 
 @pytest.mark.parametrize(("flags", "named"), [(["--workers", "2"], "--workers"), (["--ray", "auto"], "--ray")])
 def test_the_extra_is_named_where_ray_is_missing(
@@ -17,7 +19,7 @@ def test_the_extra_is_named_where_ray_is_missing(
     bringing = ("control.ray", "control.ray_cluster", "control.stores", "worker")
     for module in {f"saccade.pipeline.{name}" for name in bringing} & sys.modules.keys():
         monkeypatch.delitem(sys.modules, module)
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+    for name in _SET:
         monkeypatch.setenv(name, "")  # so that the test's end takes them back
     done = saccade("run", "rtsp://127.0.0.1:9/x", "--detect", "person", *flags, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -29,7 +31,7 @@ def test_a_file_that_is_not_there_is_told_before_ray_starts(
 ) -> None:
     cluster = pytest.importorskip("saccade.pipeline.control.ray_run", reason="the extra `ray` is not installed")
     monkeypatch.setattr(cluster, "RayCluster", None)
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+    for name in _SET:
         monkeypatch.setenv(name, "")
     done = saccade("run", "none.mp4", "--detect", "person", "--workers", "2", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
