@@ -247,9 +247,8 @@ class Resources:
 
     def _share(self, sequence: Sequence[Any]) -> None:
         """Let a branch use the full pages of its trunk's prompt, and remove their tokens from its own prompt."""
-        if (
-            sequence.trunk is None or not sequence.window.request.has_prefix
-        ):  # without an image, the prompt does not start at a page boundary
+        # Without an image, the prompt does not start at a page boundary.
+        if sequence.trunk is None or not sequence.window.request.has_prefix:
             return
         sequence.n_shared = len(sequence.trunk.prompt) // self._page_size
         cut = sequence.n_shared * self._page_size
@@ -259,9 +258,8 @@ class Resources:
     def _private_pages(self, sequence: Sequence[Any]) -> int:
         length = len(sequence.prompt) + sequence.output.positions
         if not sequence.window.request.has_prefix and length > self._prefix_length:
-            length += (
-                self._prefix_pages * self._page_size - self._prefix_length
-            )  # the prompt skips the unused rest of the prefix pages
+            # The prompt skips the unused rest of the prefix pages.
+            length += self._prefix_pages * self._page_size - self._prefix_length
         return -(-length // self._page_size)
 
     def _pages_of(self, window: PrefillWindow[Any]) -> int:

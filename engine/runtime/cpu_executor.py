@@ -1,4 +1,4 @@
-"""Executor for CPUs: streams are worker threads, and steps are neither padded nor captured."""
+"""Executor for CPUs. Its streams are worker threads. Steps are not padded and not captured as graphs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from saccade.engine.runtime.streams import CpuStream
 
 
 class CpuExecutor(Executor[ImageCrops]):
-    """`Executor` for CPUs.
+    """Executes the steps of a model on a CPU; see `Executor`.
 
     Args:
         model: the model.
         config: engine configuration.
-        n_pages: pages of the KV cache.
-        texts: whether text tasks are supported in addition to objects.
+        n_pages: number of KV cache pages.
+        texts: whether the model supports text tasks in addition to object tasks.
     """
 
     def __init__(self, model: Model, config: EngineConfig, n_pages: int, *, texts: bool = True) -> None:
@@ -49,13 +49,13 @@ class CpuExecutor(Executor[ImageCrops]):
             )
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """See `Executor.call_when_ready`; the copy stream's thread calls."""
+        """See `Executor.call_when_ready`. The callback runs in the thread of the copy stream."""
         self._on_ready = callback
         return True
 
 
 class CpuImageEncoder:
-    """Image encoder for CPUs; see `executor.ImageEncoder`.
+    """Encodes images on a CPU; see `executor.ImageEncoder`.
 
     Args:
         model: model with the vision encoder.
@@ -76,7 +76,10 @@ class CpuImageEncoder:
             return self._vision.make_crops(as_array(image))
 
     def encode(self, slot: int, images: Sequence[ImageCrops]) -> None:
-        """See `ImageEncoder.encode`; the thread count also applies to the prefixes that are written next."""
+        """See `ImageEncoder.encode`.
+
+        The number of threads set here also applies to the following prefill of the image prefixes.
+        """
         if not images:
             return
         set_threads(self._threads.choose())

@@ -1,8 +1,8 @@
-"""Executor for CUDA: each forward is a CUDA graph, so the host needs one or two launches per step.
+"""Executor for CUDA. Each forward pass is a CUDA graph, so that the host needs only one or two launches per step.
 
-A decode step needs three numbers per sequence, which its graph fetches from pinned memory. Graphs for objects and text
-are captured at startup. Graphs for tilings, long prompts, drafts, adapters and mixed steps are captured when the first
-such step has run.
+A decode step needs three numbers per sequence. Its graph reads them from pinned memory. Graphs for object steps and
+text steps are captured at startup. All other graphs are captured after the first such step has run: tilings, long
+prompts, drafts, adapters, and steps that mix objects and text.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from saccade.engine.runtime.image_encoder import CudaImageEncoder, PreparedImage
 from saccade.engine.runtime.streams import CudaStream
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # decode steps are padded to the next size
-# Prefills are padded in prompt tokens; longer prompts run without a graph. 48 tokens with 8 images fill the GEMM tiles
-# (16.4 ms instead of 16.8).
+# The prompt tokens of a prefill are padded to these sizes. Longer prompts run without a graph. 48 tokens with 8 images
+# fill the GEMM tiles (16.4 ms instead of 16.8).
 PROMPT_TOKEN_SIZES = (8, 16, 48, 128, 256, MAX_PROMPT_TOKENS)
-_COMMON_TOKENS = 128  # up to this many prompt tokens, graphs are captured at startup
+_COMMON_TOKENS = 128  # graphs of prefills with at most this number of prompt tokens are captured at startup
 
 
 class CudaExecutor(Executor[PreparedImage]):
-    """`Executor` for one CUDA device.
+    """Executes the steps of a model on one CUDA device; see `Executor`.
 
     Args:
-        model, config: the model and the engine configuration.
-        n_pages: pages of the KV cache.
-        texts: whether text tasks are supported in addition to objects.
-        progress: called during graph capture.
+        model: the model.
+        config: engine configuration.
+        n_pages: number of KV cache pages.
+        texts: whether the model supports text tasks in addition to object tasks.
+        progress: callback for the progress of graph capture.
     """
 
     _compute: CudaStream
@@ -71,7 +72,7 @@ class CudaExecutor(Executor[PreparedImage]):
             texts=texts,
         )
         unread = self._unread
-        # Not a closure over the executor: a reference cycle would delay freeing its memory until garbage collection.
+        # No closure over the executor: a reference cycle would keep its memory until garbage collection.
         images.idle = lambda: not unread
         self._reached = torch.cuda.Event()
         torch.cuda.synchronize(device)  # weights and buffers were written on other streams
@@ -80,7 +81,7 @@ class CudaExecutor(Executor[PreparedImage]):
     def wait(self, slot: int, step: Step[PreparedImage]) -> None:
         """See `Executor.wait`."""
         self._unread.discard(slot)
-        # Spins instead of waiting for an interrupt, which wakes this thread 0.1 to 0.2 ms later per frame. This
+        # Busy-wait: waiting for an interrupt would wake this thread 0.1 to 0.2 ms later per frame. The busy-wait
         # occupies a CPU until the copy stream is idle.
         if step.kind is StepKind.DECODE and not self._unread and len(self._slots) > 1:
             self._reached.record(self._copy.stream)
@@ -95,7 +96,7 @@ class CudaExecutor(Executor[PreparedImage]):
 
     @torch.inference_mode()
     def _capture_all(self, images: CudaImageEncoder, texts: bool, progress: Progress | None) -> None:
-        # Warm-up runs write to pages and slots that are never read.
+        # Warm-up runs write only to pages and slots that are never read.
         for host in self._steps.host:
             host["batch_slots"].fill(self._spare)
             host["positions"].fill(self.cache.prefix_length)
@@ -112,7 +113,7 @@ class CudaExecutor(Executor[PreparedImage]):
                 progress(done, len(jobs))
 
     def _jobs(self, images: CudaImageEncoder, texts: bool) -> Iterator[Job]:
-        """Yield the graphs to capture at startup."""
+        """Yield the key and the function of each graph to capture at startup."""
         yield from images.jobs()
         yield self._prefill_job(1, PROMPT_TOKEN_SIZES[0])
         common = [size for size in PROMPT_TOKEN_SIZES[1:] if size <= _COMMON_TOKENS]

@@ -1,13 +1,13 @@
-"""Execution of steps on a device: prefill and decode over the paged KV cache, sampling, and copies to the host.
+"""Execution of steps on a device: prefill and decode with a paged KV cache, sampling, and copies to the host.
 
     compute stream, prefill   images → tokens; image prefixes and prompts together → first samples
     compute stream, decode    inputs → embeddings of the batch slots → blocks → samples → next embeddings
     copy stream               samples of a slot to the host, after the event of their step
 
-A sequence's batch slot stores the embedding of its last sample, and its page table stays on the device. A step can
-therefore launch before the previous step is read. Device inputs are shared by both step slots because the compute
-stream runs in order; host buffers exist per slot. `cpu_executor` and `cuda_executor` supply streams, runner
-(`models.runner`), image encoder and padding sizes.
+The device stores the page table of each sequence and, in its batch slot, the embedding of its last sample. A step can
+therefore launch before the previous step is read. Both step slots share the device inputs, because the compute stream
+runs in order. Each step slot has its own host buffers. `cpu_executor` and `cuda_executor` supply the streams, the
+runner (`models.runner`), the image encoder and the sizes to which steps are padded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COORDS, SIZES, TEXT, DRAFTED = (
     2,
     4,
     8,
-)  # bit flags: what a step samples, and whether the host supplies drafted inputs
+)  # bit flags: what a step samples, and whether it has drafts
 OBJECTS = COORDS | SIZES
 _KINDS = {Phase.X_OR_EOS: COORDS, Phase.Y: COORDS, Phase.SIZE: SIZES, **dict.fromkeys(TEXT_PHASES, TEXT)}
 
@@ -68,13 +68,13 @@ PreparedT = TypeVar("PreparedT")
 
 
 class ImageEncoder(Protocol[PreparedT]):
-    """A model's vision encoder. `prepare` is thread-safe; other methods belong to one thread.
+    """Runs the vision encoder of a model. `prepare` is thread-safe; the other methods must be called from one thread.
 
     Attributes:
-        batch_sizes: sizes that batches of images are padded to.
-        tokens: (images, tokens, dim) of the images of the last `encode`, in order.
-        objects: (images, objects, 5) detections of a `DraftingEncoder`; other encoders have one unused entry.
-        encoder: the model's vision encoder or a faster implementation of it.
+        batch_sizes: batch sizes to which images are padded.
+        tokens: (images, tokens, dim) image tokens of the last `encode`, in order.
+        objects: (images, objects, 5) detections of a `DraftingEncoder`. Other encoders have one unused entry.
+        encoder: the vision encoder of the model, or a faster implementation of it.
     """
 
     @property
@@ -87,43 +87,52 @@ class ImageEncoder(Protocol[PreparedT]):
     def encoder(self) -> object: ...  # noqa: D102 - above
 
     def prepare(self, image: Pixels) -> PreparedT:
-        """Split an image, (height, width, 3) uint8 RGB or a decoded video frame, into crops."""
+        """Split an image into crops for the encoder.
+
+        Args:
+            image: (height, width, 3) uint8 RGB pixels, or a decoded video frame.
+        """
         ...
 
     def encode(self, slot: int, images: Sequence[PreparedT]) -> None:
-        """Write the tokens of images to `tokens` on the compute stream.
+        """Encode images on the compute stream and write their tokens to `tokens`.
 
-        Until this work has run, the images must stay alive and the step slot must not be reused.
+        The call does not wait. Until the work has run, the images must stay alive and the step slot must not be reused.
         """
         ...
 
     def close(self) -> None:
-        """Wait for the work in flight and release resources."""
+        """Wait for the work in flight, then release all resources."""
         ...
 
 
 class Sizes(NamedTuple):
-    """Padding sizes: sequences of a decode step, and prompt tokens of a prefill."""
+    """Sizes to which steps are padded.
+
+    Attributes:
+        batch: numbers of rows of a decode step.
+        prompt_tokens: numbers of prompt tokens of a prefill.
+    """
 
     batch: Sequence[int]
     prompt_tokens: Sequence[int]
 
 
 class StepOutputs:
-    """Output buffers of a step slot, on the device and the host: samples, and detections in its images.
+    """Output buffers of a step slot on the device and on the host: samples, and detections in the images of the step.
 
     Args:
         number: index of the slot.
-        rows: maximum rows of a step.
-        vocab: width of the logits.
+        rows: maximum number of rows of a step.
+        vocab: number of logits per row.
         model: the model.
-        objects: buffer of a `DraftingEncoder`'s detections, see `ImageEncoder`.
+        objects: buffer of the detections of a `DraftingEncoder`, see `ImageEncoder`.
     """
 
     def __init__(self, number: int, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
         device, dim, pin = model.device, model.limits.dim, model.device.type == "cuda"
         self.number = number
-        # Outputs of nearly every step are contiguous for one copy, because each copy costs 10 µs in the driver.
+        # These outputs are contiguous, so that nearly every step needs one copy. Each copy costs 10 µs in the driver.
         read = torch.zeros(rows * SAMPLED + objects.numel(), device=device)
         read_host = torch.zeros(len(read), pin_memory=pin)
         self._read, self._read_host = read, read_host
@@ -133,15 +142,16 @@ class StepOutputs:
         self.logits = torch.zeros(rows, vocab, device=device)
         self.hidden = torch.zeros(
             rows, dim, dtype=model.dtype, device=device
-        )  # hidden states that the logits were computed from
+        )  # hidden states from which the logits were computed
         self.scores = torch.zeros(rows, MAX_SCORED, device=device)
         self.host_scores = torch.zeros(rows, MAX_SCORED, pin_memory=pin)
-        self.drafted: list[tuple[int, Rows]] = []  # by them, see `speculative.drafted_from_images`
+        # Sequences drafted from the detections, see `speculative.drafted_from_images`.
+        self.drafted: list[tuple[int, Rows]] = []
         self.computed: Event | None = None
         self.ready: Event | None = None
 
     def copy(self, count: int, *, scored: bool) -> None:
-        """Copy the outputs of `count` rows to the host on the copy stream."""
+        """Copy the outputs of the first `count` rows to the host, on the copy stream."""
         if self.drafted:
             self._read_host.copy_(self._read, non_blocking=True)
         else:
@@ -150,7 +160,7 @@ class StepOutputs:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
-        """Store the detections of the rows' images in the rows, after the copy."""
+        """Replace the placeholders of rows drafted from images by the detections. Call this after the copy has run."""
         if not self.drafted:
             return
         wanted = np.array([asked.get(rows[0].sequence.prompt, NO_CLASS) for _, rows in self.drafted], np.float32)
@@ -161,23 +171,28 @@ class StepOutputs:
 
 
 class Executor(Generic[PreparedT]):
-    """One model on one device with `depth` step slots. `prepare` is thread-safe; other methods belong to one thread.
+    """Executes the steps of one model on one device, with `depth` step slots.
+
+    `prepare` is thread-safe. The other methods must be called from one thread.
 
     Args:
         model: the model.
         config: engine configuration.
         products: dtype of most GEMMs.
-        fallbacks: collects notes on features that run slower than possible.
-        cache: paged KV cache; page 0 absorbs writes of padding rows.
+        fallbacks: collects notes about slow fallbacks.
+        cache: paged KV cache. Padding rows write to page 0, which is never read.
         runner: runs the parts of a step.
         images: encodes images on the compute stream.
-        compute, copy: the streams.
-        run: runs work on the compute stream, keyed by its CUDA graph.
-        sizes: padding sizes.
-        texts: whether text tasks are supported in addition to objects.
+        compute: stream of the computation.
+        copy: stream of the copies to the host.
+        run: function (key, work) that runs work on the compute stream; on CUDA, the key identifies its graph.
+        sizes: sizes to which steps are padded.
+        texts: whether the model supports text tasks in addition to object tasks.
 
     Attributes:
-        model, products, fallbacks: as above.
+        model: see above.
+        products: see above.
+        fallbacks: see above.
     """
 
     def __init__(
@@ -200,11 +215,12 @@ class Executor(Generic[PreparedT]):
         self._runner, self._images, self._compute, self._copy = runner, images, compute, copy
         self._run, self._sizes = run, sizes
         limits, device, depth, rows = model.limits, model.device, config.depth, config.max_sequences
-        self._device, self._spare = device, rows  # batch slot of padding rows; its pages are page 0
-        self._unread = set[int]()  # slots whose step is launched
+        # The batch slot `rows` is for padding; its page table contains only page 0.
+        self._device, self._spare = device, rows
+        self._unread = set[int]()  # slots whose step is launched and not read
         self._on_ready: Callable[[], None] | None = None
         self._asked = model.vision.asked if isinstance(model.vision, DraftingEncoder) else {}
-        # After the last prefix page, a sequence has at most the rest of the context.
+        # A sequence has at most the pages of the prefix, and pages for the rest of the context.
         width = cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
         self._steps = DecodeInputs(depth, device, rows, cache.prefix_length)
         shapes = rows, images.batch_sizes[-1], MAX_PROMPT_TOKENS, cache.prefix_pages, width
@@ -213,16 +229,17 @@ class Executor(Generic[PreparedT]):
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64, device=device)
         self._tables = torch.zeros(rows + 1, width, dtype=torch.int32, device=device)
         self._state = torch.zeros(rows + 1, limits.dim, dtype=model.dtype, device=device)
-        self._last = torch.zeros(rows, limits.dim, dtype=model.dtype, device=device)  # behind a prefill's prompts
+        # Hidden states after the prompts of a prefill.
+        self._last = torch.zeros(rows, limits.dim, dtype=model.dtype, device=device)
         vocab = limits.vocab_size if texts else 1
         self._slots = [StepOutputs(number, rows, vocab, model, images.objects) for number in range(depth)]
         self._sampling_inputs = SamplingInputs(depth, rows, vocab, device)
         self._adapter_room = config.adapter_slots, config.adapter_rank
-        self._bank: AdapterBank | None = None  # made when the first adapter is used
+        self._bank: AdapterBank | None = None  # created when the first adapter is used
 
     @property
     def encoder(self) -> object:
-        """The model's vision encoder or a faster implementation of it."""
+        """The vision encoder of the model, or a faster implementation of it."""
         return self._images.encoder
 
     @property
@@ -231,13 +248,13 @@ class Executor(Generic[PreparedT]):
         return {"compute": self._compute, "copy": self._copy}
 
     def prepare(self, image: Pixels) -> PreparedT:
-        """Split an image, (height, width, 3) uint8 RGB or a decoded video frame, into crops."""
+        """Split an image into crops for the encoder; see `ImageEncoder.prepare`."""
         return self._images.prepare(image)
 
     # ---- a step
 
     def launch(self, slot: int, step: Step[PreparedT]) -> None:
-        """Launch a step's forward pass and greedy sampling on the compute stream."""
+        """Launch the forward pass and the greedy sampling of a step on the compute stream."""
         self._slots[slot].drafted = drafted_from_images(step)
         self._unread.add(slot)
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
@@ -248,9 +265,9 @@ class Executor(Generic[PreparedT]):
             raise
 
     def finalize(self, slot: int, step: Step[PreparedT]) -> None:
-        """Sample the rows that are not greedy, then queue the copy of all samples on the copy stream.
+        """Sample the rows that are not greedy, then queue the copy of all samples to the host.
 
-        If any row writes text, the previous step must be committed first, because grammars depend on it.
+        If any row samples text, the previous step must be committed first, because allowed tokens depend on it.
         """
         held, count = self._slots[slot], len(step.sequences)
         try:
@@ -280,11 +297,15 @@ class Executor(Generic[PreparedT]):
             held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """Register a callback for steps that have run, in any thread; return False if `has_run` must be polled."""
+        """Register a callback that is called, in any thread, when a step has run.
+
+        Returns:
+            False if the device has no such callbacks, so that `has_run` must be polled.
+        """
         return False
 
     def has_run(self, slot: int) -> bool:
-        """Return whether a finalized step has run or failed, so that `read` does not block."""
+        """Return whether a finalized step has run or failed. If so, `read` does not block."""
         ready = self._slots[slot].ready
         return ready is not None and bool(ready.query())
 
@@ -299,7 +320,7 @@ class Executor(Generic[PreparedT]):
         ready.synchronize()
 
     def read(self, slot: int, step: Step[PreparedT]) -> list[Sampled]:
-        """Return the samples of a step that has run, one tuple per row.
+        """Return the samples of a step that has run: one tuple per row.
 
         Raises:
             BaseException: any error of the step.
@@ -307,7 +328,7 @@ class Executor(Generic[PreparedT]):
         held = self._slots[slot]
         self._unread.discard(slot)
         assert held.ready is not None
-        held.ready.synchronize()  # raises what the step has, and does not wait
+        held.ready.synchronize()  # raises the error of the step, if any; does not wait
         held.put_found(self._asked)
         return with_scores(held.host, held.host_scores, step)
 
@@ -317,7 +338,7 @@ class Executor(Generic[PreparedT]):
         return 0
 
     def close(self) -> None:
-        """Wait for the work on the streams, and close them."""
+        """Wait for the work on the streams, then close them."""
         for part in (self._images, self._compute, self._copy):
             part.close()
 
@@ -336,7 +357,7 @@ class Executor(Generic[PreparedT]):
         return ("decode", slot.number, rows, kind, adapted), work
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batch slots for the embeddings of the rows' samples, and the rows' phases."""
+        """Return, for each row, the batch slot that receives the embedding of its sample, and its phase."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
     def _decode_step(self, slot: StepOutputs, rows: int, kind: int, adapted: bool = False) -> None:
@@ -367,11 +388,11 @@ class Executor(Generic[PreparedT]):
 
     def _prefill(self, slot: int, step: Step[PreparedT]) -> None:
         rows, held = step.sequences, self._slots[slot]
-        # Encoding keeps a GPU busy for milliseconds, while the host prepares the rest.
+        # Queue the encoding first: the GPU is busy with it for milliseconds, while the host prepares the prefill.
         self._images.encode(slot, step.images)
         prompts = self._prefills.fill(slot, step, held.drafted)
         whole = bucket_of(self._sizes.batch, len(rows))
-        self._steps.fill_sampled(slot, rows, whole)  # behind another copy: one between two graphs takes longer
+        self._steps.fill_sampled(slot, rows, whole)  # next to another copy: a copy between two graphs takes longer
         adapted = any(window.adapter_slot for window in step.windows)
         if adapted:
             for window in step.windows:
@@ -408,8 +429,8 @@ class Executor(Generic[PreparedT]):
             self._last.copy_(F.embedding(inputs["lasts"], hidden))
 
     def _prefill_long(self, step: Step[PreparedT], prompts: PromptTokens, adapted: bool) -> None:
-        """Run `_prefill_step` without a graph for more prompt tokens than the buffers hold."""
-        # Separate tensors: kernels are recompiled for unaligned inputs.
+        """Run a prefill without a CUDA graph, because its prompt tokens do not fit the buffers."""
+        # Use separate tensors, because slices of one tensor may be unaligned, for which kernels are recompiled.
         ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
         self._write_tables()
         if n := len(step.imaged):
@@ -417,17 +438,17 @@ class Executor(Generic[PreparedT]):
             runner.prefill(*self._prefixes(n), None, positions, owners, self._tables)
         runner = self._adapted(self._upload(prompts.adapter_slots)) if adapted else self._runner
         x = self.model.text.embed(ids)
-        put_values(self.model.region, x, prompts.values)  # too many for a draft
+        put_values(self.model.region, x, prompts.values)  # such a long prefill has no drafts
         hidden = runner.forward_tokens(x, positions, owners, self._tables, together=True)
         self._last.copy_(F.embedding(self._prefills.device["lasts"], hidden))
 
     def _first_samples(self, slot: StepOutputs, rows: int, kind: int) -> None:
-        if self._asked:  # the next prefill writes over it
+        if self._asked:  # the next prefill overwrites the detections
             slot.objects.copy_(self._images.objects)
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _fed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings (tokens, dim) of a prefill's tokens, with values of prompts and drafts inserted."""
+        """Insert the values of prompts and drafts into the token embeddings (tokens, dim) of a prefill."""
         inputs, count = self._prefills.device, len(x)
         values = self._prefills.values[:count]
         if self._asked:
@@ -439,14 +460,17 @@ class Executor(Generic[PreparedT]):
         self._tables.index_copy_(0, device["batch_slots"].long(), device["tables"])
 
     def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the embeddings of the first n images with BOS first, and their pages."""
+        """Return the embeddings and KV cache pages of the first `n` images.
+
+        The embeddings are those of BOS, then of the image tokens.
+        """
         tokens = self._images.tokens[:n]
         x = tokens.new_empty(n, 1 + tokens.shape[1], tokens.shape[2])
         x[:, :1], x[:, 1:] = self.model.text.embed(self._bos), tokens  # `torch.cat` takes 66 µs for 8 images
         return x, self._prefills.device["prefixes"][:n]
 
     def _adapted(self, slots: torch.Tensor) -> Runner:
-        """Return a runner that uses these adapter slots in its next call."""
+        """Return a runner that applies the adapters in these adapter slots in its next call."""
         return self._runner.with_adapters(self._adapter_bank(), slots)
 
     def _adapter_bank(self) -> AdapterBank:
@@ -460,7 +484,7 @@ class Executor(Generic[PreparedT]):
 
 
 def _kind_of(step: Step[Any]) -> int:
-    """Return the bit flags of a step's samples."""
+    """Return bit flags that say what a step samples (coordinates, sizes, text) and whether it has drafts."""
     kind = DRAFTED if step.drafted else 0
     for row in step.sequences:
         kind |= _KINDS[row.phase]
@@ -468,9 +492,10 @@ def _kind_of(step: Step[Any]) -> int:
 
 
 def _sampled_by(rows: int, kind: int) -> int:
-    """Return the bit flags of the graph for a step: objects, text, or both, to limit the number of graphs.
+    """Return the bit flags of the graph that runs a step.
 
-    Only single-row steps have separate graphs for coordinates and sizes.
+    To limit the number of graphs, coordinates and sizes share a graph. Only steps of one row without draft have a
+    separate graph for each.
     """
     objects = OBJECTS if rows > 1 or kind & DRAFTED else kind & OBJECTS
     return kind & (TEXT | DRAFTED) | (objects if kind & (OBJECTS | DRAFTED) else 0)

@@ -1,4 +1,4 @@
-"""CUDA graphs: repeated work launched with one driver call."""
+"""CUDA graphs: capture repeated work once, then launch it with one driver call."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ Job = tuple[Hashable, Callable[[], None]]
 """Key and function for `Graphs.run`."""
 Progress = Callable[[int, int], None]
 """Callback with the number of finished parts and the total."""
-_FIRST_RETRY = 8  # runs after a capture that failed; each further one after twice as many
-_TOLD_AT = 64  # such runs: by then decoders are open
-_TRIES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)  # to wait before each capture of a kind, whose images wait for it
-_capturing = threading.Lock()  # one at a time: torch's allocator and generators know of one
+_FIRST_RETRY = 8  # runs between a failed capture and the first retry; doubled after each further failure
+_TOLD_AT = 64  # a failure is reported when this number of runs is reached; by then, video decoders are open
+# Seconds to wait before each attempt to capture a kind; images of this kind wait for it.
+_TRIES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+_capturing = threading.Lock()  # torch supports only one capture at a time
 
 
 class Graphs:
-    """Work by key: run directly the first time, then captured and replayed as a CUDA graph.
+    """CUDA graphs by key. Work runs directly the first time; later it is captured and replayed as a CUDA graph.
 
-    If memory is too low to capture some work, it always runs directly.
+    If memory is too low to capture some work, this work always runs directly.
 
     Args:
-        stream: non-default stream of all work.
-        fallbacks: receives a note if memory is too low for a graph.
+        stream: stream that runs all work; not the default stream.
+        fallbacks: receives a note if some work cannot be captured.
     """
 
     def __init__(self, stream: torch.cuda.Stream, fallbacks: Fallbacks) -> None:
         self._stream, self._fallbacks = stream, fallbacks
         self._memory = torch.cuda.graph_pool_handle()  # shared, because the graphs never overlap
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None if memory was too low
-        self._retries: dict[Hashable, tuple[int, int]] = {}  # of those that failed: runs to the next try, and before it
+        # After a failed capture: runs until the next attempt, and the interval of attempts.
+        self._retries: dict[Hashable, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return sum(graph is not None for graph in self._graphs.values())
@@ -49,10 +51,10 @@ class Graphs:
         return self._graphs.get(key) is not None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Run work on the current stream.
+        """Run work on the current stream, as a CUDA graph if one is captured.
 
         Args:
-            key: identifies the work; equal keys mean equal work.
+            key: identifies the work. Equal keys must mean equal work.
             work: launches kernels on tensors with fixed addresses.
         """
         graph = self._graphs.get(key)
@@ -81,15 +83,16 @@ class Graphs:
                 reason = f"as the capture failed: {reason}"
             if key in self._graphs or wait >= _TOLD_AT:
                 self._fallbacks.note(f"some steps take longer without a CUDA graph, {reason}")
-            self._memory = torch.cuda.graph_pool_handle()  # torch may take this one for one that is being captured
+            self._memory = torch.cuda.graph_pool_handle()  # torch may believe that the old pool is still being captured
         else:
             self._retries.pop(key, None)
 
 
 class GraphsByKind(Generic[K]):
-    """CUDA graphs per kind of work, captured by a separate stream while the device is in use.
+    """CUDA graphs by kind of work, such as the size of an image. A separate stream captures while the device is in use.
 
-    Graphs are never dropped, because a running graph cannot be freed. All graphs run sequentially on one stream.
+    Graphs are never freed, because a graph must not be freed while it runs. All graphs must run sequentially on one
+    stream.
 
     Args:
         device: the CUDA device.
@@ -100,22 +103,28 @@ class GraphsByKind(Generic[K]):
         self._most, self._aside = most, torch.cuda.Stream(device)
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[K, list[torch.cuda.CUDAGraph]] = {}
-        self._read: list[torch.Tensor] = []  # by the graphs
+        self._read: list[torch.Tensor] = []  # tensors that the graphs read
 
     def get(self, kind: K) -> list[torch.cuda.CUDAGraph] | None:
-        """Return the graphs of a kind, [] if capture is impossible, or None before `capture`."""
+        """Return the graphs of a kind, or None if `capture` was not called for it.
+
+        The list is empty if capture failed.
+        """
         return self._graphs.get(kind)
 
     def capture(
         self, kind: K, name: str, works: Callable[[], tuple[Sequence[Callable[[], object]], list[torch.Tensor]]]
     ) -> list[torch.cuda.CUDAGraph]:
-        """Capture the graphs of a kind; return [] if there are too many kinds or too little memory. Not thread-safe.
+        """Capture the graphs of a kind. Not thread-safe.
 
         Args:
-            kind: key of the work.
-            name: name of the work in a warning.
-            works: called on the capture stream: compiles kernels, then returns the work of each graph and the tensors
-                it reads.
+            kind: key of the kind of work.
+            name: name of the work for a warning.
+            works: function that is called on the capture stream. It compiles the kernels, then returns the work of each
+                graph and the tensors that the graphs read.
+
+        Returns:
+            The graphs. The list is empty if there are too many kinds or too little memory.
         """
         if kind in self._graphs or len(self._graphs) >= self._most:
             return self._graphs.get(kind, [])
@@ -129,9 +138,11 @@ class GraphsByKind(Generic[K]):
                     graphs = [captured(work, self._memory) for work in given]
                     self._read += read
                     break
-            except RuntimeError as error:  # no memory: torch's own error, or the driver's, which is of no other type
+            # Out of memory in torch or in the driver, whose errors have no type of their own.
+            except RuntimeError as error:
                 failure = reason_of(error)
-                self._memory = torch.cuda.graph_pool_handle()  # torch may take this one for one being captured
+                # Torch may believe that the old pool is still being captured.
+                self._memory = torch.cuda.graph_pool_handle()
                 if lacks_memory(error):
                     log.warning("%s runs without a CUDA graph: %s", name, failure)
                     break
@@ -142,20 +153,25 @@ class GraphsByKind(Generic[K]):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether a device has no memory left: torch says so by a type, the driver in words."""
+    """Return whether an error means that the device is out of memory.
+
+    torch has an exception type for it. The driver's errors have only a message.
+    """
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def captured(work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of work on the current non-default stream; the work must have run before.
+    """Capture work on the current stream as a CUDA graph. The work must have run before.
+
+    The current stream must not be the default stream.
 
     Args:
-        work: launches the kernels; tensors it allocates belong to the graph.
-        memory: `torch.cuda.graph_pool_handle`, shared with graphs that never run concurrently.
+        work: launches the kernels. The graph owns the memory of tensors that it allocates.
+        memory: memory pool from `torch.cuda.graph_pool_handle`. Graphs that share a pool must not run concurrently.
     """
     with _capturing:
         graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-        gc.disable()  # garbage collection of other graphs in this thread would abort the capture
+        gc.disable()  # if garbage collection freed another graph in this thread, the capture would be aborted
         try:
             return _capture(graph, work, memory)
         finally:
@@ -164,11 +180,11 @@ def captured(work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
 
 
 def _capture(graph: torch.cuda.CUDAGraph, work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
-    graph.capture_begin(pool=memory, capture_error_mode="thread_local")  # other threads go on using the device
+    graph.capture_begin(pool=memory, capture_error_mode="thread_local")  # other threads continue to use the device
     try:
         work()
-    except BaseException:  # such as OutOfMemoryError: an image captures graphs of its size while an engine serves
-        with suppress(RuntimeError):  # it may have failed itself
+    except BaseException:  # such as OutOfMemoryError, because captures also run while the engine serves requests
+        with suppress(RuntimeError):  # ending the capture may also fail
             graph.capture_end()  # otherwise the stream stays unusable
         raise
     graph.capture_end()

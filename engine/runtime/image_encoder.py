@@ -3,8 +3,8 @@
     upload stream    image → (YUV → RGB) → resize → crops
     compute stream   crops → features → image tokens
 
-Single-crop images are uploaded in batches, see `cuda_uploads`. Other images, and the first image while the device is
-idle, are uploaded by the submitting thread, see `tiled_uploads`.
+Images with a single crop are uploaded in batches (`CudaUploads`). Images with tiles are uploaded one by one by the
+submitting thread (`TiledUploads`). The same holds for a single image that arrives while the device is idle.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ PreparedImage = TiledImage | StagedImage
 
 
 class CudaImageEncoder:
-    """A model's vision encoder on CUDA. `prepare` is thread-safe; other methods belong to one thread and stream.
+    """Runs the vision encoder of a model on CUDA.
+
+    `prepare` is thread-safe. The other methods must be called from one thread with one stream.
 
     Args:
         model: the model.
         most: maximum number of images per batch.
         depth: number of step slots.
-        stream: stream for encoding.
+        stream: stream of the encoder.
         graphs: CUDA graphs of that stream.
-        fallbacks: collects notes on unsupported features.
+        fallbacks: collects notes about slow fallbacks.
 
     Attributes:
-        idle: returns whether the device is probably idle.
-        batch_sizes: sizes that batches of images are padded to.
-        tokens: (images, tokens, dim) of the images of the last `encode`, in order.
+        idle: function that returns whether the device is probably idle.
+        batch_sizes: batch sizes to which images are padded.
+        tokens: (images, tokens, dim) image tokens of the last `encode`, in order.
         encoder: implementation of the vision encoder.
-        objects: (images, objects, 5) detections of a `DraftingEncoder`; other encoders have one unused entry.
+        objects: (images, objects, 5) detections of a `DraftingEncoder`. Other encoders have one unused entry.
     """
 
     def __init__(
@@ -84,9 +86,10 @@ class CudaImageEncoder:
         self._joined = torch.zeros_like(self.tokens[0])
 
     def prepare(self, image: Pixels) -> PreparedImage:
-        """Stage an image for the next batched upload, or upload and split it now. Does not wait for the device.
+        """Copy an image to pinned memory for the next batched upload, or upload it and split it into crops now.
 
-        The caller may change host pixels afterwards; pixels on the device must not change.
+        The call does not wait for the device. Afterwards the caller may change the pixels if they are on the host.
+        Pixels on the device must not change.
         """
         vision = self._vision
         if not self._kernels:
@@ -96,9 +99,9 @@ class CudaImageEncoder:
         tiling = vision.tiling_of(rows, columns)
         prepared: PreparedImage | None = None
         single, yuv = tiling == (1, 1), isinstance(image, YuvImage)
-        if single:  # also if it is not needed yet: it takes a second
+        if single:  # compile now even if the kernels are not needed yet, because it takes a second
             self._uploads.compile_for(rows, columns, yuv=yuv)
-        # By itself only while no other is: that takes the interpreter twice as long as to stage it.
+        # Upload it alone only if no other image is being uploaded, because this holds the GIL twice as long as staging.
         apart = not single or (self.idle() and self._tiled.all_free)
         if apart and not (isinstance(image, YuvImage) and image.y.is_cuda):
             prepared = self._tiled.send(image, tiling)
@@ -108,9 +111,9 @@ class CudaImageEncoder:
 
     @torch.inference_mode()
     def _cut(self, image: Pixels, tiling: Tiling) -> TiledImage:
-        """Upload an image, unless it is on the device, and split it there; without kernels the host splits it."""
+        """Upload an image if necessary, and split it into crops on the device. Without Triton, the host splits it."""
         vision = self._vision
-        # Decoded frames on the device belong to its default stream, where their memory is reused.
+        # Wait for the default stream, on which decoded frames are written and their memory is reused.
         on_device = isinstance(image, YuvImage) and image.y.is_cuda
         stream = torch.cuda.default_stream(self._device) if on_device else self._uploads.stream
         with torch.cuda.stream(stream):
@@ -133,7 +136,7 @@ class CudaImageEncoder:
         return rgb_of_yuv(here.y, here.u, here.v, here.factors)
 
     def encode(self, slot: int, images: Sequence[PreparedImage]) -> None:
-        """See `ImageEncoder.encode`; the current stream is used."""
+        """See `ImageEncoder.encode`. The work runs on the current stream."""
         stream = self._stream
         single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
         staged: list[tuple[int, StagedImage]] = []
@@ -155,7 +158,7 @@ class CudaImageEncoder:
             self._crops[place : place + 1].copy_(pixels)
         if single:  # single-crop images are encoded together
             self._graphs.run(*self._encode_job(bucket_of(self.batch_sizes, count), True))
-            for place in range(count - 1, -1, -1):  # backwards, so that no source is overwritten
+            for place in range(count - 1, -1, -1):  # backwards, so that no source is overwritten before it is copied
                 if single[place] != place:
                     self.tokens[single[place]].copy_(self.tokens[place])
         for number, image in enumerate(images):
@@ -167,7 +170,10 @@ class CudaImageEncoder:
                 self.tokens[number].copy_(self._joined)
 
     def jobs(self) -> list[Job]:
-        """Return the graphs to capture at startup: single-crop images. Tilings are captured on first use."""
+        """Return the graphs to capture at startup: batches of single-crop images.
+
+        Graphs of tilings are captured at first use.
+        """
         return [self._encode_job(n, True) for n in self.batch_sizes]
 
     def _encode_job(self, n: int, single: bool) -> Job:
@@ -182,7 +188,7 @@ class CudaImageEncoder:
         crops = self._vision.normalize(self._crops[:n])
         if self._drafting is None:
             features = self.encoder.features(crops)
-        else:  # it sees no more than one crop of an image
+        else:  # such an encoder has one crop per image
             features, self.objects[:n] = self._drafting.features_and_drafts(crops)
         if single:
             self.tokens[:n] = self.encoder.project(features, features)
@@ -190,16 +196,18 @@ class CudaImageEncoder:
             self._crop_features[:n] = features
 
     def _join(self, tiling: Tiling) -> None:
-        """Compute the image tokens from the features of an image's crops."""
+        """Compute the image tokens from the features of all crops of an image."""
         self._joined[:] = self._vision.join(self._crop_features[: crop_count(tiling)], tiling)
 
 
 def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> torch.Tensor:
-    """Return the global crop and, unless the tiling is 1×1, the tiles in row-major order, equal to `make_crops`.
+    """Return the crops of an image, equal to those of `make_crops`.
+
+    The first crop is the whole image. Unless the tiling is 1×1, the tiles follow in row-major order.
 
     Args:
         image: (height, width, 3) uint8 RGB on a CUDA device.
-        tiling: (rows, columns).
+        tiling: number of rows and columns of tiles.
         size: side of a crop in pixels.
         margin: overlap of tiles on each side, in pixels.
 
@@ -212,7 +220,11 @@ def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> to
 
 
 def cut_crops_into(image: torch.Tensor, tiling: Tiling, out: torch.Tensor, margin: int) -> list[torch.Tensor]:
-    """Write `cut_crops` to `out`; return other tensors of the kernels, which a CUDA graph must keep alive."""
+    """Write the crops of an image to `out`; see `cut_crops`.
+
+    Returns:
+        Temporary tensors that the kernels read. A CUDA graph of this call must keep them alive.
+    """
     from saccade.engine.kernels.resize import resize, weights_of
 
     (height, width, _), size, device = image.shape, out.shape[1], image.device

@@ -1,13 +1,14 @@
-"""The step loop: plan → launch → wait → commit → finalize, in one thread, while there is work.
+"""The step loop. One thread repeats plan → launch → wait → commit → finalize while there is work.
 
-    plan      choose the next step while a slot is free; steps without text are also sampled at launch
+    plan      choose the next step if a step slot is free
+    launch    queue its forward pass on the device, and its sampling if it samples no text
     report    deliver finished results and admit the next images while the device is busy
     wait      until the oldest step has run, another thread posts an action, or a deadline passes
-    commit    pass the oldest step's samples to its sequences
-    finalize  sample a step that writes text; its grammar depends on the step just committed
+    commit    add the samples of the oldest step to its sequences
+    finalize  queue the sampling of a text step, whose allowed tokens depend on the step just committed
 
-With two slots, a step's forward pass runs while the host reads the previous step; with one slot, nothing overlaps. A
-failed step ends only its own requests. Other threads post actions, which run between two steps.
+With two step slots, a forward pass runs while the host reads the previous step. With one slot, host and device take
+turns. A failed step ends only its own requests. Other threads post actions, which the loop runs between two steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Flight(Generic[ImageT]):
-    """A step in flight: its slot, launch time, and whether its sampling is launched."""
+    """A step in flight: its slot, its launch time, and whether its sampling is queued."""
 
     slot: int
     step: Step[ImageT]
@@ -53,8 +54,8 @@ class StepLoop(Generic[ImageT]):
         executor: runs the steps.
         scheduler: plans the steps.
         config: engine configuration.
-        n_preparers: threads that split images into crops.
-        clock: returns seconds; must be the scheduler's clock.
+        n_preparers: number of threads that split images into crops.
+        clock: function that returns the time in seconds. It must be the clock of the scheduler.
 
     Attributes:
         monitor: counters and trace.
@@ -72,22 +73,23 @@ class StepLoop(Generic[ImageT]):
         self._executor, self._scheduler, self._config, self._clock = executor, scheduler, config, clock
         self._preparer = Preparer(n_preparers, self._deliver)
         self._lead = AdmissionLead(config)
-        self._landed_at = -math.inf  # the last step
-        self._late = False  # whether the oldest step had landed before the loop waited for it
+        self._landed_at = -math.inf  # time at which the last step was committed
+        self._late = False  # whether the oldest step had run before the loop started to wait for it
         self._admitted_early = 0  # number of the prefill during which the next images were admitted
         self.monitor = Monitor()
         self.slots = StepSlots(config.depth)
         self.flights: deque[Flight[ImageT]] = deque()
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
-        self._wanted: float = 1  # things in the inbox for which the thread is woken
-        self._offered: dict[Hashable, Request[ImageT]] = {}  # of a stream, the newest frame that is still in the inbox
+        self._wanted: float = 1  # number of inbox items that wake the thread
+        # For each stream, the newest frame that is still in the inbox.
+        self._offered: dict[Hashable, Request[ImageT]] = {}
         self._closing: BaseException | None = None
         self._calls = executor.call_when_ready(self._ring)
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the loop's thread."""
         engine_opened()
         self._thread.start()
 
@@ -95,7 +97,7 @@ class StepLoop(Generic[ImageT]):
 
     @property
     def n_pages(self) -> int:
-        """Pages of the KV cache that requests share."""
+        """Number of KV cache pages that all requests share."""
         return self._scheduler.resources.pages_total
 
     def require_open(self) -> None:
@@ -110,10 +112,10 @@ class StepLoop(Generic[ImageT]):
             raise EngineClosedError(str(self._closing) if cause is None else f"the engine has failed: {cause}")
 
     def require_other_thread(self) -> None:
-        """Check that the caller is not the loop's thread.
+        """Check that the caller is not the loop's thread, which runs callbacks and tasks.
 
         Raises:
-            EngineError: in the loop's thread, which runs `call_when_done` callbacks, `on_text` and tasks.
+            EngineError: if the caller is the loop's thread, for example in `on_text` or `call_when_done`.
         """
         if threading.current_thread() is self._thread:
             raise EngineError(
@@ -122,10 +124,10 @@ class StepLoop(Generic[ImageT]):
             )
 
     def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:
-        """Queue a request; `request.done` reports its outcome in the loop's thread.
+        """Queue a request. The loop's thread calls `request.done` with the outcome.
 
-        A frame that a newer one supersedes is released at once, even while the loop is busy. On a CPU, a step takes as
-        long as two camera frames, and six 4K cameras kept five frames each.
+        If a newer frame of the stream supersedes the request, its image is freed at once, even while the loop is busy.
+        This limits memory on a CPU, where several frames of a camera can arrive during one step.
 
         Raises:
             EngineClosedError: if the loop was stopped or has failed.
@@ -142,12 +144,12 @@ class StepLoop(Generic[ImageT]):
             superseded.done(superseded, SupersededError())
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
-        """End a request as soon as possible; finished requests are ignored."""
+        """End a request as soon as possible. Finished requests are ignored."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.cancel(request, error))
 
     def configure(self, stream: Hashable, settings: StreamSettings | None) -> None:
-        """Set a stream's share of the engine, or remove the stream with None."""
+        """Set a stream's share of the engine. With None, remove the stream."""
         admission = self._scheduler.admission
         with suppress(EngineClosedError):
             if settings is None:
@@ -156,15 +158,16 @@ class StepLoop(Generic[ImageT]):
                 self._post(lambda: admission.configure(stream, settings))
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached prefix; ignored after the loop has ended."""
+        """Release a cached prefix. The call has no effect after the loop has ended."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.release_prefix(kept))
 
     def run_idle(self, work: Callable[[], T]) -> T:
-        """Run a function in the loop's thread and return its result.
+        """Run a function in the loop's thread while the engine is idle, and return its result.
 
         Raises:
-            EngineError: if a request is queued or in flight, a prefix is cached, or the caller is the loop's thread.
+            EngineError: if a request is queued or in flight, if a prefix is cached, or if the caller is the loop's
+                thread.
         """
         self.require_other_thread()
         outcome: Future[T] = Future()
@@ -187,7 +190,10 @@ class StepLoop(Generic[ImageT]):
         return self.monitor.counters(self._scheduler)
 
     def stop(self, error: BaseException) -> None:
-        """Finish requests in flight, end queued requests with `error`, then end the thread, without waiting."""
+        """Stop the loop without waiting for it.
+
+        Queued requests end with `error`. Requests in flight are finished, then the thread ends.
+        """
         with self._wake:
             if self._closing is None:
                 self._closing = error
@@ -195,14 +201,14 @@ class StepLoop(Generic[ImageT]):
                 self._wake.notify()
 
     def close(self, error: BaseException) -> None:
-        """Call `stop` and wait for the thread."""
+        """Stop the loop (see `stop`) and wait for its thread."""
         self.stop(error)
         self._thread.join()
 
     def _take(self, request: Request[ImageT], stream: Hashable) -> None:
         if request.frame:
             with self._wake:
-                request = self._offered.pop(stream)  # the newest by now
+                request = self._offered.pop(stream)  # the newest frame of the stream
         self._scheduler.submit(request, stream)
 
     def _post(self, action: Callable[[], None]) -> None:
@@ -211,19 +217,19 @@ class StepLoop(Generic[ImageT]):
             self._put(action)
 
     def _put(self, action: Callable[[], None]) -> None:
-        """Queue an action; the lock must be held."""
+        """Queue an action for the loop. The caller must hold the lock."""
         self._inbox.append(action)
         if len(self._inbox) >= self._wanted:
             self._wake.notify()
 
     def _ring(self) -> None:
-        """Wake the loop because a step's samples are ready."""
+        """Wake the loop because the samples of a step are ready."""
         with self._wake:
             self._wake.notify()
 
     def _deliver(self, made: Sequence[Prepared[ImageT]]) -> None:
-        """Accept prepared images, also while the loop is closing."""
-        at = self._clock()  # the loop may be waiting for a step
+        """Queue prepared images for the loop. This also works while the loop is closing."""
+        at = self._clock()  # take the time here, because the loop may run the action later
         with self._wake:
             self._put(lambda: self._take_prepared(made, at))
 
@@ -233,7 +239,7 @@ class StepLoop(Generic[ImageT]):
         try:
             while not self._at_end:
                 self.tick()
-        except BaseException as error:  # no caller may wait for a thread that has ended
+        except BaseException as error:  # end all requests, so that no caller waits for a dead thread
             self._abandon(error)
             raise
         finally:
@@ -245,12 +251,12 @@ class StepLoop(Generic[ImageT]):
         with self._wake:
             self._closing = error
         while self._inbox:
-            with suppress(Exception):  # one that fails must not leave the callers of the others waiting
+            with suppress(Exception):  # if one fails, the others must still be ended
                 self._inbox.popleft()()
         self._scheduler.cancel_all(error)
 
     def tick(self) -> None:
-        """Launch the next step if there is one; otherwise, or if no slot is free, wait and commit finished steps."""
+        """Run one iteration: launch the next step, if there is one and a slot is free. Otherwise wait, then commit."""
         with self.monitor.span("schedule"):
             now = self._clock()
             self._scheduler.expire(now)
@@ -275,11 +281,14 @@ class StepLoop(Generic[ImageT]):
         self.monitor.sample(self._scheduler, (flight.step for flight in self.flights))
 
     def _plan(self, now: float) -> tuple[Step[ImageT] | None, float, float]:
-        """Return the next step, or None with a deadline and a number of inbox items to wait for.
+        """Choose the next step, and say for what to wait if there is none.
 
-        While a prefill runs, the next images are admitted as long before its end as their preparation takes. They are
-        admitted at once if prefills are consecutive, the next one is full, and no newer frames can arrive. At 64
-        streams with 4 ms per prefill, this cut the idle time per prefill from 0.6 to 0.25 ms.
+        While a prefill runs, the next images are admitted shortly before its end; see `AdmissionLead`. They are
+        admitted at once if three conditions hold: prefills follow each other directly, the next prefill is full, and no
+        queued frame can be superseded.
+
+        Returns:
+            The next step or None, a time until which to wait, and a number of inbox items to wait for.
         """
         scheduler, free = self._scheduler, self.slots.can_launch
         step = scheduler.next_step() if free else None
@@ -291,7 +300,7 @@ class StepLoop(Generic[ImageT]):
             prefill = len(ahead.step.windows), max(ahead.launched_at, self._landed_at)
             full = self._lead.follow and scheduler.unfilled <= 0
             if self._admitted_early != ahead.step.number:
-                if not full:  # callers may submit their next image after a result, in time for this prefill
+                if not full:  # after a result, a caller may submit its next image in time for this prefill
                     scheduler.report()
                     self._run_inbox()
                     full = self._lead.follow and scheduler.unfilled <= 0
@@ -306,7 +315,7 @@ class StepLoop(Generic[ImageT]):
                     step = scheduler.next_step(early=True)
                 else:
                     until = launch_at
-        if self._calls and free:  # what comes from outside may make a step possible
+        if self._calls and free:  # an inbox item may make a step possible
             until, wanted = min(until, scheduler.wake_at(now)), 1
         elif self._calls:  # on a CPU a step may take seconds
             until = min(until, scheduler.soonest)
@@ -322,13 +331,13 @@ class StepLoop(Generic[ImageT]):
             launched = self._try(self._executor.launch, flight)
         if launched and step.kind is StepKind.PREFILL:
             self._lead.launched(self._clock() - now)
-        # What has no text depends on nothing that is committed, and callers that have just got their results contend
-        # for the GIL at each call of the driver.
+        # Steps without text do not depend on the previous samples. Finalize them before callers get results and contend
+        # for the GIL, which each call of the driver needs.
         if launched and (not step.writes_text or len(self.flights) == 1):
             self._finalize(flight)
 
     def _finalize(self, flight: Flight[ImageT]) -> None:
-        """Launch a step's sampling and copies."""
+        """Queue the sampling of a step, and the copy of its samples."""
         with self.monitor.finalizing(flight.step):
             self._scheduler.finalize(flight.step)
             if self._try(self._executor.finalize, flight):
@@ -336,11 +345,11 @@ class StepLoop(Generic[ImageT]):
                 flight.finalized = True
 
     def _try(self, part: Callable[[int, Step[ImageT]], None], flight: Flight[ImageT]) -> bool:
-        """Launch a part of a step; return False if the launch failed, which fails the step."""
+        """Run one launch of a step. If it raises, fail the step and return False."""
         try:
             part(flight.slot, flight.step)
         except Exception as error:
-            # Part of the failed step may be in flight. Later users of its batch slots and pages follow on the compute
+            # A part of the failed step may be in flight. Later users of its batch slots and pages follow on the compute
             # stream. Freed images and host buffers have no such order, so wait for the streams.
             for stream in self._executor.streams.values():
                 with suppress(Exception):
@@ -352,9 +361,10 @@ class StepLoop(Generic[ImageT]):
         return True
 
     def _wait(self, until: float, wanted: float) -> None:
-        """Wait for the oldest step, `wanted` inbox items or a deadline. This is the only place where the loop waits.
+        """Wait until the oldest step has run, `wanted` inbox items exist, or a deadline passes.
 
-        A device without completion callbacks is polled while there is something else to wait for.
+        The loop waits nowhere else. A device without completion callbacks is polled if the loop also waits for inbox
+        items or a deadline.
         """
         slot = self.flights[0].slot if self.flights else None
         if slot is not None and until == wanted == math.inf:
@@ -375,21 +385,21 @@ class StepLoop(Generic[ImageT]):
 
     @property
     def _at_end(self) -> bool:
-        """Whether all work is done and the loop is closing."""
+        """Whether the loop is closing and all work is done."""
         return not (self._closing is None or self._inbox or self.flights or self._scheduler.active)
 
     @property
     def _has_landed(self) -> bool:
-        """Whether the oldest step can be committed."""
+        """Whether the oldest step has run, so that it can be committed."""
         try:
             return bool(self.flights) and self._executor.has_run(self.flights[0].slot)
         except Exception:  # `read` raises it again
             return True
 
     def _run_inbox(self) -> None:
-        """Run the actions that are queued now."""
+        """Run the actions that are in the inbox now."""
         for _ in range(len(self._inbox)):
-            # One by one, so that actions added meanwhile or after a failing action are not lost.
+            # Take one action at a time, so that no action is lost if one raises.
             self._inbox.popleft()()
 
     def _commit(self) -> None:
@@ -413,7 +423,7 @@ class StepLoop(Generic[ImageT]):
             self._scheduler.commit(step, sampled)
 
     def _take_prepared(self, made: Sequence[Prepared[ImageT]], at: float) -> None:
-        """Record the prepared images of windows, or the errors, made at time `at`."""
+        """Store the prepared images of windows, or fail their requests. `at` is the time when they were prepared."""
         for window, image, error in made:
             self._lead.prepared(at - window.admitted_at)
             if error is not None or image is None:
@@ -434,14 +444,15 @@ Prepared = tuple[PrefillWindow[ImageT], ImageT | None, BaseException | None]
 
 
 class Preparer:
-    """Daemon threads that split images of admitted windows into crops while steps run.
+    """Daemon threads that split the images of admitted prefill windows into crops while steps run.
 
-    One thread prepares all windows of a frame that is on the device, because cropping takes microseconds there and
-    waking another thread takes longer. Other windows of a request are shared among the threads.
+    If the image is on the device, one thread prepares all windows of the request, because cropping is fast there.
+    Otherwise the windows of a request are distributed over the threads.
 
     Args:
-        n_threads: maximum number of threads; each starts when it is first needed.
-        deliver: called in a thread with windows and their images or errors; must not raise.
+        n_threads: maximum number of threads. Each is started when it is first needed.
+        deliver: callback that receives windows with their images or errors. A preparer thread calls it. It must not
+            raise.
     """
 
     def __init__(self, n_threads: int, deliver: Callable[[Sequence[Prepared[Any]]], None]) -> None:
@@ -450,7 +461,7 @@ class Preparer:
         self._most, self._threads = n_threads, list[threading.Thread]()
 
     def put(self, windows: list[PrefillWindow[Any]]) -> None:
-        """Queue windows of one request for preparation; call from one thread."""
+        """Queue windows of one request for preparation. Call this always from the same thread."""
         for _ in windows:
             if len(self._threads) < self._most:
                 name = f"saccade-prepare-{1 + len(self._threads)}"
@@ -460,7 +471,7 @@ class Preparer:
         self._windows.put(windows)
 
     def close(self) -> None:
-        """Finish queued images, end the threads and wait for them."""
+        """Prepare all queued images, then end the threads and wait for them."""
         for _ in self._threads:
             self._windows.put(None)
         for thread in self._threads:
@@ -470,16 +481,16 @@ class Preparer:
         while (windows := self._windows.get()) is not None:
             try:
                 windows = self._own_part(windows)
-            except BaseException as error:  # the image of all of them cannot be read
+            except BaseException as error:  # the image, which all windows share, cannot be read
                 self._deliver([(windows[0], None, error)])
             else:
                 if made := [one for window in windows if (one := _prepared(window)) is not None]:
                     self._deliver(made)
                 del made
-            del windows  # or they would be kept until the next ones
+            del windows  # otherwise the images would stay alive until the next windows arrive
 
     def _own_part(self, windows: list[PrefillWindow[Any]]) -> list[PrefillWindow[Any]]:
-        """Return the windows for this thread, and queue the others for any thread."""
+        """Return the windows that the calling thread prepares, and queue the others for any thread."""
         on_device = windows[0].request.on_device
         if len(windows) == 1 or on_device is None or on_device():
             return windows
@@ -489,11 +500,11 @@ class Preparer:
 
 
 def _prepared(window: PrefillWindow[Any]) -> Prepared[Any] | None:
-    """Prepare the image of a window; return None if the window is over."""
+    """Prepare the image of a window. Return None if the request has ended."""
     prepare = window.prepare
     if prepare is None:
         return None
     try:
         return window, prepare(), None
-    except BaseException as error:  # of one image: the thread continues with the others
+    except BaseException as error:  # one failed image must not end the thread
         return window, None, error

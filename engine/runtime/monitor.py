@@ -1,6 +1,6 @@
-"""Thread-safe counters of the engine, and spans of a trace while one is recorded.
+"""Thread-safe counters of the engine, and recording of traces.
 
-The step loop reports what it does; the streams report when their work ran.
+The step loop reports each operation. The streams report when work ran on the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROCESS = 1
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """A timed operation with its track, start, end and arguments."""
+    """An operation in a trace, with track, name, start, end and arguments."""
 
     name: str
     track: str
@@ -42,13 +42,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
+        """Duration of the span in seconds."""
         return self.end - self.start
 
 
 @dataclass(slots=True, frozen=True)
 class Count:
-    """A value at a time."""
+    """The value of a counter at a time, for a trace."""
 
     name: str
     at: float
@@ -56,7 +56,7 @@ class Count:
 
 
 class Trace:
-    """The newest `capacity` spans and counts. Thread-safe."""
+    """Recorder of the newest `capacity` spans and counter values. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.started = time.perf_counter()
@@ -69,22 +69,25 @@ class Trace:
         self._spans.append(span)
 
     def count(self, name: str, value: float) -> None:
-        """Record a value."""
+        """Record the value of a counter."""
         self._counts.append(Count(name, time.perf_counter(), value))
 
     def spans(self, track: str) -> list[Span]:
-        """Return the spans of a track by start time."""
+        """Return the spans of one track, ordered by start time."""
         return sorted((span for span in self._spans.copy() if span.track == track), key=lambda span: span.start)
 
     def counts(self) -> list[Count]:
-        """Return the values in order."""
+        """Return the recorded counter values in order."""
         return list(self._counts.copy())
 
     def to_dict(self) -> dict[str, object]:
-        """Return the trace in Chrome's format, in microseconds: complete events (X), counters (C), track names (M)."""
-        spans = sorted(self._spans.copy(), key=lambda span: (span.start, -span.end))  # what holds another comes first
+        """Return the trace in the Chrome Trace Event format: complete events (X), counters (C) and track names (M).
+
+        All times are in microseconds.
+        """
+        spans = sorted(self._spans.copy(), key=lambda span: (span.start, -span.end))  # enclosing spans come first
         counts = self.counts()
-        # Work in flight at the start of the trace began earlier.
+        # Work in flight at the start of the trace has an earlier start time.
         zero = min([self.started, *(span.start for span in spans[:1])])
 
         def micros(at: float) -> float:
@@ -119,12 +122,21 @@ def _named(what: str, track: int, **args: object) -> dict[str, object]:
     return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": args}
 
 
-# ---- what is counted
+# ---- counters
 
 
 @dataclass(slots=True, eq=False)
 class StepPart:
-    """A part of a step: name, step number, kind, sequences, number of idle periods so far, and drafted values."""
+    """One part of a step, such as the forward pass or the sampling.
+
+    Attributes:
+        name: name of the part.
+        step: number of the step.
+        kind: prefill or decode.
+        sequences: number of rows.
+        rests: number of times that the engine was idle so far. It separates idle time from bubbles.
+        drafted: number of draft values.
+    """
 
     name: str
     step: int
@@ -135,17 +147,17 @@ class StepPart:
 
     @property
     def args(self) -> Mapping[str, object]:
-        """Arguments of its span."""
+        """Arguments of the span in the trace."""
         drafted = {"drafted": self.drafted} if self.drafted else {}
         return {"step": self.step, "kind": self.kind, "rows": self.sequences, **drafted}
 
 
 class Track:
-    """Busy and idle time of one stream. Called in the stream's order, by one thread at a time.
+    """Measures the busy and idle time of one stream. Calls must follow the order of the stream's work, one at a time.
 
     Attributes:
-        busy_s: seconds of work.
-        bubble_s: seconds without work while the engine had requests.
+        busy_s: total seconds of work.
+        bubble_s: total seconds without work while the engine had requests.
     """
 
     __slots__ = ("_monitor", "_name", "_rests", "_until", "bubble_s", "busy_s")
@@ -156,11 +168,11 @@ class Track:
         self._rests = -1
 
     def about(self) -> StepPart:
-        """Return the step part that is being launched."""
+        """Return the step part whose launch is in progress."""
         return self._monitor.doing
 
     def ran(self, about: StepPart, start: float, end: float) -> None:
-        """Record that a step part ran from `start` to `end` on the host's clock."""
+        """Record that a step part ran from `start` to `end`, in seconds of the host clock."""
         if about.rests == self._rests:
             self.bubble_s += max(0.0, start - self._until)
         self.busy_s += end - start
@@ -172,12 +184,12 @@ class Track:
 
 
 class Monitor:
-    """Counters of one loop. Only the loop writes them unless stated otherwise; reading is thread-safe.
+    """Counters of one step loop. Reading is thread-safe. Only the loop may write, unless a method says otherwise.
 
     Attributes:
-        doing: the step part that is being launched.
+        doing: the step part whose launch is in progress.
         trace: the trace being recorded, or None.
-        idle_s: seconds that the loop has waited for work.
+        idle_s: total seconds in which the loop waited for requests.
     """
 
     def __init__(self) -> None:
@@ -187,22 +199,23 @@ class Monitor:
         self.idle_s = 0.0
         self.doing = StepPart("", 0, "", 0, 0)
         self._requests: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
-        self._lock = threading.RLock()  # reentrant: garbage collection of a stream may count its request
+        self._lock = threading.RLock()  # reentrant, because garbage collection of a stream may count a request
         self._rests = 0
         self._compute = Track("compute", self)
         self._streams: Mapping[str, Stream] = {}
         self._watching = False
 
     def attach(self, streams: Mapping[str, Stream]) -> None:
-        """Time the 'compute' stream once counters are read, and other streams while a trace is recorded.
+        """Attach the streams to measure.
 
-        Timing a launch on a GPU costs as much as some launches.
+        Timing every launch on a GPU is expensive. The compute stream is therefore timed only after `counters` was
+        called, and the other streams only while a trace is recorded.
         """
         self._streams = streams
 
     @contextmanager
     def tracing(self) -> Iterator[Trace]:
-        """Record a trace until the end of the block.
+        """Record a trace while the `with` block runs.
 
         Raises:
             RuntimeError: if a trace is already being recorded.
@@ -211,7 +224,8 @@ class Monitor:
             if self.trace is not None:
                 raise RuntimeError("a trace is already being recorded")
             self.trace = trace = Trace()
-            for name, stream in self._streams.items():  # restart timing, so that device clocks match the host's
+            # Restart timing, to synchronize device times with the host clock again.
+            for name, stream in self._streams.items():
                 stream.watch(self._compute if name == "compute" else Track(name, self))
             self._watching = True
         try:
@@ -225,7 +239,7 @@ class Monitor:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Count the block as waiting for work."""
+        """Count the time of the `with` block as waiting for requests."""
         start = time.perf_counter()
         try:
             yield
@@ -234,19 +248,19 @@ class Monitor:
             self._rests += 1
 
     def launching(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context for launching a step's forward pass."""
+        """Return a context manager for the launch of a step's forward pass."""
         self.steps[step.kind] += 1
         self.sequences[step.kind] += len(step.groups)
         self.doing = self._part(step.kind, step)
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context for launching a step's sampling and copies."""
+        """Return a context manager for the launch of a step's sampling and copies."""
         self.doing = self._part("sample", step)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context for reading and committing the oldest step."""
+        """Return a context manager for reading and committing the oldest step."""
         return _NOTHING if self.trace is None else self.span("commit", self._part("commit", step))
 
     def _part(self, name: str, step: Step[Any]) -> StepPart:
@@ -254,27 +268,30 @@ class Monitor:
         return StepPart(name, step.number, step.kind, count, self._rests, len(step.sequences) - count)
 
     def waiting(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context for waiting for a step."""
+        """Return a context manager for waiting until a step has run."""
         return _NOTHING if self.trace is None else self.span("wait", self._part("wait", step))
 
     def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
-        """Return a context that records a span of the host thread."""
+        """Return a context manager that records its block as a span of the host thread."""
         return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
-        """Record the values that a trace shows as curves; `flying` are the steps in flight."""
+        """Record the values that a trace shows as curves. `flying` is the number of steps in flight."""
         if self.trace is not None:
             self.trace.count("sequences in flight", sum(len(step.sequences) for step in flying))
             self.trace.count("images waiting", scheduler.waiting)
             self.trace.count("free pages", scheduler.resources.pool.n_free)
 
     def ended(self, how: Outcome) -> None:
-        """Count a finished request. Thread-safe."""
+        """Count a finished request by its outcome. Thread-safe."""
         with self._lock:
             self._requests[how] += 1
 
     def counters(self, scheduler: Scheduler[Any]) -> dict[str, float]:
-        """Return all counters; names of monotonic ones end in `_total`. Streams are timed from the first call on."""
+        """Return all counters by name. The names of counters that never decrease end in `_total`.
+
+        The first call starts the timing of the streams.
+        """
         compute = self._streams.get("compute")
         if compute is not None:
             with self._lock:

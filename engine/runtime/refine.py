@@ -1,8 +1,9 @@
-"""Refinement of outlines by a model's refiner in a separate thread.
+"""Refinement of object outlines by the model's refiner network, in a separate thread.
 
     crop around the box (enlarged by a quarter on each side) → features → mask in five rounds → path
 
-On CUDA the network is one CUDA graph on its own stream. If a refiner fails, the coarse path stays.
+On CUDA, the network is one CUDA graph on its own stream. If the refinement of a result fails, the result keeps its
+coarse outlines.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ Done = Callable[[Result], None]
 
 
 class RefineThread:
-    """A refiner and its thread. Thread-safe.
+    """Thread that refines the outlines in results. Thread-safe.
 
     Args:
-        refiner: the refiner, on the device.
+        refiner: the refiner network, on the device.
         vision: splits and normalizes crops.
         encoder: encodes crops.
-        device: device of both.
+        device: device of the refiner and the encoder.
         fallbacks: receives a note if memory is too low for a CUDA graph.
     """
 
@@ -59,12 +60,13 @@ class RefineThread:
         self._queue: SimpleQueue[tuple[Result, Pixels, Done] | None] = SimpleQueue()
         self._lock, self._over, self._warned = threading.Lock(), False, False
         if self._graphs is not None:
-            self._probabilities(self._pixels.cpu(), self._mask.cpu())  # compiled and captured before it is needed
+            # Warm up: compile and capture before the first result.
+            self._probabilities(self._pixels.cpu(), self._mask.cpu())
         self._thread = threading.Thread(target=self._run, name="saccade-refine", daemon=True)
         self._thread.start()
 
     def put(self, result: Result, pixels: Pixels, done: Done) -> None:
-        """Queue a result for refinement with its image; `done` receives it in this object's thread."""
+        """Queue a result and its image for refinement. This thread calls `done` with the refined result."""
         with self._lock:
             if not self._over:
                 self._queue.put((result, pixels, done))
@@ -72,13 +74,13 @@ class RefineThread:
         done(result)
 
     def stop(self) -> None:
-        """End the thread after its queued results, without waiting."""
+        """End the thread after all queued results, without waiting for it."""
         with self._lock:
             self._over = True
             self._queue.put(None)
 
     def close(self) -> None:
-        """Call `stop` and wait for the thread."""
+        """Stop the thread (see `stop`) and wait for it."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -89,26 +91,35 @@ class RefineThread:
             result, pixels, done = item
             try:
                 result = refined(result, as_array(pixels), self._better)
-            except Exception as error:  # of one result: its coarse outlines stand
+            except Exception as error:  # this result keeps its coarse outlines
                 if not self._warned:
                     log.warning("outlines are not refined: %s", reason_of(error))
                 self._warned = True
             done(result)
-            del item, result, pixels, done  # or they would be kept until the next
+            del item, result, pixels, done  # otherwise the image would stay alive until the next result
 
     @torch.inference_mode()
     def _better(self, crop: NDArray[np.uint8], mask: Mask) -> Mask:
-        """Return the object's pixels in a crop (height, width, 3); `mask` (height, width) is the coarse mask."""
+        """Return a refined mask of the object in a crop.
+
+        Args:
+            crop: (height, width, 3) uint8 RGB.
+            mask: (height, width) coarse mask.
+        """
         size, given = (self._size, self._size), torch.from_numpy(crop.copy()).permute(2, 0, 1)
         scaled = F.interpolate(given[None].float(), size, mode="bilinear").round_().to(torch.uint8)
-        coarse = F.interpolate(torch.from_numpy(mask).float()[None, None], size)[0, 0]  # the nearest pixels
+        # Nearest-neighbour interpolation.
+        coarse = F.interpolate(torch.from_numpy(mask).float()[None, None], size)[0, 0]
         found = self._probabilities(scaled.permute(0, 2, 3, 1), coarse)
         better: Mask = (F.interpolate(found[None, None], mask.shape, mode="bilinear")[0, 0] > 0.5).numpy()
         return better
 
     @torch.inference_mode()
     def _probabilities(self, pixels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the probability of each pixel of a scaled crop on the host; synchronizes."""
+        """Return the probability that each pixel of a resized crop belongs to the object, on the host.
+
+        Waits for the device.
+        """
         self._pixels.copy_(pixels)
         if self._stream is None or self._graphs is None:
             self._mask.copy_(mask)
@@ -127,12 +138,12 @@ class RefineThread:
 
 
 def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[np.uint8], Mask], Mask]) -> Result:
-    """Return a result with outlines drawn around refined masks.
+    """Return a copy of a result in which the outlines follow refined masks.
 
     Args:
-        result: the result of the image.
+        result: result of the image.
         image: (height, width, 3) uint8 RGB.
-        better: returns a refined mask (height, width) for a crop (height, width, 3) and a coarse mask.
+        better: function that returns a refined mask (height, width) for a crop (height, width, 3) and a coarse mask.
     """
     parts = tuple(
         _redrawn(one, image, better) if isinstance(one, Outline) else one for one in result.extras.get(Outline.key, ())
@@ -141,7 +152,7 @@ def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[
 
 
 def _redrawn(outline: Outline, image: NDArray[np.uint8], better: Callable[[NDArray[np.uint8], Mask], Mask]) -> Outline:
-    """Return the outline of a refined mask, or the given outline if the mask is empty."""
+    """Return the outline of a refined mask. If the mask is empty, return the old outline."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = outline.box
     wider, higher = _WIDER * (x2 - x1), _WIDER * (y2 - y1)

@@ -1,7 +1,7 @@
-"""Host inputs of a step: small integers in one buffer, prompt tokens of a prefill, and sampling parameters.
+"""Inputs of a step that the host uploads: integers in one buffer, prompt tokens of a prefill, and sampling parameters.
 
-Sampling parameters (temperatures, seeds, grammar masks) are filled in when a step is finalized; the copy stream uploads
-them.
+The sampling parameters (temperatures, seeds, masks of allowed tokens) are written when a step is finalized. The copy
+stream uploads them.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ NO_CLASS = -2
 
 
 def bucket_of(sizes: Sequence[int], count: int) -> int:
-    """Return the smallest of the sorted sizes that is at least `count`."""
+    """Return the padded size for `count`: the smallest of the sorted `sizes` that is at least `count`."""
     return sizes[bisect_left(sizes, count)]
 
 
 class StepInputs:
-    """Named int32 arrays uploaded in one copy, with one pinned buffer per step slot.
+    """Named int32 arrays that are uploaded in one copy. Each step slot has its own pinned buffer.
 
     Args:
         depth: number of step slots.
-        device: destination.
-        shapes: shapes of the arrays by name.
+        device: destination of the upload.
+        shapes: shape of each array by name.
 
     Attributes:
-        host: arrays by name for each slot, to be written.
-        device: arrays on the device at fixed addresses, shared by all slots.
+        host: for each slot, the arrays by name. Write the inputs to them.
+        device: arrays by name on the device, at fixed addresses. All slots share them.
     """
 
     def __init__(self, depth: int, device: torch.device, **shapes: tuple[int, ...]) -> None:
@@ -67,19 +67,19 @@ class StepInputs:
         self._whole = [pinned.numpy() for pinned in self._pinned]
 
     def copy_of(self, slot: int) -> NDArray[np.int32]:
-        """Return a copy of a slot's arrays for `reset`."""
+        """Return a copy of all arrays of a slot, to be restored by `reset`."""
         return self._whole[slot].copy()
 
     def reset(self, slot: int, whole: NDArray[np.int32]) -> None:
-        """Restore a slot's arrays in one copy; every NumPy copy may release the GIL."""
+        """Restore all arrays of a slot. This is a single copy, because each NumPy copy may release the GIL."""
         self._whole[slot][:] = whole
 
     def send(self, slot: int) -> None:
-        """Upload a slot's arrays without waiting."""
+        """Upload the arrays of a slot without waiting."""
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
     def fetch(self, slot: int) -> None:
-        """Upload a slot's arrays as part of a CUDA graph, which then needs no `send`."""
+        """Upload the arrays of a slot with a kernel, as part of a CUDA graph. `send` is then not needed."""
         if self._kernels:
             from saccade.engine.kernels.common import fetch
 
@@ -88,7 +88,7 @@ class StepInputs:
             self.send(slot)
 
     def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
-        """Write the values to feed at some positions to `kinds` and `values`; see `sampling.embed_fed`."""
+        """Write input values to `kinds` and `values`, by row or token index; see `sampling.embed_fed`."""
         host = self.host[slot]
         numbers = host["values"].view(np.float32)
         for place, value in values.items():
@@ -96,17 +96,19 @@ class StepInputs:
 
     @property
     def values(self) -> torch.Tensor:
-        """Values to feed, (…, 2) float32, on the device."""
+        """Input values on the device, (…, 2) float32."""
         return self.device["values"].view(torch.float32)
 
 
 class DecodeInputs(StepInputs):
-    """Inputs of decode steps, which CUDA graphs fetch, and of sampling after a prefill, which are sent.
+    """Inputs of decode steps, and of the sampling after a prefill.
+
+    A CUDA graph fetches the inputs of a decode step. The inputs of the sampling are sent.
 
     Args:
         depth: number of step slots.
-        device: destination.
-        rows: maximum rows; also the index of the unused batch slot.
+        device: destination of the upload.
+        rows: maximum number of rows. It is also the index of the spare batch slot, which padding rows use.
         prefix_length: position of padding rows.
     """
 
@@ -118,16 +120,16 @@ class DecodeInputs(StepInputs):
         self._spare, self._prefix_length = rows, prefix_length
 
     def fill(self, slot: int, rows: Sequence[ScheduledSequence[Any]], bucket: int) -> None:
-        """Write rows and padding up to `bucket`; padding rows use the spare batch slot."""
+        """Write the inputs of rows, and pad them to `bucket` rows. Padding rows use the spare batch slot."""
         host, count = self.host[slot], len(rows)
         host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
-        # Values after a draft come from the host, if any.
+        # The host supplies the inputs after a draft, so such rows store their samples in the spare slot.
         host["outs"][:count] = [row.sequence.batch_slot if row.alone else self._spare for row in rows]
         host["phases"][:count] = [row.phase for row in rows]
         host["positions"][:count] = [row.position for row in rows]
         host["kinds"][:bucket] = 0
         adapters = [row.sequence.window.adapter_slot for row in rows]
-        if any(adapters):  # otherwise they are not read
+        if any(adapters):  # without adapters, the array is not read
             host["adapters"][:bucket] = adapters + [NO_SLOT] * (bucket - count)
         host["batch_slots"][count:bucket] = host["outs"][count:bucket] = self._spare
         host["phases"][count:bucket] = Phase.X_OR_EOS
@@ -135,7 +137,7 @@ class DecodeInputs(StepInputs):
         self.feed(slot, {place: row.value for place, row in enumerate(rows) if row.value is not None})
 
     def fill_sampled(self, slot: int, rows: Sequence[ScheduledSequence[Any]], bucket: int) -> None:
-        """Send the inputs for sampling after a prefill; no forward pass reads them."""
+        """Upload the inputs of the sampling after a prefill, padded to `bucket` rows."""
         host, spare = self.host[slot], self._spare
         outs = [row.sequence.batch_slot if row.alone else spare for row in rows]
         phases = [row.phase for row in rows]
@@ -147,10 +149,12 @@ class DecodeInputs(StepInputs):
 
 @dataclass(slots=True, frozen=True)
 class PromptTokens:
-    """Tokens of all prompts of a prefill, concatenated; each prompt is followed by its draft.
+    """Tokens of all prompts of a prefill, concatenated. Each prompt is followed by its draft.
 
     Attributes:
-        ids, positions, owners: ID, sequence position and batch slot of each token.
+        ids: ID of each token.
+        positions: position of each token in its sequence.
+        owners: batch slot of each token.
         values: values that replace token embeddings, see `Sequence.values`.
         adapter_slots: adapter slot of each token.
     """
@@ -163,18 +167,18 @@ class PromptTokens:
 
 
 class PrefillInputs(StepInputs):
-    """Inputs of a prefill: pages of its images and sequences, and the tokens after the images.
+    """Inputs of a prefill: KV cache pages of its images and sequences, and the prompt tokens.
 
     Args:
         depth: number of step slots.
-        device: destination.
-        rows: maximum sampled rows; also the index of the unused batch slot.
-        images: maximum images.
-        tokens: maximum tokens after the images.
-        prefix_pages: pages per image.
-        pages: pages per sequence.
+        device: destination of the upload.
+        rows: maximum number of sampled rows. It is also the index of the spare batch slot, which padding uses.
+        images: maximum number of images.
+        tokens: maximum number of tokens after the images.
+        prefix_pages: number of pages per image.
+        pages: number of pages per sequence.
         prefix_length: position of padding tokens.
-        asked: class of each prompt for encoders that draft answers, see `DraftingEncoder`.
+        asked: detector class of each prompt, for encoders that draft answers; see `DraftingEncoder`.
     """
 
     def __init__(
@@ -214,12 +218,15 @@ class PrefillInputs(StepInputs):
         self._nothing = self.copy_of(0)
 
     def fill(self, slot: int, step: Step[Any], drafted: Sequence[tuple[int, Rows]] = ()) -> PromptTokens:
-        """Send a prefill and return its tokens, which are sent only if they fit the buffers.
+        """Write the inputs of a prefill and upload them.
 
         Args:
             slot: index of the buffers.
             step: the prefill.
-            drafted: see `speculative.drafted_from_images`.
+            drafted: sequences with drafts from detections, see `speculative.drafted_from_images`.
+
+        Returns:
+            The tokens of all prompts. They are uploaded only if they fit the buffers.
         """
         host, groups = self.host[slot], step.groups
         self.reset(slot, self._nothing)
@@ -267,7 +274,13 @@ class PrefillInputs(StepInputs):
         return tokens
 
     def _ask(self, slot: int, firsts: Sequence[int], drafted: Sequence[tuple[int, Rows]]) -> None:
-        """Mark the draft tokens after each prompt that are read from the image's detections."""
+        """Write which detection replaces each `FROM_IMAGE` draft value.
+
+        Args:
+            slot: index of the buffers.
+            firsts: index of the first draft token of each drafted sequence.
+            drafted: the sequences, see `speculative.drafted_from_images`.
+        """
         host, counts = self.host[slot], _int([len(rows) - 1 for _, rows in drafted])
         at, sequences = _counted(_int(firsts), counts), [rows[0].sequence for _, rows in drafted]
         classes = _int([self._asked.get(one.prompt, NO_CLASS) for one in sequences])
@@ -284,34 +297,42 @@ def _int(numbers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return consecutive numbers: `counts[i]` numbers from `firsts[i]` on."""
+    """Return the concatenated ranges `firsts[i]` to `firsts[i] + counts[i] - 1`."""
     numbers: NDArray[np.int64] = (firsts - counts.cumsum() + counts).repeat(counts) + np.arange(counts.sum())
     return numbers
 
 
 @functools.cache
 def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the object index, part and kind of the first `count` values that an answer feeds."""
+    """Describe the first `count` input values of an answer that lists objects.
+
+    Returns:
+        An array (count, 2) of the object index and the index into `phases`, and an array of the kind of each value.
+    """
     which = np.stack(np.divmod(np.arange(count, dtype=np.int32), np.int32(len(phases))), axis=1)
     kinds = [Phase.SIZE if phases[part] is Phase.SIZE else Phase.Y for part in which[:, 1]]
     return which, np.array(kinds, np.int32)
 
 
 def _fed(numbers: tuple[float, ...]) -> FedValue:
-    """Convert a prompt value: one number is a coordinate, two are a size."""
+    """Convert a prompt value to an input value. One number is a coordinate, two numbers are a size."""
     return (Phase.Y, numbers[0], 0.0) if len(numbers) == 1 else (Phase.SIZE, numbers[0], numbers[1])
 
 
-# ---- how tokens are sampled
+# ---- token sampling
 
 
 @dataclass(slots=True, frozen=True)
 class AllowedTokens:
-    """Rows that take the most likely token of a cached mask; tensors have fixed addresses for each `count`.
+    """Rows that take the most likely of the tokens that a mask allows. The masks are cached on the device.
+
+    The tensors have a fixed address for each `count`, as CUDA graphs require.
 
     Attributes:
-        count: number of rows, padded with duplicates of the last row to a captured size.
-        rows, which, masks: see `take_allowed`.
+        count: number of rows, padded to a captured size with copies of the last row.
+        rows: see `take_allowed`.
+        which: see `take_allowed`.
+        masks: see `take_allowed`.
     """
 
     count: int
@@ -322,12 +343,13 @@ class AllowedTokens:
 
 @dataclass(slots=True, frozen=True)
 class TokenSampler:
-    """Sampling of the rows of a step that are not plain greedy; use on the compute stream.
+    """Samples the rows of a step that are not plainly greedy. Use it on the compute stream.
 
     Attributes:
-        rows: (n,) int64 rows of the step; all other rows are greedy.
-        draw: maps logits (n, vocab) to tokens (n,) int64.
-        grounded: (n,) int64, 1 if the coordinate token is followed by a coordinate; None if no row allows it.
+        rows: (n,) int64 indices of these rows in the step.
+        draw: function that maps logits (n, vocab) to tokens (n,) int64.
+        grounded: (n,) int64, 1 if a coordinate token of the row is followed by a coordinate. It is None if no row
+            allows coordinates.
         scored: (n, ids) int64 token IDs whose log probabilities are requested, or None.
     """
 
@@ -337,7 +359,7 @@ class TokenSampler:
     scored: torch.Tensor | None = None
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return float32 log probabilities (n, ids) of the `scored` tokens from logits (rows, vocab)."""
+        """Return the log probabilities (n, ids) float32 of the `scored` tokens, from logits (rows, vocab)."""
         assert self.scored is not None
         return logits.index_select(0, self.rows.contiguous()).float().log_softmax(-1).gather(1, self.scored)
 
@@ -346,22 +368,26 @@ _MOST_KEPT = 16  # cached masks of 51 KB each
 
 
 class SamplingInputs:
-    """Pinned and device buffers for `depth` slots of `n_rows` rows at fixed addresses."""
+    """Host and device buffers of sampling parameters, at fixed addresses, for `depth` slots of `n_rows` rows."""
 
     def __init__(self, depth: int, n_rows: int, vocab: int, device: torch.device) -> None:
         self._temperatures = _PinnedBuffer(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
-        self._seeds = _PinnedBuffer(device, torch.int64, depth, n_rows, 4)  # its seed, step, whether grounded, its row
+        # For each row: seed, step, whether it is grounded, row index.
+        self._seeds = _PinnedBuffer(device, torch.int64, depth, n_rows, 4)
         self._masks = _PinnedBuffer(device, torch.bool, depth, n_rows, vocab)
         self._lasting: dict[int, tuple[Sequence[int], int, torch.Tensor]] = {}
         self._kept = torch.zeros(_MOST_KEPT, vocab, dtype=torch.bool, device=device)
-        self._chosen = _PinnedBuffer(device, torch.int64, depth, 2, n_rows)  # rows, and which mask each has
+        self._chosen = _PinnedBuffer(device, torch.int64, depth, 2, n_rows)  # rows, and the mask index of each
         self._scored = _PinnedBuffer(device, torch.int64, depth, n_rows, min(vocab, MAX_SCORED))
 
     def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | AllowedTokens | None:
-        """Return the sampler of a step's tokens for the compute stream, or None if all rows are greedy.
+        """Upload the sampling parameters of a step, and return a sampler for the rows that are not greedy.
 
-        The inputs are queued on the copy stream. Only rows that are not greedy are in the sampler. Call it after the
-        scheduler has finalized the step and the slot's previous step is committed.
+        The upload runs on the copy stream. The scheduler must have finalized the step, and the previous step in the
+        slot must be committed.
+
+        Returns:
+            The sampler, to be used on the compute stream, or None if all rows are greedy.
         """
         rows = [number for number, row in enumerate(step.sequences) if _is_special(row)]
         if not rows:
@@ -376,7 +402,7 @@ class SamplingInputs:
         warm = any(one.temperature > 0 for one in sampling)
         grounded, n_scored = any(rule.grounded for rule in rules), max(len(rule.scored) for rule in rules)
         sent = [self._temperatures, self._seeds]
-        # The step number is the position of the fed token, which is unique within a sequence.
+        # Use the position of the input token as step number: it is unique within a sequence.
         prefill = step.kind is StepKind.PREFILL
         ends = [len(row.sequence.prompt) - 1 if prefill and row.value is None else 0 for row in chosen]
         steps = [row.position + end for row, end in zip(chosen, ends, strict=True)]
@@ -422,7 +448,7 @@ class SamplingInputs:
         return AllowedTokens(count, numbers, which, self._kept)
 
     def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
-        """Return the row of `_kept` for a rule's mask, adding it if necessary, or None if there is no space."""
+        """Return the index of a rule's mask in `_kept`. Add the mask if it is new. Return None if there is no space."""
         assert rule.allowed is not None
         kept = self._lasting.get(id(rule.allowed))
         if kept is None:
@@ -432,7 +458,8 @@ class SamplingInputs:
             mask = torch.zeros(self._kept.shape[1], dtype=torch.bool, pin_memory=self._kept.is_cuda)
             mask[list(rule.allowed)] = True
             copy.run(partial(_put, self._kept[number], mask))
-            kept = self._lasting[id(rule.allowed)] = rule.allowed, number, mask  # the sequence is kept, and so its id
+            # The reference keeps the list alive, so its id stays unique.
+            kept = self._lasting[id(rule.allowed)] = rule.allowed, number, mask
         return kept[1]
 
     def _fill_masks(self, slot: int, rules: Sequence[TokenRule]) -> None:
@@ -465,7 +492,7 @@ class _PinnedBuffer:
 
 
 def _is_special(row: ScheduledSequence[Any]) -> bool:
-    """Return whether a row is not plain greedy."""
+    """Return whether a row needs more than plain greedy sampling."""
     if row.phase not in TEXT_PHASES:
         return False
     rule = row.rule
@@ -474,11 +501,11 @@ def _is_special(row: ScheduledSequence[Any]) -> bool:
 
 
 def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) -> list[Sampled]:
-    """Return the samples of a step's rows with the requested log probabilities.
+    """Return the samples of each row, followed by the log probabilities that the row requested.
 
     Args:
         sampled: (at least rows, 3) on the host.
-        scores: (at least rows, `MAX_SCORED`) on the host.
+        scores: (at least rows, `MAX_SCORED`) log probabilities on the host.
         step: the step.
     """
     values: list[Sampled] = list(map(tuple, sampled[: len(step.sequences)].tolist()))
@@ -498,17 +525,17 @@ def sample_again(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Replace the greedy tokens of a sampler's rows by sampled tokens.
+    """Sample the tokens of a sampler's rows, and overwrite their greedy tokens and the next input embeddings.
 
     Args:
         model: the model.
         sampler: the rows and how to sample them.
-        hidden: (rows, dim) of the whole step.
-        logits: (rows, vocab) of the whole step.
-        phases: (rows,) `Phase`.
-        batch_slots: (rows,) rows of `state`.
-        sampled: (rows, 3) float32, written.
-        state: (batch slots, dim), written.
+        hidden: (rows, dim) hidden states of all rows of the step.
+        logits: (rows, vocab) logits of all rows of the step.
+        phases: (rows,) `Phase` of each row.
+        batch_slots: (rows,) index of each row in `state`.
+        sampled: (rows, 3) float32 samples; overwritten for the rows of the sampler.
+        state: (batch slots, dim) input embeddings of the next step; overwritten for the rows of the sampler.
     """
     if isinstance(sampler, AllowedTokens):
         take_allowed(model.text, sampler.rows, sampler.masks, sampler.which, logits, batch_slots, sampled, state)

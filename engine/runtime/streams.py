@@ -1,6 +1,6 @@
-"""Streams that run work in order: CUDA streams, and worker threads on a CPU, with timing.
+"""Streams, which run work in order and time it: CUDA streams on a GPU, worker threads on a CPU.
 
-Both have the same interface, so overlap and ordering errors are testable on a CPU.
+Both have the same interface. Tests on a CPU can therefore find errors in overlap and order.
 """
 
 from __future__ import annotations
@@ -16,67 +16,71 @@ import torch
 
 
 class Event(Protocol):
-    """A point in a stream."""
+    """A point in the work of a stream, like a CUDA event."""
 
     def query(self) -> bool:
         """Return whether the stream has reached this point."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the stream has reached this point.
+        """Block until the stream has reached this point.
 
         Raises:
-            BaseException: any error of the work since the previous event.
+            BaseException: any error of the work between the previous event and this one.
         """
         ...
 
 
 class Watcher(Protocol):
-    """Receives notifications when work on a stream has run."""
+    """Interface for timing: a stream tells its watcher when work has run."""
 
     def about(self) -> Any:
-        """Return a description of the work being submitted; called in the submitting thread."""
+        """Return a description of the work that is being submitted. Called in the submitting thread."""
         ...
 
     def ran(self, about: Any, start: float, end: float) -> None:
-        """Record that work ran from `start` to `end` (`time.perf_counter`); called in the stream's order."""
+        """Record that work ran from `start` to `end`, in seconds of `time.perf_counter`.
+
+        The calls follow the order of the work in the stream.
+        """
         ...
 
 
 class Stream(Protocol):
-    """Runs work in submission order."""
+    """Runs submitted work in order, in the background."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Submit work without waiting.
+        """Submit work without waiting for it.
 
         Raises:
-            BaseException: an error while launching; errors of asynchronous work are raised by its event.
+            BaseException: an error of the launch. Errors of work that runs in the background are raised by the next
+                event.
         """
         ...
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """Return an event after all work submitted so far.
+        """Return an event that is reached when all work submitted so far has run.
 
         Args:
-            again: an earlier event of this stream without waiters, which may be reused.
-            reached: called in a thread of the stream when the event is reached; not called on CUDA.
+            again: an earlier event of this stream that may be reused; nothing may still wait for it.
+            reached: callback that a thread of the stream calls when the event is reached. CUDA streams never call it.
         """
         ...
 
     def wait(self, event: Event) -> None:
-        """Let work submitted from now on start only after the event."""
+        """Delay all work that is submitted from now on until another stream has reached the event."""
         ...
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Notify a watcher (None for none) about work submitted from now on."""
+        """Set the watcher of all work that is submitted from now on. None removes the watcher."""
         ...
 
     def settle(self, *, wait: bool = False) -> None:
-        """Notify the watcher about finished work; with `wait`, first wait for all work. Thread-safe."""
+        """Tell the watcher about all work that has run. With `wait`, wait for all submitted work first. Thread-safe."""
         ...
 
     def close(self) -> None:
-        """Close the stream after its submitted work."""
+        """Wait for all submitted work, then close the stream."""
         ...
 
 
@@ -97,22 +101,23 @@ class _CpuEvent:
 
 
 class CpuStream:
-    """A stream run by a worker thread."""
+    """Stream whose work runs in a worker thread."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None  # of the work since the last event; only the worker touches it
+        # Error of the work since the last event; only the worker thread accesses it.
+        self._error: BaseException | None = None
         self._watcher: Watcher | None = None
         self._thread = threading.Thread(target=self._run, name=f"saccade-{name}", daemon=True)
         self._thread.start()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Submit work; an error skips the following work up to the next event, which raises it."""
+        """Submit work. If it raises, the work after it is skipped until the next event, which raises the error."""
         watcher = self._watcher
         self._work.put(work if watcher is None else _watched(work, watcher))
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """See `Stream.record`; always returns a new event."""
+        """See `Stream.record`. The event is always new."""
         event = _CpuEvent()
 
         def reach() -> None:
@@ -125,7 +130,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Let work submitted from now on start only after the event; its error becomes this stream's error."""
+        """See `Stream.wait`. An error of the event also becomes an error of this stream."""
 
         def wait() -> None:
             try:
@@ -136,11 +141,11 @@ class CpuStream:
         self._work.put(_always(wait))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Notify a watcher (None for none) in the worker's thread about work submitted from now on."""
+        """See `Stream.watch`. The worker thread calls the watcher."""
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """Wait for the submitted work if `wait` is true; the watcher is already notified."""
+        """See `Stream.settle`. The watcher already knows about all work that has run."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))
@@ -148,7 +153,7 @@ class CpuStream:
                 pass
 
     def close(self) -> None:
-        """End the thread after its submitted work."""
+        """Run all submitted work, then end the thread."""
         self._work.put(None)
         self._thread.join()
 
@@ -157,12 +162,12 @@ class CpuStream:
             if self._error is None or getattr(work, "always", False):
                 try:
                     work()
-                except BaseException as error:  # it is raised where the event is waited for
+                except BaseException as error:  # the next event raises it
                     self._error = error
 
 
 def _always(work: Callable[[], None]) -> Callable[[], None]:
-    """Mark work that also runs after failed work."""
+    """Return a copy of the function that is also run after failed work."""
 
     def marked() -> None:
         work()
@@ -185,21 +190,22 @@ def _watched(work: Callable[[], None], watcher: Watcher) -> Callable[[], None]:
 
 
 class _CudaTimer:
-    """Times work on a stream with an event before and after it.
+    """Times the work on a CUDA stream with one event before it and one after it.
 
-    The device clock is synchronized with the host clock once and then advanced from event to event. CUDA reports the
-    time between two events in single precision, which is too coarse across minutes.
+    Device times are converted to host times. One reference event is measured on both clocks. Each later event is placed
+    by its distance from the event before it, because CUDA returns distances in single precision, which is too coarse
+    for minutes.
     """
 
     def __init__(self, stream: torch.cuda.Stream, watcher: Watcher) -> None:
         self._stream, self._watcher = stream, watcher
         self._pending: deque[tuple[Any, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._spare: list[torch.cuda.Event] = []  # that have been read: to make one takes the driver 2 µs
+        self._spare: list[torch.cuda.Event] = []  # events for reuse, because creating one takes 2 µs
         self._lock = threading.Lock()
         self._known, self._known_at = _reference(stream.device)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Launch work and time it."""
+        """Launch work between two timing events."""
         self.settle(wait=False)
         about = self._watcher.about()
         start, end = self._event(), self._event()
@@ -212,7 +218,7 @@ class _CudaTimer:
         return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
 
     def settle(self, *, wait: bool) -> None:
-        """Notify the watcher about finished work, or wait for all work."""
+        """Tell the watcher about all work that has run. With `wait`, wait for all submitted work first."""
         with self._lock:
             while self._pending:
                 about, start, end = self._pending[0]
@@ -229,7 +235,10 @@ class _CudaTimer:
 
 
 def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
-    """Return an event and its host time, the most accurate of several tries; synchronizes on an idle stream."""
+    """Return an event and its time on the host clock. Waits for the stream, which must be idle.
+
+    The most accurate of several measurements is used.
+    """
     stream = torch.cuda.Stream(device)
     tries = []
     for _ in range(5):
@@ -244,7 +253,7 @@ def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
 
 
 class CudaStream:
-    """A CUDA stream; work is launched in the calling thread and raises there."""
+    """CUDA stream. Work is launched in the calling thread, so launch errors are raised there."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -252,7 +261,7 @@ class CudaStream:
         self._timer: _CudaTimer | None = None
 
     def run(self, work: Callable[[], None]) -> None:
-        """Launch work on the stream; if launching raises, part of the work may already be queued."""
+        """Launch work on the stream. If it raises, a part of the work may already be queued on the device."""
         timer = self._timer
         torch.cuda.set_stream(self.stream)  # 1 µs; the context manager also queries the stream, which takes 15
         try:
@@ -264,9 +273,9 @@ class CudaStream:
             torch.cuda.set_stream(self._default)
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """See `Stream.record`. `reached` is not called, and events are reused because creating one takes 2 µs.
+        """See `Stream.record`. Events are reused because creating one takes 2 µs.
 
-        A driver thread that calls Python would wait for the GIL for longer than polling takes.
+        `reached` is never called: a driver thread would wait for the GIL for longer than polling takes.
         """
         # A blocking event lets the host sleep until an interrupt.
         event = again if isinstance(again, torch.cuda.Event) else torch.cuda.Event(blocking=True)

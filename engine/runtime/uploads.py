@@ -1,21 +1,26 @@
-"""Image uploads to CUDA: single-crop images in batches (`CudaUploads`), other images one by one (`TiledUploads`).
+"""Image uploads to CUDA.
 
-`CudaUploads` stages images in pinned memory on arrival and resizes all images of a prefill together:
+Images with a single crop are uploaded in batches (`CudaUploads`), other images one by one (`TiledUploads`).
+
+`CudaUploads` copies each image to pinned memory on arrival. It uploads and resizes all images of a prefill together:
 
     submitting thread                  pixels → pinned memory, except for frames decoded on the GPU
     upload stream, at the launch       pinned memory → device → crops
 
-Uploading one image alone holds the GIL for 150 µs; a small model on an H200 has less than 400 µs per image. If a
-prefill is nearly full of equal-sized images, one CUDA graph resizes all: nano reaches 1,820 images/s with 32 streams on
-an H100, and 1,690 without.
+Uploading each image alone would hold the GIL too long for a small model. If a prefill is nearly full of images of equal
+size, one CUDA graph resizes all of them.
 
-`TiledUploads` copies an image in pieces and splits it with a CUDA graph:
+`TiledUploads` copies an image in pieces, with helper threads, and splits it into crops with a CUDA graph:
 
     submitting thread, and helpers     a piece of the image → pinned memory → device
     upload stream, after the pieces    image → (YUV → RGB) → resize → crops
 
-For a Full HD image of 6 MB, one thread takes 2.3 ms to copy, allocate and launch; three threads and a graph take 1.2
-ms. An image occupies one of a few buffers with fixed addresses until it is dropped.
+An image occupies one of a few buffers with fixed addresses until its Python object is freed.
+
+| Measured | with | without |
+|---|---|---|
+| one graph for the resizes of a prefill: nano, 32 streams, H100 | 1,820 images/s | 1,690 images/s |
+| two helper threads and a graph: upload of a Full HD image (6 MB) | 1.2 ms | 2.3 ms |
 """
 
 from __future__ import annotations
@@ -37,20 +42,20 @@ from saccade.engine.image import Factors, Pixels, YuvImage, bytes_of
 from saccade.engine.models.protocol import Tiling, crop_count
 from saccade.engine.runtime.graph_capture import GraphsByKind
 
-_LARGEST = 1 << 23  # bytes of an image that is staged or has a place; a larger one, as in 4K, is worth its own copy
+_LARGEST = 1 << 23  # maximum bytes of an image in these buffers; larger images, such as 4K, are copied separately
 ALIGNED = 256
 """Alignment of parts in bytes."""
-_PINNED = 1 << 22  # bytes for each image of two prefills: one in Full HD takes a half more, one of 640×360 a sixth
-_MOST_KNOWN = 256  # sizes, as `kernels.resize` knows
-_STAGED_GRAPHS = 32  # sizes
-_ABOUT = 13  # as `kernels.resize.ABOUT`
+_PINNED = 1 << 22  # pinned bytes per image of two prefills; Full HD needs 1.5 times as much, 640×360 a sixth
+_MOST_KNOWN = 256  # maximum number of image sizes with compiled kernels, as in `kernels.resize`
+_STAGED_GRAPHS = 32  # maximum number of image sizes with graphs
+_ABOUT = 13  # equal to `kernels.resize.ABOUT`
 _RGB = (0,) * (_ABOUT - 2)
 _SPARE = 8  # maximum padding images in a graph
 
 _Kind = tuple[int, int, bool]
 """Rows and columns of an image, its tiling, and YUV factors or None."""
 _PLACES = 4
-_PIECE = 1 << 20  # bytes that are copied, and then sent; a Full HD frame with ½, 1 and 2 MB: 23.08, 22.76, 22.73 ms
+_PIECE = 1 << 20  # bytes per piece; a Full HD frame takes 23.08, 22.76 and 22.73 ms with ½, 1 and 2 MB
 _HELPERS = 2  # additional copying threads; with 0, 1 and 2: 23.34, 22.87, 22.76 ms per frame
 _TILED_GRAPHS = 16  # maximum kinds of images with graphs
 
@@ -61,7 +66,7 @@ CutInto = Callable[[torch.Tensor, Tiling, torch.Tensor], list[torch.Tensor]]
 
 
 class PinnedPart:
-    """Bytes `start` to `end` (exclusive) of pinned memory; dropping the object frees them."""
+    """Range of pinned memory from byte `start` to byte `end` (exclusive). Freeing the object frees the range."""
 
     __slots__ = ("_dropped", "end", "start")
 
@@ -69,11 +74,12 @@ class PinnedPart:
         self.start, self.end, self._dropped = start, end, dropped
 
     def __del__(self) -> None:
-        self._dropped.append(self.start)  # nothing else: any thread may be here, also one that is about to take a part
+        # No lock here: this runs in any thread, even in one that holds the lock of `take`.
+        self._dropped.append(self.start)
 
 
 class PinnedMemory:
-    """A pinned buffer that is allocated on first use and given out in parts. Thread-safe.
+    """Pinned buffer from which ranges are allocated. The buffer itself is allocated at first use. Thread-safe.
 
     Args:
         size: size in bytes.
@@ -82,12 +88,12 @@ class PinnedMemory:
     def __init__(self, size: int) -> None:
         self.size = size
         self._memory, self._bytes = torch.empty(0), np.empty(0, np.uint8)
-        self._held: list[tuple[int, int]] = []  # from where to where parts are, in order
-        self._dropped: deque[int] = deque()  # where parts were
+        self._held: list[tuple[int, int]] = []  # allocated ranges (start, end), in order
+        self._dropped: deque[int] = deque()  # start of each freed range
         self._lock = threading.Lock()
 
     def take(self, count: int) -> PinnedPart | None:
-        """Return `count` contiguous bytes, aligned, or None if there is no free range."""
+        """Allocate `count` contiguous bytes, aligned to `ALIGNED`. Return None if no free range is large enough."""
         count = -(-count // ALIGNED) * ALIGNED
         with self._lock:
             dropped = {self._dropped.popleft() for _ in range(len(self._dropped))}
@@ -106,25 +112,27 @@ class PinnedMemory:
         return PinnedPart(start, start + count, self._dropped)
 
     def tensor(self, start: int, end: int) -> torch.Tensor:
-        """Return a view of bytes `start` to `end`."""
+        """Return a tensor view of the bytes from `start` to `end`."""
         return self._memory[start:end]
 
     def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
-        """Return the first bytes of a part as an array."""
+        """Return a NumPy view of this shape on the first bytes of a range."""
         return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
 
 
-# ---- images of one crop, together
+# ---- images with a single crop, in batches
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class StagedImage:
-    """A single-crop image of (rows, columns) pixels in pinned memory or on the device; dropping it frees its memory.
+    """A single-crop image of (rows, columns) pixels in pinned memory or on the device.
+
+    Freeing the object frees its memory.
 
     Attributes:
-        place: RGB or luma in pinned memory, or luma on the device.
-        yuv: offsets of u and v and other fields of `kernels.resize.ABOUT`, or None for RGB.
-        chroma: u and v on the device.
+        place: range of pinned memory with the RGB or luma pixels, or a tensor of luma on the device.
+        yuv: offsets of the u and v planes and the conversion factors, see `kernels.resize.ABOUT`. None for RGB.
+        chroma: the u and v planes, if they are on the device.
     """
 
     rows: int
@@ -135,48 +143,52 @@ class StagedImage:
 
     @property
     def tiling(self) -> Tiling:
-        """Tiling of a single crop."""
+        """Tiling of the image, which has a single crop."""
         return 1, 1
 
 
 class CudaUploads:
-    """Uploads staged images and resizes them to crops. `stage` is thread-safe.
+    """Uploads single-crop images and resizes them to crops, all images of a prefill together. `stage` is thread-safe.
 
     Args:
-        device: destination.
+        device: destination of the upload.
         depth: number of step slots.
         most: maximum number of images per batch.
         size: side of a crop in pixels.
 
     Attributes:
         stream: stream of the uploads.
-        crops: (most, size, size, 3) uint8 on the device for each slot.
+        crops: for each slot, a tensor (most, size, size, 3) uint8 on the device.
     """
 
     def __init__(self, device: torch.device, depth: int, most: int, size: int) -> None:
         self._device, self._size = device, size
         self.stream = torch.cuda.Stream(device)
-        # Each by itself: kernels are compiled for what begins at a multiple of 16.
+        # Separate tensors are aligned to 16 bytes, as the compiled kernels expect.
         self.crops = [torch.zeros(most, size, size, 3, dtype=torch.uint8, device=device) for _ in range(depth)]
         self._compiling = threading.Lock()
         self._compiled: set[_Kind] = set()
-        self._graphs = GraphsByKind[_Kind](device, _STAGED_GRAPHS)  # of as many as there may be, one for each slot
+        # For each kind, one graph per slot, for a full batch.
+        self._graphs = GraphsByKind[_Kind](device, _STAGED_GRAPHS)
         self._pinned = PinnedMemory(2 * most * _PINNED)
-        # Each by itself, likewise.
+        # Separate tensors for the same reason.
         self._about = [torch.zeros(most, _ABOUT, dtype=torch.int64, pin_memory=True) for _ in range(depth)]
         self._numbers = [about.numpy() for about in self._about]
         self._about_there = [torch.zeros(most, _ABOUT, dtype=torch.int64, device=device) for _ in range(depth)]
         self._ready = [torch.cuda.Event() for _ in range(depth)]
 
     def compile_for(self, rows: int, columns: int, *, yuv: bool) -> None:
-        """Compile the kernels for a size and format; the first call takes a second."""
+        """Compile the kernels for images of this size and format. The first call for a size takes about a second."""
         if (rows, columns, yuv) not in self._compiled:
             self._compile(rows, columns, yuv)
 
     def stage(self, image: Pixels) -> StagedImage | None:
-        """Copy an image to pinned memory, unless it is on the device; None if it is too large or memory is full.
+        """Copy an image to pinned memory, unless it is on the device.
 
-        `compile_for` must have been called for its size and format.
+        Call `compile_for` for its size and format first.
+
+        Returns:
+            The image, or None if it is too large or pinned memory is full.
         """
         rows, columns, _ = image.shape
         yuv = isinstance(image, YuvImage)
@@ -190,7 +202,7 @@ class CudaUploads:
         if part is None:
             return None
         if not isinstance(image, YuvImage):
-            np.copyto(self._pinned.array(part, rows, columns, 3), image)  # and lets other threads run meanwhile
+            np.copyto(self._pinned.array(part, rows, columns, 3), image)  # releases the GIL
             return StagedImage(rows, columns, part)
         planes = self._pinned.array(part, 6, rows // 2, columns // 2)
         for there, plane in ((planes[:4].reshape(rows, columns), image.y), (planes[4], image.u), (planes[5], image.v)):
@@ -200,14 +212,14 @@ class CudaUploads:
         return StagedImage(rows, columns, part, about)
 
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
-        """Upload and resize images to their places in the slot's crops, without waiting.
+        """Upload and resize images to the crops of a slot, without waiting.
 
-        Until the returned event, the images must stay alive and the slot must not be reused.
+        Until the returned event is reached, the images must stay alive and the slot must not be reused.
 
         Args:
             slot: step slot of the crops.
-            images: images with their places.
-            current: the current stream, which stays current.
+            images: images, each with its index in the crops.
+            current: the current stream, which is restored afterwards.
         """
         # Decoded frames on the device belong to its default stream, where their memory is reused.
         decoded = any(isinstance(image.place, torch.Tensor) for _, image in images)
@@ -216,7 +228,7 @@ class CudaUploads:
         try:
             self._cut(slot, images, on_stream=not decoded)
         except BaseException:
-            stream.synchronize()  # what is on the stream reads the images, which are dropped now
+            stream.synchronize()  # work on the stream still reads the images, which are freed now
             raise
         finally:
             torch.cuda.set_stream(current)
@@ -234,7 +246,7 @@ class CudaUploads:
         )
         pixels = torch.empty(sum(part.end - part.start for part in parts), dtype=torch.uint8, device=self._device)
         addresses, first = dict[PinnedPart, int](), pixels.data_ptr()
-        runs: list[tuple[int, int, int]] = []  # what lies in line, and where it goes
+        runs: list[tuple[int, int, int]] = []  # contiguous ranges (start, end) and their destinations
         at = 0
         for part in parts:
             if runs and runs[-1][1] == part.start:
@@ -250,7 +262,7 @@ class CudaUploads:
         for start, end, at in runs:
             pixels[at : at + end - start].copy_(self._pinned.tensor(start, end), non_blocking=True)
         count, most = len(images), len(self._numbers[slot])
-        # What the graph resizes beyond the last one is for nothing, but the host's two launches take longer: 0.2 ms.
+        # The graph always resizes a full batch. The unused images cost less than two more launches (0.2 ms).
         nearly_full = on_stream and len(alike) == 1 and most - count < min(count, _SPARE)
         graphs = self._graphs.get(next(iter(alike))) if nearly_full else None
         abouts = [about for group in alike.values() for about in group]
@@ -262,7 +274,7 @@ class CudaUploads:
             graphs[slot].replay()
 
     def _resize(self, slot: int, alike: Mapping[_Kind, Sequence[object]]) -> None:
-        """Resize contiguous groups of images of the same kind."""
+        """Resize all images, one kernel launch per group of equal size and format."""
         from saccade.engine.kernels.resize import resize_all
 
         count, at = sum(map(len, alike.values())), 0
@@ -275,7 +287,7 @@ class CudaUploads:
     def _compile(self, rows: int, columns: int, yuv: bool) -> None:
         from saccade.engine.kernels.resize import compile_for
 
-        with self._compiling:  # the first frames of all cameras come at once
+        with self._compiling:  # the first frames of all cameras arrive at the same time
             kind = rows, columns, yuv
             if kind in self._compiled:
                 return
@@ -289,11 +301,14 @@ class CudaUploads:
             self._compiled.add(kind)
 
     def _prepare(self, kind: _Kind) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
-        """Return the graphs of a kind, one per slot, and the tensors they read; see `GraphsByKind.capture`."""
+        """Return the work of one graph per slot for a kind of image, and the tensors that the graphs read.
+
+        See `GraphsByKind.capture`.
+        """
         from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import weights_of
 
-        # Compiles it, with numbers that are nobody's.
+        # Compile `fetch` with dummy data.
         fetch(*(torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)))
         read = weights_of(kind[0], kind[1], self._size, self._size, self._device)
         return [partial(self._cut_most, slot, kind) for slot in range(len(self.crops))], read
@@ -312,18 +327,24 @@ def _kind_of(image: StagedImage) -> _Kind:
 
 
 def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:
-    """Return the `kernels.resize.ABOUT` fields of an image at a device address that becomes crop `number`."""
+    """Return the fields of `kernels.resize.ABOUT` for an image.
+
+    Args:
+        image: the image.
+        base: address of its pixels on the device.
+        number: index of its crop.
+    """
     if image.yuv is None:
         return base, number, *_RGB
     u, v, *others = image.yuv
     return base, number, base + u, base + v, *others
 
 
-# ---- images by themselves
+# ---- images one by one
 
 
 class Lease:
-    """Exclusive use of a buffer until the object is dropped."""
+    """Exclusive use of a buffer. Freeing the object returns the buffer."""
 
     __slots__ = ("_free", "number")
 
@@ -331,11 +352,14 @@ class Lease:
         self._free, self.number = free, number
 
     def __del__(self) -> None:
-        self._free.append(self.number)  # nothing else: any thread may be here
+        self._free.append(self.number)  # no lock here: this runs in any thread
 
 
 def lease_of(free: deque[int]) -> Lease | None:
-    """Lease the most recently used buffer, which is in the CPU cache, or return None if none is free."""
+    """Lease the most recently used free buffer, which is probably in the CPU cache.
+
+    Return None if no buffer is free.
+    """
     try:
         return Lease(free, free.pop())
     except IndexError:
@@ -344,7 +368,10 @@ def lease_of(free: deque[int]) -> Lease | None:
 
 @dataclass(slots=True, frozen=True)
 class TiledImage:
-    """Crops (n, size, size, 3) uint8 on the device, valid after the event until the object is dropped."""
+    """Crops (n, size, size, 3) uint8 of an image on the device.
+
+    They are valid from the event until the object is freed.
+    """
 
     pixels: torch.Tensor
     tiling: Tiling
@@ -353,7 +380,7 @@ class TiledImage:
 
 
 class _Place:
-    """Host buffer, device buffer and crops of one image."""
+    """Buffers for one image: pinned host memory, device memory, and crops."""
 
     def __init__(self, crops: tuple[int, ...], device: torch.device) -> None:
         self.pinned = torch.zeros(_LARGEST, dtype=torch.uint8, pin_memory=True)
@@ -364,13 +391,13 @@ class _Place:
 
 
 class TiledUploads:
-    """Uploads images and splits them into crops. `send` is thread-safe.
+    """Uploads images one by one and splits them into crops. `send` is thread-safe.
 
     Args:
-        device: destination.
+        device: destination of the upload.
         stream: stream of uploads and splitting.
-        crops: shape of the maximum number of crops per image.
-        cut_into: see `CutInto`.
+        crops: shape of the crops of an image with the maximum number of tiles.
+        cut_into: function that splits an image, see `CutInto`.
     """
 
     def __init__(
@@ -389,9 +416,12 @@ class TiledUploads:
         return len(self._free) == _PLACES
 
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
-        """Upload a host image and split it; None if it is too large, or no buffer or CUDA graph is available.
+        """Upload an image from the host and split it into crops. The call does not wait for a free buffer.
 
-        The first image of a kind takes a second to compile kernels. The call does not wait for a free buffer.
+        The first image of a size and format takes about a second, because kernels are compiled.
+
+        Returns:
+            The crops, or None if the image is too large, or if no buffer or no CUDA graph is available.
         """
         rows, columns, _ = image.shape
         factors = image.factors if isinstance(image, YuvImage) else None
@@ -415,12 +445,12 @@ class TiledUploads:
         self._helpers.shutdown()
 
     def _copy(self, place: _Place, pieces: list[Piece]) -> None:
-        """Copy and upload pieces on the current stream with the available helper threads.
+        """Copy and upload pieces on the current stream, together with the helper threads that are free.
 
         Raises:
-            BaseException: any error of a thread, after all threads have stopped.
+            BaseException: any error of a thread. It is raised after all threads have stopped.
         """
-        left = iter(pieces)  # each piece is taken by one thread
+        left = iter(pieces)  # the threads share this iterator
         helping: list[Future[None]] = []
         try:
             with suppress(RuntimeError):  # the engine is being closed
@@ -429,7 +459,7 @@ class TiledUploads:
             _copy_some(place, left)
         finally:
             begun = [one for one in helping if not one.cancel()]
-            wait(begun)  # all of them: an image that fails gives its place back
+            wait(begun)  # wait for all threads, because a failed image returns its buffers
         for one in begun:
             one.result()
 
@@ -438,15 +468,21 @@ class TiledUploads:
         _copy_some(place, left)
 
     def _capture(self, kind: _TiledKind) -> list[torch.cuda.CUDAGraph]:
-        """Return graphs that split images of a kind, one per buffer; [] if capture fails or kinds are too many."""
+        """Return the graphs that split images of this kind, one per buffer.
+
+        The list is empty if capture fails or if there are too many kinds.
+        """
         with self._lock:
             name = f"images of {kind[1]} x {kind[0]} are sent"
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
-        """Return the graphs' work and the tensors they read, see `GraphsByKind.capture`. Allocates the buffers once."""
+        """Return the work of one graph per buffer, and the tensors that the graphs read; see `GraphsByKind.capture`.
+
+        The first call allocates the buffers.
+        """
         if not self._places:
-            with torch.inference_mode(False):  # helpers write to them
+            with torch.inference_mode(False):  # helper threads, which are not in inference mode, write to the tensors
                 self._places = [_Place(self._crops, self._device) for _ in range(_PLACES)]
         image = torch.zeros(_LARGEST, dtype=torch.uint8, device=self._device)
         read = self._cut(image, torch.zeros_like(self._places[0].crops), kind)  # compiles kernels
@@ -467,13 +503,20 @@ class TiledUploads:
 
 def _copy_some(place: _Place, left: Iterator[Piece]) -> None:
     for piece in left:
-        np.copyto(piece.there, piece.here)  # numpy lets other threads run meanwhile
+        np.copyto(piece.there, piece.here)  # NumPy releases the GIL
         place.source[piece.start : piece.end].copy_(place.pinned[piece.start : piece.end], non_blocking=True)
 
 
 @dataclass(slots=True, frozen=True)
 class Piece:
-    """A piece of an upload: `here` is the source, `there` the pinned destination of bytes `start` to before `end`."""
+    """A piece of an upload.
+
+    Attributes:
+        here: bytes of the image.
+        there: destination in pinned memory.
+        start: index of the first byte in the upload.
+        end: index after the last byte.
+    """
 
     here: NDArray[np.uint8]
     there: NDArray[np.uint8]
@@ -482,7 +525,7 @@ class Piece:
 
 
 def pieces_of(memory: NDArray[np.uint8], image: Pixels, size: int = _PIECE) -> Iterator[Piece]:
-    """Yield pieces of whole rows of about `size` bytes: RGB, or luma followed by both chroma planes.
+    """Yield pieces of about `size` bytes that contain whole rows: RGB, or luma followed by both chroma planes.
 
     Args:
         memory: destination bytes.
