@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 GazeForm = Literal["words", "reference"]
 
-_EDGE = 0.02  # an object this close to an inner window edge is cut off; another window contains it whole
+_EDGE = 0.02  # an object within this fraction of an inner window edge is cut off; another window contains all of it
 _MERGE_IOU = 0.5  # IoU above which objects of two windows are duplicates
-_INSIDE = 0.8  # or if this fraction of a possibly cut object lies inside the other
-_NEAR_EDGE = 0.08  # an object this close to an inner window edge may be cut off
+_INSIDE = 0.8  # or if this fraction of a possibly cut object is inside the other object
+_NEAR_EDGE = 0.08  # an object within this fraction of an inner window edge may be cut off
 
 
-# ---- the state machines of answers
+# ---- state machines of answers
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,8 +45,9 @@ class DecodedObject:
     """An object as decoded by the model.
 
     Attributes:
-        score: p(coord) / (p(coord) + p(eos)), 0 to 1.
-        x, y: centre, as fractions of the prefilled image; not clipped.
+        score: p(coord) / (p(coord) + p(eos)), from 0 to 1: the probability that the model lists one more object here
+            instead of ending the answer.
+        x, y: centre, as fractions of the prefilled image. The values are not clipped.
         width, height: size as fractions of the prefilled image; 0 for points.
     """
 
@@ -58,7 +59,7 @@ class DecodedObject:
 
 
 class ObjectsOutput(OutputState):
-    """Base class of detect and point answers: objects until the model stops.
+    """Base class of detect and point answers: a list of objects that ends when the model samples the end token.
 
     Args:
         max_objects: maximum number of objects.
@@ -77,18 +78,21 @@ class ObjectsOutput(OutputState):
         self.objects: list[DecodedObject] = []
 
     def begins(self, margin: float) -> bool:
-        """Return whether another object starts: coordinate logit − end logit is above the logit of `conf`."""
+        """Return whether another object starts.
+
+        It starts if its logit (coordinate logit − end logit) is above the logit of `conf`.
+        """
         return margin > self._logit_limit
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take one step's samples; return True after the last object."""
+        """Add the samples of one step. Return True after the last object."""
         phase = self.phases[self._committed % len(self.phases)]
         self._committed += 1
         if phase is Phase.X_OR_EOS:
             margin, self._x, *_ = sampled
             if not self.begins(margin):
                 return True
-            # An object exists only if all earlier ones do, so its score is limited by theirs.
+            # An object exists only if all earlier objects exist, so its score is at most their lowest score.
             self._score = min(self._score, 1 / (1 + math.exp(-margin)) if margin > -700 else 0.0)
         elif phase is Phase.Y:
             self._y = sampled[0]
@@ -100,22 +104,22 @@ class ObjectsOutput(OutputState):
 
     @property
     def draftable(self) -> bool:
-        """Always True: objects are sampled greedily."""
+        """Always True, because objects are sampled greedily."""
         return True
 
     @property
     def visible(self) -> bool:
-        """Always True: detections can draft objects."""
+        """Always True: detections in the image can be the draft of an object list."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return a coordinate or size, or None if the model stops."""
+        """Return the sampled coordinate or size as the next input, or None if the answer ends."""
         if phase is Phase.X_OR_EOS:
             return (Phase.Y, sampled[1], 0.0) if self.begins(sampled[0]) else None
         return super().fed(phase, sampled)
 
     def values(self) -> list[FedValue]:
-        """Return the values of all complete objects."""
+        """Return the input values of all complete objects."""
         values: list[FedValue] = []
         for one in self.objects:
             values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
@@ -125,14 +129,14 @@ class ObjectsOutput(OutputState):
 
 
 class BoxesOutput(ObjectsOutput):
-    """Answer of detect: x, y and size for each object."""
+    """Answer of detect: x, y and size of each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y, Phase.SIZE)
 
 
 class PointsOutput(ObjectsOutput):
-    """Answer of point: x and y for each object."""
+    """Answer of point: x and y of each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y)
@@ -143,18 +147,18 @@ def logit(p: float) -> float:
     return -math.inf if p <= 0 else math.inf if p >= 1 else math.log(p / (1 - p))
 
 
-# ---- the tasks
+# ---- tasks
 
 
 @dataclass(slots=True, frozen=True)
 class ObjectsTask(Task):
-    """Base class of `Detect` and `Point`: find every `label`.
+    """Base class of `Detect` and `Point`: find all objects that match `label`.
 
     Attributes:
-        label: name or phrase to find.
-        max_objects: maximum number of objects; 0 finds none.
-        conf: minimum score p(coord) / (p(coord) + p(eos)) of an object, 0 to 1. 0.5 is the model's greedy choice; lower
-            values trade precision for recall.
+        label: name or phrase that describes the objects.
+        max_objects: maximum number of objects. 0 skips the task.
+        conf: minimum score p(coord) / (p(coord) + p(eos)) of an object, from 0 to 1. 0.5 is the model's greedy choice.
+            Lower values find more objects, with more false ones.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -176,7 +180,7 @@ class ObjectsTask(Task):
 
     @property
     def asked(self) -> str:
-        """Label of the task."""
+        """Label of the objects."""
         return self.label
 
     @property
@@ -185,30 +189,34 @@ class ObjectsTask(Task):
         return self.max_objects == 0
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return one task for each class of the model that the label stands for."""
+        """Return one task for each class of the model that matches the label."""
         if vocabulary is None:
             return [self]
         return [replace(self, label=name) for name in vocabulary.resolve([self.label])]
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt for all objects with the label."""
+        """Return the prompt that asks for all objects with the label."""
         return prompts.objects(self.skill, self.label)
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Detect(ObjectsTask):
-    """Find every `label` as a box."""
+    """Find all objects that match `label`, as boxes."""
 
     skill = "detect"
     tiled = True
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine for x, y and size of each object."""
+        """Return the state machine of an answer that lists boxes."""
         return BoxesOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the boxes, without duplicates inside one answer (if the model has a limit) and across windows."""
+        """Return the boxes without duplicates.
+
+        Duplicates across image windows are merged. Duplicates in one answer are removed if the model defines an IoU
+        limit.
+        """
         views = [(window, _objects(output, limits.repeat_iou)) for output, window in answers]
         found = views[0][1] if len(views) == 1 else fuse(views, width, height)[: self.max_objects]
         return [_box(self.label, one) for one in found]
@@ -217,10 +225,10 @@ class Detect(ObjectsTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Point(ObjectsTask):
-    """Find every `label` as its centre point.
+    """Find all objects that match `label`, as centre points.
 
     Attributes:
-        refs: parts of the image to consider: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
+        refs: parts of the image to consider: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
     """
 
     skill = "point"
@@ -232,7 +240,7 @@ class Point(ObjectsTask):
         object.__setattr__(self, "refs", require_refs(self.refs))
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt for all points of the label."""
+        """Return the prompt that asks for all points with the label."""
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
@@ -240,7 +248,7 @@ class Point(ObjectsTask):
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine for x and y of each object."""
+        """Return the state machine of an answer that lists points."""
         return PointsOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
@@ -251,13 +259,15 @@ class Point(ObjectsTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Gaze(Task):
-    """Find what the person with an eye at `eye` looks at, as a point labelled 'gaze'; empty if it is not visible.
+    """Find the point that a person looks at. The point has the label 'gaze'.
+
+    The result has no point if the target is not visible.
 
     Attributes:
-        eye: (x, y) as fractions of the image's width and height.
+        eye: (x, y) of an eye of the person, as fractions of the image's width and height.
         conf: minimum score, see `ObjectsTask`.
-        form: prompt format: `words` around the eye (Moondream 2's reference), or `reference` (the point prompt for
-            'gaze' with the eye as reference).
+        form: prompt format. 'words' puts words around the coordinates of the eye, as in the reference implementation of
+            Moondream 2. 'reference' is the point prompt for 'gaze' with the eye as reference point.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -279,7 +289,7 @@ class Gaze(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from 'x,y'."""
+        """Create the task from text of the form 'x,y'."""
         try:
             x, y = map(float, text.split(","))
         except ValueError:
@@ -288,16 +298,16 @@ class Gaze(Task):
 
     @property
     def asked(self) -> str:
-        """The eye as 'x,y'."""
+        """Position of the eye as 'x,y'."""
         return f"{self.eye[0]:g},{self.eye[1]:g}"
 
     @property
     def empty(self) -> bool:
-        """Always False."""
+        """Always False: the task is never skipped."""
         return False
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt for the gaze target."""
+        """Return the prompt that asks for the gaze target."""
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
@@ -305,11 +315,11 @@ class Gaze(Task):
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine for one point."""
+        """Return the state machine of an answer with at most one point."""
         return PointsOutput(1, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the point, if there is one."""
+        """Return the gaze target, if the model found one."""
         return [Spot(self.skill, one.score, one.x, one.y) for one in _points(answers)]
 
 
@@ -319,7 +329,7 @@ def _objects(output: OutputState, repeat_iou: float | None) -> list[DecodedObjec
 
 
 def _points(answers: Answers) -> list[DecodedObject]:
-    """Return the points in the whole image; points are not tiled."""
+    """Return the points of an answer. Point tasks run only on the whole image."""
     return [one for output, _ in answers for one in _objects(output, None)]
 
 
@@ -332,11 +342,11 @@ def _box(label: str, found: DecodedObject) -> Box:
 
 
 def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, height: int) -> list[DecodedObject]:
-    """Merge the objects of several windows; each object once, best score first.
+    """Merge the objects found in several image windows, so that each object appears once. The best score comes first.
 
-    Two boxes of different windows are duplicates if their IoU is high; the better one is kept. A box that is or may be
-    cut off by a window edge is dropped if another box contains it and extends beyond the window. Boxes of one window
-    are never merged.
+    Two boxes of different windows are duplicates if their IoU is high. The box with the higher score is kept. A box at
+    an inner window edge may be only a part of an object. It is dropped if a box of another window contains most of it.
+    Boxes of the same window are never merged.
 
     Args:
         found: objects of each window, in fractions of the window.
@@ -362,7 +372,14 @@ def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, he
 
 @dataclass(slots=True, frozen=True)
 class _View:
-    """An object from one window; `cut` means that it is close to an inner edge of the window."""
+    """An object found in one image window.
+
+    Attributes:
+        object: the object, in fractions of the image.
+        window: the window.
+        number: index of the window.
+        cut: whether the object is close to an inner edge of the window, so that a part of it may be missing.
+    """
 
     object: DecodedObject
     window: Window
@@ -370,7 +387,7 @@ class _View:
     cut: bool
 
     def repeats(self, other: _View) -> bool:
-        """Return whether it is a duplicate of a kept object."""
+        """Return whether this object is a duplicate of an object from another window."""
         if self.number == other.number:
             return False
         shared = _intersection(self.object, other.object)
@@ -382,7 +399,7 @@ class _View:
 
 
 def _near_edge(found: DecodedObject, window: Window, width: int, height: int) -> bool:
-    """Return whether an object is close to an edge of its window that is not an edge of the image."""
+    """Return whether an object is close to an inner edge of its window. The edges of the image do not count."""
     return (
         (found.x - found.width / 2 < _NEAR_EDGE and window.x > 0)
         or (found.x + found.width / 2 > 1 - _NEAR_EDGE and window.x + window.width < width)
@@ -392,7 +409,10 @@ def _near_edge(found: DecodedObject, window: Window, width: int, height: int) ->
 
 
 def place(found: DecodedObject, window: Window, width: int, height: int) -> DecodedObject | None:
-    """Return a window's object in coordinates of the whole image, or None if an inner window edge cuts it off."""
+    """Convert an object from fractions of a window to fractions of the image.
+
+    Return None if an inner edge of the window cuts the object off.
+    """
     left, right = found.x - found.width / 2, found.x + found.width / 2
     top, bottom = found.y - found.height / 2, found.y + found.height / 2
     if (
@@ -412,14 +432,14 @@ def place(found: DecodedObject, window: Window, width: int, height: int) -> Deco
 
 
 def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObject]:
-    """Return the objects of one answer without those that overlap an earlier box by more than an IoU of `limit`."""
+    """Return the objects of one answer without boxes whose IoU with an earlier box is above `limit`."""
     return _first_of(objects, lambda a, b: _iou(a, b) > limit)
 
 
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """Return the objects that are not duplicates of an earlier kept object."""
+    """Return the objects without those that are the `same` as an earlier object in the result."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):
@@ -428,7 +448,7 @@ def _first_of(
 
 
 def _iou(a: DecodedObject, b: DecodedObject) -> float:
-    """Return the intersection over union of two boxes; 0 for points."""
+    """Return the intersection over union (IoU) of two boxes. It is 0 for points."""
     # Quick test first: most pairs are disjoint, and 50 boxes have 1225 pairs.
     if 2 * abs(a.x - b.x) >= a.width + b.width or 2 * abs(a.y - b.y) >= a.height + b.height:
         return 0.0

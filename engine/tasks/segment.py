@@ -1,7 +1,7 @@
-"""Segmentation task: a box, and a path inside it that is generated token by token.
+"""Segmentation task: the model generates a box, then the outline inside the box as an SVG path.
 
-An answer is two coordinates and a size, then text tokens of SVG path data: command letters, minus signs, and integers
-in 1/960 of the box.
+An answer consists of two coordinates and a size, followed by text tokens of SVG path data: command letters, minus
+signs, and integers in units of 1/960 of the box.
 """
 
 from __future__ import annotations
@@ -39,23 +39,25 @@ SCALE = 960
 """Units of path integers per box side."""
 _FORCED = (Phase.Y, Phase.Y, Phase.SIZE)
 _NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
-_LAST_MARK = 20  # token ids up to this are marks, not text
+_LAST_MARK = 20  # token IDs up to this one are special tokens, not text
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Segment(Task):
-    """Outline one `object`.
+    """Find the outline of one `object`.
 
-    Streaming sends the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`) first, then pieces of the path.
+    When streamed, the first piece of text is the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The pieces of the
+    path follow.
 
     Attributes:
-        object: name or phrase to outline.
-        refs: location: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        object: name or phrase that describes the object.
+        refs: location of the object: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
         max_tokens: maximum number of path tokens.
-        grammar: sample only tokens that continue a valid path; otherwise the answer ends at the first invalid token.
+        grammar: whether to sample only tokens that continue a valid path. Otherwise the answer ends at the first
+            invalid token.
         temperature, top_p, seed: see `TextTask`.
-        polygon: also list the path's polygons in records.
+        polygon: whether records also list the polygons of the path.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -80,7 +82,7 @@ class Segment(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from a name."""
+        """Create the task from the name of an object."""
         return cls(text)
 
     @property
@@ -94,7 +96,7 @@ class Segment(Task):
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt for the outline."""
+        """Return the prompt that asks for the outline."""
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
@@ -102,7 +104,7 @@ class Segment(Task):
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine for a box and a path."""
+        """Return the state machine of an answer with a box and a path."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
         sampling = Sampling(self.temperature, self.top_p, seed)
         tokens = prompts.path_tokens
@@ -111,7 +113,7 @@ class Segment(Task):
         return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the outline."""
+        """Return the outline of the object."""
         found = []
         for output, _ in answers:
             assert isinstance(output, SegmentOutput)
@@ -122,10 +124,12 @@ class Segment(Task):
 
 
 class PathWriter:
-    """Converts path symbols to SVG path data: numbers form pairs, and a command is written with its first pair.
+    """Converts the symbols of an outline to SVG path data.
+
+    Two numbers form a coordinate pair. A command letter is written together with its first pair.
 
     Attributes:
-        broken: whether an invalid symbol came; nothing is written afterwards.
+        broken: whether an invalid symbol was added. Later symbols are ignored.
     """
 
     __slots__ = ("_command", "_due", "_minus", "_number", "_pieces", "_waiting", "broken")
@@ -133,35 +137,43 @@ class PathWriter:
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._command = ""
-        self._due = 0  # numbers that the command still needs, by the grammar
-        self._waiting = False  # whether the command is not written yet
+        self._due = 0  # number of numbers that the command still needs
+        self._waiting = False  # whether the command letter is not written yet
         self._minus = False
-        self._number: str | None = None  # the first of a pair
+        self._number: str | None = None  # first number of a coordinate pair
         self.broken = False
 
     @property
     def text(self) -> str:
-        """Path data written so far."""
+        """Path data so far."""
         return "".join(self._pieces)
 
     @property
     def unfinished(self) -> bool:
-        """Whether a command lacks numbers or a number lacks its pair."""
+        """Whether the path lacks a number: after a minus sign, after a command, or for a coordinate pair."""
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:
-        """Return allowed token IDs: M with two numbers first, then L, C, M with numbers, or Z, or the end token."""
+        """Return the token IDs that continue a valid path.
+
+        A path starts with the command M and two numbers. Then any command (M, L, C with their numbers, or Z) or the end
+        token may follow.
+        """
         first, later, number, digits = tokens.sets
         if self._minus:
             return digits
         return number if self._due else later if self._command else first
 
     def add(self, symbol: str | int | None) -> str:
-        """Take a command letter, '-', an integer, or None for anything else; return the completed piece of text."""
+        """Add a symbol and return the piece of path data that it completes, or ''.
+
+        Args:
+            symbol: a command letter, '-', an integer, or None for any other token.
+        """
         if self.broken:
             return ""
         if isinstance(symbol, int):
-            if not _NUMBERS.get(self._command, 0):  # a command is due
+            if not _NUMBERS.get(self._command, 0):  # a command letter is expected here
                 self.broken = True
                 return ""
             self._due = max(0, self._due - 1)
@@ -179,7 +191,7 @@ class PathWriter:
         if symbol == "-":
             self._minus = True
             return ""
-        self._number, self._command, self._waiting = None, symbol, symbol != "Z"  # an odd number is dropped
+        self._number, self._command, self._waiting = None, symbol, symbol != "Z"  # drop a number without a pair
         self._due = _NUMBERS.get(symbol, 0)
         return "" if self._waiting else self._write("Z")
 
@@ -189,20 +201,20 @@ class PathWriter:
 
 
 class SegmentOutput(OutputState):
-    """Answer of segment: coordinate, coordinate and size, then path tokens until the end token.
+    """Answer of segment: two coordinates and a size, then path tokens up to the end token.
 
     Args:
-        tokens: tokens of the outline language.
-        max_tokens: maximum number of path tokens without the end token.
+        tokens: tokens of the path language.
+        max_tokens: maximum number of path tokens, excluding the end token.
         max_steps: maximum number of steps that fit the context.
-        grammar: whether only valid path tokens may be sampled.
+        grammar: whether only tokens that continue a valid path may be sampled.
         sampling: sampling parameters.
-        on_text: called with the box as JSON, then with each piece of the path.
+        on_text: callback that receives the box as JSON, then each piece of the path.
 
     Attributes:
-        box: (x1, y1, x2, y2) as fractions of the image, clipped to it.
-        writer: writer of the path.
-        complete: whether the answer ended with the end token at a valid place.
+        box: (x1, y1, x2, y2) as fractions of the image, clipped to the image.
+        writer: converter of the path tokens.
+        complete: whether the answer ended with the end token after a valid path.
         n_tokens: number of path tokens.
     """
 
@@ -227,7 +239,7 @@ class SegmentOutput(OutputState):
         self.writer, self.complete = PathWriter(), False
 
     def next_phase(self) -> Phase | None:
-        """Return Y, Y and SIZE, then LATER_TOKEN."""
+        """Return the phases Y, Y and SIZE for the box, then LATER_TOKEN for each path token."""
         number = self._launched
         phase = super().next_phase()
         return phase if phase is None or number < len(_FORCED) else Phase.LATER_TOKEN
@@ -237,11 +249,11 @@ class SegmentOutput(OutputState):
         return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
-        """Return the tokens that continue the path."""
+        """Return the constraint that the next token must continue a valid path."""
         return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take one step's samples; return True at the end of the path or at an invalid symbol."""
+        """Add the samples of one step. Return True at the end of the path or after an invalid symbol."""
         number, self._committed = self._committed, self._committed + 1
         if number < len(_FORCED):
             self._values += sampled[: 2 if _FORCED[number] is Phase.SIZE else 1]

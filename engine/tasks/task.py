@@ -1,6 +1,7 @@
-"""Base class and registry of tasks; a task supplies its prompt, its answer's state machine and its part of the result.
+"""Base class and registry of tasks.
 
-A task is a plain value. It depends on a model only through `Prompts` and the classes of the model (`Vocabulary`).
+A task supplies its prompt, the state machine that decodes its answer, and its part of the result. It is a plain value.
+It depends on a model only through `Prompts` and the classes of the model (`Vocabulary`).
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, Prompts, Ref
 
 _SEPARATORS = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)\s*", re.IGNORECASE)
-_OVERLAP = 0.24  # overlap of windows as a fraction of their side; objects up to this size are whole in some window
+_OVERLAP = 0.24  # overlap of tiles as a fraction of their side; smaller objects are complete in at least one tile
 OnText = Callable[[str], None]
 """Callback for each new piece of a text."""
 
 
-# ---- an answer
+# ---- answers
 
 
 @dataclass(slots=True, frozen=True)
 class Sampling:
-    """Sampling parameters: `temperature` 0 is greedy; `seed` is a signed 64-bit integer."""
+    """Sampling parameters of text.
+
+    Attributes:
+        temperature: 0 samples greedily.
+        top_p: total probability of the tokens that may be sampled.
+        seed: signed 64-bit integer.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -51,14 +58,14 @@ Sampled = tuple[float, ...]
 
 
 class TokenRule(NamedTuple):
-    """Constraints on the token of a step.
+    """Constraints on the token that a step samples.
 
     Attributes:
-        allowed: allowed token IDs, at least one, or None for all.
+        allowed: allowed token IDs, at least one; None allows all.
         forbidden: forbidden token IDs.
-        grounded: a sampled coordinate token comes with a coordinate, whose embedding is fed next.
-        scored: at most `MAX_SCORED` token IDs whose log probabilities over all tokens are returned.
-        lasting: whether many steps share `allowed`, so that its mask is cached on the device.
+        grounded: whether a sampled coordinate token also samples a coordinate, whose embedding is the next input.
+        scored: at most `MAX_SCORED` token IDs. The step returns their log probabilities over the whole vocabulary.
+        lasting: whether many steps share `allowed`. Its mask is then cached on the device.
     """
 
     allowed: Sequence[int] | None = None
@@ -74,17 +81,17 @@ MAX_SCORED = 128
 
 
 class OutputState(ABC):
-    """State machine of one answer, whose steps cycle through `phases`.
+    """State machine of one answer. Each step has a phase; the steps cycle through `phases`.
 
-    Launching and reading of steps overlap: `next_phase` is called when a step is launched, and `commit` when its
-    samples are read, up to one step later. The sequence of phases does not depend on samples, except for the end, so a
-    step can launch before the previous one is read. Allowed tokens may depend on samples, so `rule` is called when the
-    step is finalized.
+    A step may be launched before the samples of the previous step are read. `next_phase` is called at launch, and
+    `commit` when the samples are read. The order of phases must therefore not depend on samples. Only the end of the
+    answer may. `rule` may depend on all earlier samples, because it is called when the step is finalized.
 
     Attributes:
         steps: maximum number of steps; 0 if the context is too short.
         sampling: sampling parameters.
-        back: number of positions that the step of the last `next_phase` goes back; later entries are overwritten.
+        back: number of positions by which the step of the last `next_phase` call moves back in the context. It
+            overwrites the KV cache from there.
     """
 
     __slots__ = ("_launched", "back", "sampling", "steps")
@@ -97,11 +104,14 @@ class OutputState(ABC):
 
     @property
     def positions(self) -> int:
-        """Maximum number of positions fed after the prompt; the last sample is never fed."""
+        """Maximum number of positions used after the prompt.
+
+        The last sample needs none, because it is never an input.
+        """
         return max(0, self.steps - 1)
 
     def next_phase(self) -> Phase | None:
-        """Return the phase of the next step to launch, or None if no more steps are needed."""
+        """Return the phase of the next step to launch, or None if the answer needs no more steps."""
         if self._launched == self.steps:
             return None
         phase = self.phases[self._launched % len(self.phases)]
@@ -109,73 +119,83 @@ class OutputState(ABC):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all token IDs that `rule` may return, for validation."""
+        """Return all token IDs that `rule` may return. They are validated when the request is planned."""
         return ()
 
     def rule(self) -> TokenRule:
-        """Return the constraints on the next token; called once per text step in order."""
+        """Return the constraints on the next token. Called once per text step, in order."""
         return ANY_TOKEN
 
     @abstractmethod
     def commit(self, sampled: Sampled) -> bool:
-        """Take the samples of the oldest uncommitted step; return True when the answer is complete.
+        """Add the samples of the oldest step that is not committed. Return True when the answer is complete.
 
         Args:
-            sampled: values by phase: X_OR_EOS (coord logit − eos logit, x, –), Y (y, –, –), SIZE (width, height, –),
-                text (token ID, coordinate if grounded, –, requested log probabilities…).
+            sampled: the values of the step, three numbers by phase:
+
+                - X_OR_EOS: coordinate logit − end logit, x, unused
+                - Y: y, unused, unused
+                - SIZE: width, height, unused
+                - text: token ID, coordinate if grounded, unused; then the requested log probabilities
         """
 
     @property
     def draftable(self) -> bool:
-        """Whether the values of this answer may be drafts of the next answer, see `core.speculative`."""
+        """Whether this answer may be the draft of the next answer; see `core.speculative`."""
         return False
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """Inputs of the next steps that do not depend on samples, so that these steps can run with the prompt."""
+        """Inputs of the next steps that do not depend on samples.
+
+        These steps can therefore run together with the prompt.
+        """
         return ()
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Return parts of the work for parallel sequences, each with its tokens after the prompt and its state machine.
+        """Split off parts of the answer that other sequences compute in parallel (branches).
 
-        The parts share this object's state, which is complete when all parts are. Call once, before the first step.
+        The answer is complete when all parts are complete. Call this once, before the first step.
 
         Args:
-            most: maximum number of parts; if more are needed, the result is empty.
+            most: maximum number of parts. If more are needed, nothing is split off.
+
+        Returns:
+            For each part, the tokens to append to the prompt, and its state machine.
         """
         return ()
 
     @property
     def visible(self) -> bool:
-        """Whether detections in the image can draft the answer; see `FROM_IMAGE`."""
+        """Whether detections in the image can be the draft of the answer; see `FROM_IMAGE`."""
         return False
 
     def retract(self, steps: int) -> None:
-        """Take back the newest `steps` launched steps, which will be launched again."""
+        """Undo the launch of the newest `steps` steps. They will be launched again."""
         self._launched -= steps
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the input of the next step after a sample or draft value, or None if the answer ends."""
+        """Return the next input after a sample or a draft value, or None if the answer ends there."""
         if phase is Phase.SIZE:
             return Phase.SIZE, sampled[0], sampled[1]
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Return all values fed for the answer so far, in order, if it is `draftable`."""
+        """Return all input values of the answer so far, in order. Only for answers that are `draftable`."""
         return []
 
-    def finish(self) -> None:  # noqa: B027 - most answers hold nothing back
-        """Finish the answer; called once before its task collects it."""
+    def finish(self) -> None:  # noqa: B027 - most answers need no finish
+        """Finish the answer. Called once before the task collects it."""
 
 
 @dataclass(slots=True, eq=False)
 class DraftMemory:
-    """The last answer to a prompt of a stream, and statistics of its drafts.
+    """The last answer to a prompt of a stream, and how useful its drafts were.
 
     Attributes:
-        values: values of the last answer.
-        pause: number of answers without drafts.
-        failures: number of consecutive answers whose drafts saved too little.
+        values: input values of the last answer.
+        pause: number of next answers that get no draft.
+        failures: number of consecutive answers whose draft saved too few steps.
     """
 
     values: tuple[FedValue, ...] = ()
@@ -183,32 +203,38 @@ class DraftMemory:
     failures: int = 0
 
     def draft(self) -> tuple[FedValue, ...]:
-        """Return the draft for the next answer."""
+        """Return the draft of the next answer; empty during a pause."""
         if self.pause:
             self.pause -= 1
             return ()
         return self.values
 
     def learn(self, values: Sequence[FedValue], paid: bool | None, longest_pause: int) -> None:
-        """Store a complete answer, and whether its draft paid off (None without a draft)."""
+        """Store a complete answer as the next draft.
+
+        Args:
+            values: input values of the answer.
+            paid: whether the draft of this answer saved enough steps, or None if it had no draft.
+            longest_pause: maximum length of a pause.
+        """
         self.values = tuple(values)
         if paid is not None:
             self.failures = 0 if paid else self.failures + 1
             self.pause = min(longest_pause, 2**self.failures) if self.failures > 1 else 0
 
 
-# ---- a task
+# ---- tasks
 
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """A part of an image in pixels: a tile, or a window chosen by the caller.
+    """A rectangular part of an image in pixels: a tile, or a region chosen by the caller.
 
-    Overlapping windows enlarge small objects (Akyon et al. 2022, arXiv:2202.06934); each window costs as much as an
-    image. A model that sees a 1920-pixel street in 256 pixels sees a pedestrian as four pixels.
+    The model sees each window at full input size. Overlapping windows therefore make small objects visible (Akyon et
+    al. 2022, arXiv:2202.06934). Each window costs as much as a whole image.
 
     Raises:
-        ValueError: if it has no pixels, or starts at negative coordinates.
+        ValueError: if the window is empty or has negative coordinates.
     """
 
     x: int
@@ -222,7 +248,7 @@ class Window:
 
     @property
     def pixels(self) -> int:
-        """Number of pixels."""
+        """Area in pixels."""
         return self.width * self.height
 
 
@@ -231,9 +257,9 @@ Answers = Sequence[tuple[OutputState, Window]]
 
 
 def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) -> list[Window]:
-    """Return the whole image, then `tiles` × `tiles` overlapping windows if `tiles` > 1, then the chosen windows.
+    """Return all windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, then the chosen windows.
 
-    Chosen windows are clipped to the image; a window outside of it becomes the nearest pixel.
+    There are no tiles if `tiles` is 1. Chosen windows are clipped to the image, see `clip`.
     """
     found = [Window(0, 0, width, height)]
     if tiles > 1:
@@ -248,13 +274,16 @@ def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) 
 
 
 def clip(window: Window, width: int, height: int) -> Window:
-    """Return the part of a window inside a `width` × `height` image, at least one pixel."""
+    """Clip a window to an image of `width` × `height` pixels. The result has at least one pixel."""
     x, y = min(window.x, width - 1), min(window.y, height - 1)
     return Window(x, y, min(window.width, width - x), min(window.height, height - y))
 
 
 class Vocabulary:
-    """The classes of a closed-vocabulary model with synonyms; a synonym may stand for several classes ('vehicle')."""
+    """Classes of a closed-vocabulary model, with synonyms.
+
+    A synonym such as 'vehicle' may stand for several classes.
+    """
 
     __slots__ = ("_known", "classes", "model")
 
@@ -265,10 +294,12 @@ class Vocabulary:
         self._known |= {name.lower(): (name,) for name in self.classes}
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """Return the model's classes for phrases such as 'People', 'cars', 'truck or bus', in order without duplicates.
+        """Return the classes of the model that match a phrase, in order and without duplicates.
+
+        Phrases may be in plural and may list alternatives: 'People', 'cars', 'truck or bus'.
 
         Raises:
-            UnknownClassError: names the first phrase that matches no class.
+            UnknownClassError: for the first part of the phrase that matches no class.
             ValueError: if a label is not a string.
         """
         found: dict[str, None] = {}
@@ -308,7 +339,7 @@ class Task(ABC):
     """A question about an image. Subclasses are frozen dataclasses that validate their arguments.
 
     Attributes:
-        skill: skill that the model needs; also the name in configurations and records.
+        skill: skill that the model needs. It also names the task in configurations and records.
         tiled: whether the task also runs on the tiles of an image.
     """
 
@@ -319,29 +350,32 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from text that a person typed; `max_objects` and `conf` apply to object tasks."""
+        """Create the task from text typed by a user. `max_objects` and `conf` apply only to object tasks."""
 
     @property
     @abstractmethod
     def asked(self) -> str:
-        """Text of the task as a person would type it."""
+        """Text of the task as a user would type it."""
 
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Whether nothing is requested, so that the model is not called."""
+        """Whether the task asks for nothing, so that the model need not run."""
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return the tasks for the model's classes; `vocabulary` is None for open-vocabulary models.
+        """Return this task as one task for each matching class of the model.
+
+        Args:
+            vocabulary: classes of a closed-vocabulary model, or None for open-vocabulary models.
 
         Raises:
-            UnknownClassError: if the vocabulary has no matching class.
+            UnknownClassError: if no class matches.
         """
         return [self]
 
     @property
     def needs_image(self) -> bool:
-        """Whether the task requires an image."""
+        """Whether the task cannot be answered without an image."""
         return True
 
     @abstractmethod
@@ -349,12 +383,17 @@ class Task(ABC):
         """Return the prompt's token IDs."""
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return values that replace token embeddings of the prompt, see `Sequence.values`."""
+        """Return values that replace token embeddings of the prompt; see `Sequence.values`."""
         return {}
 
     @abstractmethod
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer of at most `max_steps`; new text is passed to `on_text`.
+        """Return the state machine of an answer.
+
+        Args:
+            prompts: prompts of the model.
+            max_steps: maximum number of steps that fit the context.
+            on_text: callback that receives each new piece of text, or None.
 
         Raises:
             PromptError: if the model does not support this kind of answer.
@@ -362,7 +401,14 @@ class Task(ABC):
 
     @abstractmethod
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the task's part of the result for a `width` × `height` image; no `answers` if the task is `empty`."""
+        """Return the task's part of the result.
+
+        Args:
+            answers: the state machine and the window of each answer; nothing if the task is `empty`.
+            width: width of the image in pixels.
+            height: height of the image in pixels.
+            limits: sizes of the model.
+        """
 
 
 TASKS: dict[str, type[Task]] = {}
@@ -370,7 +416,7 @@ TASKS: dict[str, type[Task]] = {}
 
 
 def register_task(task: type[Task]) -> type[Task]:
-    """Register a task by its skill.
+    """Register a task class under its skill.
 
     Raises:
         ValueError: if another task has the same skill.
@@ -381,30 +427,30 @@ def register_task(task: type[Task]) -> type[Task]:
 
 
 def require_text(name: str, value: object) -> None:
-    """Check that a value is a non-empty string; raise ValueError otherwise."""
+    """Raise ValueError if a value is not a non-empty string."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a non-empty string; got {value!r}")
 
 
 def require_count(name: str, value: object) -> None:
-    """Check that a value is an integer of at least 0; raise ValueError otherwise."""
+    """Raise ValueError if a value is not an integer of at least 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number other than NaN."""
+    """Return whether a value is a number and not NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def require_conf(value: object) -> None:
-    """Check that a value is a number from 0 to 1; raise ValueError otherwise."""
+    """Raise ValueError if a value is not a number from 0 to 1."""
     if not isinstance(value, int | float) or not is_number(value) or not 0 <= value <= 1:
         raise ValueError(f"conf must be a number from 0 to 1; got {value!r}")
 
 
 def require_sampling(temperature: object, top_p: object, seed: object) -> None:
-    """Check sampling parameters; raise ValueError if one is invalid."""
+    """Raise ValueError if a sampling parameter is invalid."""
     if not isinstance(temperature, int | float) or not is_number(temperature) or not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be a number of at least 0; got {temperature!r}")
     if not isinstance(top_p, int | float) or not is_number(top_p) or not 0 < top_p <= 1:
@@ -414,7 +460,11 @@ def require_sampling(temperature: object, top_p: object, seed: object) -> None:
 
 
 def require_refs(refs: Any) -> tuple[Ref, ...]:
-    """Return points (x, y) and boxes (x1, y1, x2, y2) as tuples; raise ValueError for anything else."""
+    """Return the references of a task as tuples: points (x, y) and boxes (x1, y1, x2, y2).
+
+    Raises:
+        ValueError: if a reference is neither a point nor a box, or is outside of the image.
+    """
     try:
         return tuple(_ref(one) for one in refs)
     except TypeError:
@@ -433,5 +483,5 @@ def _ref(value: Any) -> Ref:
 
 
 def shorten(words: str) -> str:
-    """Return text shortened to 40 characters for an error message."""
+    """Shorten text to 40 characters for an error message."""
     return words if len(words) <= 40 else words[:39] + "…"

@@ -34,13 +34,13 @@ CaptionLength = Literal["short", "normal", "long"]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TextTask(Task):
-    """Base class of `Query` and `Caption`: parameters of text generation (keyword-only).
+    """Base class of `Query` and `Caption`: keyword-only parameters of text generation.
 
     Attributes:
-        temperature: 0 is greedy; 1 samples from the model's distribution.
-        top_p: sample from the smallest set of tokens with this total probability; above 0, 1 for all tokens.
-        stop: a string or strings that end the text; the text is cut before the first match.
-        seed: equal seeds give equal answers to equal requests; None draws a new seed each time.
+        temperature: 0 samples greedily. 1 samples from the distribution of the model.
+        top_p: sample only from the smallest set of tokens with this total probability, above 0. 1 allows all tokens.
+        stop: a string or several strings that end the text. The text is cut before the first match.
+        seed: equal requests with equal seeds get equal answers. None uses a new random seed each time.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -58,16 +58,16 @@ class TextTask(Task):
             require_text("a stop string", one)
 
     def sampling(self) -> Sampling:
-        """Return the sampling parameters, with a random seed if none was given."""
+        """Return the sampling parameters. The seed is random if `seed` is None."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
         return Sampling(self.temperature, self.top_p, seed)
 
     def text_output(self, prompts: Prompts, max_tokens: int, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of free text."""
+        """Return the state machine of an answer in free text."""
         return _FreeText(prompts, max_tokens, max_steps, self.sampling(), tuple(self.stop), on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the text with optional reasoning and probabilities; empty if nothing was requested."""
+        """Return the text, and the reasoning and probabilities if requested. The text is '' if the task is `empty`."""
         text, tokens, cut, reasoning, probabilities = "", 0, False, None, None
         for output, _ in answers:
             answer = output
@@ -91,13 +91,13 @@ class TextTask(Task):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Query(TextTask):
-    """Answer `question` in at most `max_tokens` tokens, or with one of `choices`. The image is optional.
+    """Answer `question` with at most `max_tokens` tokens, or with one of `choices`. The image is optional.
 
     Attributes:
-        choices: the answer is one of these strings, with a probability for each; `max_tokens` and `stop` are ignored. A
-            leading space and the case of the first letter do not matter.
-        reasoning: let the model reason first, in at most `max_tokens` additional tokens; in a short context, a quarter
-            is reserved for the answer.
+        choices: strings from which the answer is chosen. The result has a probability for each of them. `max_tokens`
+            and `stop` are ignored. A leading space and the case of the first letter make no difference.
+        reasoning: whether the model reasons first, with at most `max_tokens` additional tokens. If the context is
+            short, a quarter of it is reserved for the answer.
         refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
     """
 
@@ -124,7 +124,10 @@ class Query(TextTask):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from a question with optional suffixes: `[yes|no]`, `[reasoning]` or both."""
+        """Create the task from a question.
+
+        It may end with a list of choices such as `[yes|no]`, with `[reasoning]`, or with both.
+        """
         question, options = text.strip(), []
         while found := _BRACKETS.fullmatch(question):
             question, inside = found[1].strip(), found[2]
@@ -138,23 +141,23 @@ class Query(TextTask):
 
     @property
     def asked(self) -> str:
-        """The question in the format of `parse`."""
+        """The question with its suffixes, as `parse` accepts it."""
         choices = f" [{'|'.join(self.choices)}]" if self.choices else ""
         return f"{self.question}{choices}{' [reasoning]' if self.reasoning else ''}"
 
     @property
     def title(self) -> str:
-        """Text of the question."""
+        """The question without suffixes."""
         return self.question
 
     @property
     def empty(self) -> bool:
-        """Whether no token is requested."""
+        """Whether `max_tokens` is 0 and there are no choices."""
         return self.max_tokens == 0 and not self.choices
 
     @property
     def needs_image(self) -> bool:
-        """Whether the question refers to parts of an image."""
+        """Whether the question has references to parts of the image."""
         return bool(self.refs)
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -162,11 +165,11 @@ class Query(TextTask):
         return prompts.query(self.question, self.refs, self.reasoning)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the references by prompt position."""
+        """Return the coordinates of the references, by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of free text or choices, after reasoning if requested."""
+        """Return the state machine of free text or of choices, preceded by reasoning if requested."""
         if not self.reasoning:
             return self._answer(prompts, max_steps, on_text)
         tokens = prompts.reasoning
@@ -187,7 +190,10 @@ class Query(TextTask):
             raise PromptError(str(error)) from None
 
     def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
-        """Return the token sequences of all spellings of the choices; exact spellings win conflicts."""
+        """Return the choice of each token sequence, for all spellings of all choices.
+
+        If two choices have a spelling in common, it belongs to the choice that is spelled exactly so.
+        """
         options: dict[tuple[int, ...], str] = {}
         for spell in _SPELLINGS:
             for choice in self.choices:
@@ -201,7 +207,7 @@ class Query(TextTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Caption(TextTask):
-    """Describe the image in at most `max_tokens` tokens."""
+    """Describe the image with at most `max_tokens` tokens."""
 
     skill = "caption"
 
@@ -216,18 +222,18 @@ class Caption(TextTask):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from a length."""
+        """Create the task from a caption length, such as 'short'."""
         length: Any = text
         return cls(length)
 
     @property
     def asked(self) -> str:
-        """Length of the caption."""
+        """Length of the caption, such as 'short'."""
         return self.length
 
     @property
     def title(self) -> str:
-        """Length of the caption, as 'caption: LENGTH'."""
+        """Title of the caption in the result: 'caption: LENGTH'."""
         return f"caption: {self.length}"
 
     @property
@@ -240,19 +246,19 @@ class Caption(TextTask):
         return prompts.caption(self.length)
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of free text."""
+        """Return the state machine of an answer in free text."""
         return self.text_output(prompts, self.max_tokens, max_steps, on_text)
 
 
 class Detokenizer:
     """Incremental detokenizer that ends before the first stop string.
 
-    The stop string that is complete first ends the text; of several, the longest.
+    If two stop strings end at the same token, the longer one counts.
 
     Args:
-        decode: returns the text of token IDs.
+        decode: function that returns the text of token IDs.
         stop: strings that end the text.
-        on_text: called with each non-empty final piece; the pieces joined are `text`.
+        on_text: callback that receives each new piece of text. The pieces joined are `text`.
     """
 
     __slots__ = ("_decode", "_from", "_held", "_on_text", "_pieces", "_read", "_shown", "_stop", "_tokens")
@@ -265,19 +271,20 @@ class Detokenizer:
     ) -> None:
         self._decode, self._stop, self._on_text = decode, tuple(stop), on_text
         self._tokens: list[int] = []
-        # Tokens are decoded together with those of the previous piece, because some decoders join words by context.
+        # Decode tokens together with those of the previous piece, because the text of a token may depend on its
+        # context.
         self._from = self._read = 0
         self._shown = ""  # text of tokens[_from:_read]
-        self._held = ""  # decoded text that may start a stop string
+        self._held = ""  # withheld text that may be the start of a stop string
         self._pieces: list[str] = []
 
     @property
     def text(self) -> str:
-        """Text released so far."""
+        """Text so far, without characters that may be the start of a stop string."""
         return "".join(self._pieces)
 
     def add(self, token: int) -> bool:
-        """Add a token; return True when a stop string is complete."""
+        """Add a token. Return True when the text contains a stop string."""
         self._tokens.append(token)
         text = self._decode(self._tokens[self._from :])
         if text.endswith(_INCOMPLETE):
@@ -285,7 +292,10 @@ class Detokenizer:
         return self._take(text)
 
     def end(self) -> None:
-        """Release withheld text at the end; repeated calls and calls after a stop string are ignored."""
+        """End the text, and add the characters that were withheld as a possible stop string.
+
+        The call has no effect after a stop string or after an earlier call.
+        """
         if self._read < len(self._tokens):
             self._take(self._decode(self._tokens[self._from :]))
         self._emit(len(self._held))
@@ -311,12 +321,12 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` that ends `text`."""
+    """Return the length of the longest proper prefix of `stop` with which `text` ends."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class _FreeText(TextOutput):
-    """State machine of free text with incremental detokenization."""
+    """State machine of an answer in free text, with incremental detokenization."""
 
     __slots__ = ("detokenizer",)
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class TextOutput(OutputState):
-    """Answer of query and caption: tokens until the end token, `max_tokens` or a stop string.
+    """Answer in free text: tokens until the end token, `max_tokens` tokens or a stop string.
 
     Args:
-        eos: end token.
+        eos: ID of the end token.
         max_tokens: maximum number of tokens.
         max_steps: maximum number of steps that fit the context.
         sampling: sampling parameters.
-        on_token: called with each token except the end token; returning True ends the answer.
-        on_finish: called when the answer is complete.
+        on_token: callback that receives each token except the end token. It ends the answer by returning True.
+        on_finish: callback for the end of the answer.
     """
 
     __slots__ = ("_eos", "_on_finish", "_on_token", "tokens")
@@ -47,26 +47,26 @@ class TextOutput(OutputState):
         self.tokens: list[int] = []
 
     def next_phase(self) -> Phase | None:
-        """Return TOKEN first and LATER_TOKEN afterwards."""
+        """Return the phase TOKEN for the first token, and LATER_TOKEN for all others."""
         first = not self._launched
         phase = super().next_phase()
         return phase if phase is None or first else Phase.LATER_TOKEN
 
     @property
     def draftable(self) -> bool:
-        """Whether the text is greedy; sampled text is meant to vary."""
+        """Whether the text is sampled greedily. Other text varies, so it is a bad draft."""
         return self.sampling.temperature == 0
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the token as input, or None at the end of the text."""
+        """Return the sampled token as the next input, or None at the end of the text."""
         return None if int(sampled[0]) == self._eos else (Phase.TOKEN, sampled[0], 0.0)
 
     def values(self) -> list[FedValue]:
-        """Return the tokens as inputs."""
+        """Return the tokens so far as input values."""
         return [(Phase.TOKEN, float(token), 0.0) for token in self.tokens]
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take a token; return True at the end of the text."""
+        """Add a sampled token. Return True at the end of the text."""
         token = int(sampled[0])
         if token == self._eos:
             return True
@@ -74,16 +74,16 @@ class TextOutput(OutputState):
         return (self._on_token is not None and self._on_token(token)) or len(self.tokens) == self.steps
 
     def finish(self) -> None:
-        """Call `on_finish`, which releases withheld text."""
+        """Call `on_finish`, which adds withheld text."""
         if self._on_finish is not None:
             self._on_finish()
 
 
 class _TreeWalk(OutputState):
-    """Scores inner nodes of a tree of options, one per step, in depth-first order.
+    """Scores the children of inner nodes in a tree of token sequences, one node per step, in depth-first order.
 
     Args:
-        nodes: nodes to score; the path of the first is already fed.
+        nodes: inner nodes to score. The tokens on the path to the first node must be a part of the prompt.
         sampling: sampling parameters.
     """
 
@@ -97,16 +97,16 @@ class _TreeWalk(OutputState):
 
     @property
     def positions(self) -> int:
-        """Maximum depth of the nodes below the first node."""
+        """Maximum number of levels below the first node."""
         return max(len(node.path) for node in self._nodes) - len(self._nodes[0].path) if self.steps else 0
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """Tokens of the chain that starts at the first node."""
+        """Tokens on the chain of nodes that starts at the first node."""
         return [(Phase.TOKEN, float(node.path[-1]), 0.0) for node in _chains(self._nodes)[0][1:]]
 
     def next_phase(self) -> Phase | None:
-        """Return TOKEN for the root and LATER_TOKEN for all other nodes."""
+        """Return the phase TOKEN for the root of the tree, and LATER_TOKEN for all other nodes."""
         number = self._launched
         phase = super().next_phase()
         if phase is None or not self._nodes[number].path:
@@ -116,13 +116,13 @@ class _TreeWalk(OutputState):
         return Phase.LATER_TOKEN
 
     def rule(self) -> TokenRule:
-        """Request the scores of a node's children, and force the token of the next node."""
+        """Request the log probabilities of a node's children, and force the token of the next node."""
         node, self._ruled = self._nodes[self._ruled], self._ruled + 1
         following = self._nodes[self._ruled].path[-1] if self._ruled < len(self._nodes) else next(iter(node.children))
         return TokenRule(allowed=(following,), scored=tuple(node.children))
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take the scores of a node's children; return True after the last node."""
+        """Add the log probabilities of a node's children. Return True after the last node."""
         node = self._nodes[self._committed]
         self._committed += 1
         for token, score in zip(node.children, sampled[3:], strict=True):
@@ -131,25 +131,29 @@ class _TreeWalk(OutputState):
 
 
 class ChoiceOutput(_TreeWalk):
-    """Answer of query with choices: a probability for each choice, and the most likely or a sampled choice.
+    """Answer of a query with choices: a probability for each choice, and the chosen one.
 
-    The probability of an option is the product of its token probabilities, minus that of other choices' options that
-    continue it. The probability of a choice is the sum of its options; all are normalized to 1.
+    Each choice has one or more *options*: the token sequences of its spellings. The probability of an option is the
+    product of its token probabilities. If an option of another choice continues this option, its probability is
+    subtracted. The probability of a choice is the sum over its options. Finally, the probabilities are normalized to a
+    sum of 1.
 
-    The options form a tree of tokens. Each step feeds one inner node in depth-first order and returns the log
-    probabilities of its children; later branches overwrite earlier ones, see `back`. With single-token options, the
-    prefill alone answers. Branches make that possible for all options.
+    The options form a tree of tokens. Each step feeds one inner node of the tree in depth-first order, and returns the
+    log probabilities of its children. A later branch overwrites the KV cache of an earlier one, see `OutputState.back`.
+    If all options have one token, the prefill alone answers the query. Otherwise parallel sequences (`branches`) score
+    the branches in the prefill.
 
     Args:
-        options: choice of each non-empty token sequence.
-        max_steps: maximum number of steps that fit the context; `steps` is 0 if the longest option needs more.
-        sampling: with temperature T, a choice is drawn by its probability to the power 1 / T, within `top_p`.
-        on_finish: called with the choice when the answer is complete.
+        options: choice by option. An option must not be empty.
+        max_steps: maximum number of steps that fit the context. If the longest option needs more, `steps` is 0.
+        sampling: with temperature 0, the most likely choice is the answer. With temperature T, a choice is sampled in
+            proportion to its probability to the power 1 / T, within `top_p`.
+        on_finish: callback that receives the choice.
 
     Attributes:
         probabilities: probability of each choice, set by `finish`.
         choice: the answer, set by `finish`.
-        n_tokens: tokens of the choice's most likely option, set by `finish`.
+        n_tokens: number of tokens of the choice's most likely option, set by `finish`.
 
     Raises:
         ValueError: if a node has more than `MAX_SCORED` children.
@@ -175,7 +179,7 @@ class ChoiceOutput(_TreeWalk):
         self.choice, self.n_tokens = "", 0
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Return the chains of nodes that the first option does not reach, each after its own tokens."""
+        """Split off the chains of the tree that do not start at the root. Each has the tokens on the path to it."""
         own, *others = _chains(self._tree)
         if len(others) > most:
             return ()
@@ -187,7 +191,7 @@ class ChoiceOutput(_TreeWalk):
         return {token for option in self._options for token in option}
 
     def finish(self) -> None:
-        """Compute the probabilities, decide, and report the choice."""
+        """Compute the probabilities, choose the answer, and call `on_finish`."""
         scores = {(*node.path, token): score for node in self._tree for token, score in node.children.items()}
         logs: dict[tuple[int, ...], float] = {}
         for path in sorted(scores, key=len):
@@ -209,20 +213,25 @@ class ChoiceOutput(_TreeWalk):
             self._on_finish(self.choice)
 
     def _longest_prefix(self, option: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the longest other option that is a prefix of an option, or None."""
+        """Return the longest proper prefix of an option that is also an option, or None."""
         return next((option[:n] for n in range(len(option) - 1, 0, -1) if option[:n] in self._options), None)
 
 
 @dataclass(slots=True)
 class _Inner:
-    """An inner node of the option tree: its path, and the scores of its children."""
+    """An inner node of the option tree.
+
+    Attributes:
+        path: tokens from the root to the node.
+        children: log probability of each child token.
+    """
 
     path: tuple[int, ...]
     children: dict[int, float] = field(default_factory=dict)
 
 
 def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
-    """Return the inner nodes in depth-first order, the root first."""
+    """Return the inner nodes of the option tree in depth-first order. The first is the root."""
     nodes: dict[tuple[int, ...], _Inner] = {}
     for option in options:
         for n, token in enumerate(option):
@@ -238,7 +247,7 @@ def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
 
 
 def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
-    """Split nodes in depth-first order into chains in which each node is a child of the previous one."""
+    """Split nodes in depth-first order into chains. In a chain, each node is a child of the node before it."""
     chains = [[nodes[0]]]
     for before, node in pairwise(nodes):
         if node.path[:-1] == before.path:
@@ -249,7 +258,7 @@ def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
 
 
 def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
-    """Return the most likely choice (the first of equals), or a sampled one with a temperature."""
+    """Return the most likely choice, or a sampled choice if the temperature is above 0."""
     ranked = sorted(probabilities, key=lambda choice: -probabilities[choice])
     if sampling.temperature == 0:
         return ranked[0]
@@ -262,17 +271,17 @@ def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
 
 
 class ReasoningOutput(OutputState):
-    """Reasoning in words and coordinates, followed by the answer.
+    """Reasoning as text with coordinates, followed by a fixed suffix and the answer.
 
-    Whether a step belongs to the reasoning is known only after the previous step is read. Steps are therefore launched
-    as REASONING, and `rule` decides later. The token that ends the reasoning is the first of the suffix, so the input
-    is correct in both cases.
+    A step may be launched before it is known whether the reasoning has ended. Steps are therefore launched in the phase
+    REASONING, and `rule` decides later what they may sample. The token that ends the reasoning is also the first token
+    of the suffix, so the input of the next step is correct in both cases.
 
     Args:
         answer: state machine of the answer.
         tokens: special tokens for reasoning.
         max_tokens: maximum number of reasoning tokens.
-        decode: returns the text of token IDs.
+        decode: function that returns the text of token IDs.
         sampling: sampling parameters, equal to those of the answer.
 
     Attributes:
@@ -304,20 +313,21 @@ class ReasoningOutput(OutputState):
         super().__init__(between + answer.steps if answer.steps > 0 else 0, sampling)
         self.answer, self.tokens, self.max_tokens = answer, tokens, max_tokens
         self._decode = decode
-        self._chunks: list[tuple[list[int], list[float]]] = [([], [])]  # tokens, and the coordinates among them
-        self._reasoned = 0  # tokens
-        self._suffix_left: deque[int] | None = None  # None while it reasons
-        # A choice's probabilities must not be made up: there the reasoning cannot end the answer.
+        # Chunks of text tokens, each with the coordinates after it.
+        self._chunks: list[tuple[list[int], list[float]]] = [([], [])]
+        self._reasoned = 0  # number of reasoning tokens
+        self._suffix_left: deque[int] | None = None  # None during the reasoning
+        # With choices, the reasoning must not end the answer, because the probabilities would be missing.
         self._keeps_on = not isinstance(answer, TextOutput) and tokens.end >= 0 and tokens.end not in tokens.forbidden
-        self._open = 0  # steps that were launched as REASONING and have no rule yet
+        self._open = 0  # steps that are launched as REASONING and not yet finalized
 
     @property
     def positions(self) -> int:
-        """Positions of the reasoning, the suffix and the answer."""
+        """Maximum number of positions of the reasoning, the suffix and the answer together."""
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """Return REASONING until the answer is known to have started."""
+        """Return the phase REASONING until it is known that the answer has started."""
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
             self._open += 1
@@ -331,7 +341,7 @@ class ReasoningOutput(OutputState):
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
-        """Return the constraints of the step, which may belong to reasoning, suffix or answer."""
+        """Return the constraints on the next token, which belongs to the reasoning, the suffix or the answer."""
         if not self._open:
             return self.answer.rule()
         self._open -= 1
@@ -344,11 +354,12 @@ class ReasoningOutput(OutputState):
             return TokenRule(forbidden=forbidden, grounded=True)
         if self._suffix_left:
             return TokenRule(allowed=(self._suffix_left[0],))
-        self.answer.next_phase()  # its first, TOKEN: no more than one step is launched before it is known
+        # The first phase of the answer is TOKEN; at most one step was launched before this was known.
+        self.answer.next_phase()
         return self.answer.rule()
 
     def commit(self, sampled: Sampled) -> bool:
-        """Take a token; return True when the answer is complete."""
+        """Add a sampled token. Return True when the answer is complete."""
         if self._suffix_left is None:
             return self._reason(int(sampled[0]), sampled[1])
         if self._suffix_left:
@@ -372,7 +383,7 @@ class ReasoningOutput(OutputState):
         return False
 
     def finish(self) -> None:
-        """Finish the answer."""
+        """Finish the answer that follows the reasoning."""
         self.answer.finish()
 
     @property
@@ -382,9 +393,9 @@ class ReasoningOutput(OutputState):
 
     @property
     def reasoning(self) -> Reasoning:
-        """Reasoning text, and points made of coordinate pairs; a coordinate without its pair is dropped.
+        """Reasoning text and the points in it, made of pairs of coordinates. A coordinate without a pair is dropped.
 
-        Pieces are decoded one by one, as in the reference.
+        The text between coordinates is decoded piece by piece, as in the reference implementation.
         """
         text, grounding = "", []
         for ids, coordinates in self._chunks:
