@@ -1,4 +1,4 @@
-"""Client authentication for RTSP and HTTP: Basic and Digest (RFC 7616 with MD5 and SHA-256)."""
+"""Client authentication for RTSP and HTTP: Basic and Digest (RFC 7616 with MD5, SHA-256 and their `-sess` variants)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Credentials:
         self._scheme = ""
         self._challenge: dict[str, str] = {}
         self._count = 0
+        self._cnonce = ""
 
     def challenge(self, challenges: Sequence[str]) -> bool:
         """Store the strongest of the server's `WWW-Authenticate` challenges; return False if none is supported."""
@@ -30,7 +31,7 @@ class Credentials:
                 key.lower(): quoted or bare
                 for key, quoted, bare in re.findall(r'([\w-]+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))', rest)
             }
-            algorithm = fields.get("algorithm", "MD5").upper()
+            algorithm = fields.get("algorithm", "MD5").upper().removesuffix("-SESS")
             if scheme.lower() == "basic":
                 rank = 0
             elif scheme.lower() == "digest" and algorithm in _HASHES and fields.get("nonce"):
@@ -39,6 +40,7 @@ class Credentials:
                 continue
             if rank > best:
                 best, self._scheme, self._challenge, self._count = rank, scheme.lower(), fields, 0
+                self._cnonce = secrets.token_hex(8)  # for all requests of the challenge, as its session key is
         return best >= 0
 
     @property
@@ -54,21 +56,27 @@ class Credentials:
             return "Basic " + base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
         challenge = self._challenge
         algorithm = challenge.get("algorithm", "MD5").upper()
+        hashed = _HASHES[algorithm.removesuffix("-SESS")]
         realm, nonce = challenge.get("realm", ""), challenge["nonce"]
 
         def digest(text: str) -> str:
-            return _HASHES[algorithm](text.encode()).hexdigest()
+            return hashed(text.encode()).hexdigest()
 
         secret, request = digest(f"{self._user}:{realm}:{self._password}"), digest(f"{method}:{uri}")
+        if algorithm.endswith("-SESS"):
+            secret = digest(f"{secret}:{nonce}:{self._cnonce}")
         fields = {"username": self._user, "realm": realm, "nonce": nonce, "uri": uri}
         extra = ""
         if "auth" in re.split(r"[\s,]+", challenge.get("qop", "")):
             self._count += 1
-            count, own = f"{self._count:08x}", secrets.token_hex(8)
-            fields |= {"response": digest(f"{secret}:{nonce}:{count}:{own}:auth:{request}"), "cnonce": own}
+            count = f"{self._count:08x}"
+            response = digest(f"{secret}:{nonce}:{count}:{self._cnonce}:auth:{request}")
+            fields |= {"response": response, "cnonce": self._cnonce}
             extra = f", qop=auth, nc={count}"
         else:
             fields["response"] = digest(f"{secret}:{nonce}:{request}")
+            if algorithm.endswith("-SESS"):
+                fields["cnonce"] = self._cnonce
         if "opaque" in challenge:
             fields["opaque"] = challenge["opaque"]
         if "algorithm" in challenge:

@@ -11,7 +11,7 @@ _NTP_TO_UNIX_S = 2_208_988_800  # from 1900 to 1970
 _SENDER, _RECEIVER, _DESCRIPTION, _BYE, _PAYLOAD_FEEDBACK = 200, 201, 202, 203, 206
 _OUR_SSRC = 0x5ACCADE
 PLAUSIBLE_S = 10.0
-"""A sender's clock further off than this was never set."""
+"""A sender's clock further off than this was never set; `SenderClock` corrects it."""
 
 _RTP_CLOCK = 90_000  # units a second of every RTP video format handled here
 
@@ -34,14 +34,37 @@ class SenderReport:
     ntp_middle: int = 0
     at: float = 0.0
 
-    def plausible_capture(self, timestamp: int, arrived: float) -> float | None:
-        """Return `captured_at(timestamp)`, or None if it is implausibly far from the arrival time, in Unix seconds."""
-        captured = self.captured_at(timestamp)
-        return captured if abs(captured - arrived) < PLAUSIBLE_S else None
-
     def captured_at(self, timestamp: int) -> float:
         """Return the capture time of a frame from its RTP timestamp, as Unix time in seconds."""
         return self.unix_s + signed(timestamp - self.timestamp) / _RTP_CLOCK
+
+
+class SenderClock:
+    """Capture times of one sender's frames by its reports. It corrects a clock that is off by more than `PLAUSIBLE_S`.
+
+    Attributes:
+        offset_s: seconds that are subtracted from the sender's clock; 0 if its clock is plausible. The frame with the
+            shortest delay so far then counts as captured when it arrived.
+    """
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def captured_at(self, report: SenderReport, timestamp: int, arrived: float) -> float:
+        """Return the capture time of a frame, as Unix time in seconds.
+
+        Args:
+            report: the sender's last report.
+            timestamp: RTP timestamp of the frame.
+            arrived: arrival time of the frame, as Unix time in seconds.
+        """
+        captured = report.captured_at(timestamp)
+        ahead = captured - arrived
+        if abs(ahead) < PLAUSIBLE_S:
+            self.offset_s = 0.0
+        elif abs(ahead - self.offset_s) >= PLAUSIBLE_S or ahead > self.offset_s:
+            self.offset_s = ahead
+        return captured - self.offset_s
 
 
 def unix_of(ntp: int) -> float:

@@ -5,6 +5,7 @@ Every wait ends within a tenth of a second after `closed` is set.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -163,8 +164,7 @@ class RtspClient:
             source = peer if self._dialer.check else fields.get("source", peer)
             udp.announce({source, peer}, source, port_pair(fields.get("server_port", "")))
         self._streams += 1
-        timeout = rest.strip().lower().removeprefix("timeout=")
-        return float(timeout) if timeout.isdecimal() and 1 < len(timeout) < 6 else 60.0
+        return session_timeout(rest)
 
     def receive(self, timeout_s: float) -> list[Datagram]:
         """Return the packets that have arrived; an empty list after `timeout_s` seconds or when closed.
@@ -278,3 +278,9 @@ class RtspClient:
 
 def _credentials_of(address: RtspAddress) -> Credentials | None:
     return Credentials(address.user, address.password or "") if address.user is not None else None
+
+
+def session_timeout(parameters: str) -> float:
+    """Return the timeout in seconds from the parameters of a header Session, such as ";timeout=10"; 60 by default."""
+    found = re.search(r"(?:^|;)\s*timeout\s*=\s*\"?([0-9]{1,5})\b", parameters, re.IGNORECASE)
+    return max(1.0, float(found[1])) if found else 60.0

@@ -23,6 +23,7 @@ from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtp.depacketizer import AccessUnit
 from saccade.sources.rtp.packet import signed
+from saccade.sources.rtp.rtcp import SenderClock
 from saccade.sources.rtsp.receiver import Receiver
 from saccade.sources.rtsp.session import open_session
 from saccade.sources.rtsp.transport import TransportChoice
@@ -90,6 +91,7 @@ class RtspConnection:
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
         self._key_time: int | None = None  # of the latest key frame
         self._key_interval_s: float | None = None
+        self._clock = SenderClock()
         self._undecodable = 0
         self._lost = 0
         self._inside: dict[int, AccessUnit] = {}  # by time: what the decoder has not returned yet
@@ -189,7 +191,7 @@ class RtspConnection:
                 self._discard(frame.pts)
                 continue
             arrived = time.time() - (time.monotonic() - source.arrived_at)
-            captured_at = report.plausible_capture(source.timestamp, arrived) if report else None
+            captured_at = self._clock.captured_at(report, source.timestamp, arrived) if report else None
             aspect = self._decoder.pixel_aspect
             self._ready.append(LiveFrame(frame, frame.pts, source.arrived_at, captured_at, self._lost, damaged, aspect))
             self._lost = 0

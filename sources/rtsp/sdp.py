@@ -12,6 +12,7 @@ from saccade.sources.rtp.nal import START_CODE
 
 _STATIC_TYPES = {0: "PCMU", 8: "PCMA", 9: "G722", 26: "JPEG", 31: "H261", 32: "MPV", 33: "MP2T", 34: "H263"}
 _MAX_RATE = 1000.0
+_MOST_TYPES = 32
 
 
 @dataclass(slots=True)
@@ -73,21 +74,28 @@ class Session:
 
 
 def parse_sdp(text: str, base: str) -> Session:
-    """Parse a session description. Relative URLs are resolved against `base`. Malformed lines never raise an error."""
+    """Parse a session description.
+
+    An `m=` line with several payload types gives one `Media` for each, in their order, with the same URL. Relative URLs
+    are resolved against `base`. Malformed lines never raise an error.
+    """
     medias: list[Media] = []
+    described = 0  # number of the last medias that the current `m=` line describes
     session_control = ""
     for line in text.splitlines():
         key, _, value = line.strip().partition("=")
         name, _, rest = value.partition(":")
         if key == "m":
             words = value.split()
-            kind = int(words[3]) if len(words) > 3 and re.fullmatch(r"[0-9]{1,3}", words[3]) else -1
+            types = [int(word) for word in words[3:] if re.fullmatch(r"[0-9]{1,3}", word)][:_MOST_TYPES] or [-1]
             profile = words[2].upper() if len(words) > 2 else ""
-            medias.append(Media(words[0] if words else "", profile, kind, _STATIC_TYPES.get(kind, "")))
+            medias += [Media(words[0] if words else "", profile, one, _STATIC_TYPES.get(one, "")) for one in types]
+            described = len(types)
         elif key == "a" and name == "control" and not medias:
             session_control = rest.strip()
         elif key == "a" and medias:
-            _read_attribute(medias[-1], name, rest.strip())
+            for media in medias[-described:]:
+                _read_attribute(media, name, rest.strip())
     whole = base if session_control in ("", "*") else _join_session(base, session_control)
     for media in medias:
         media.control = _join(whole, media.control)

@@ -24,7 +24,7 @@ from saccade.sources.live.packets import CodedPacket, Taps
 from saccade.sources.live.source import LiveSource
 from saccade.sources.rtp.jitter_buffer import CodedFrame
 from saccade.sources.rtp.packet import signed
-from saccade.sources.rtp.rtcp import SenderReport
+from saccade.sources.rtp.rtcp import SenderClock, SenderReport
 from saccade.sources.webrtc.data_channel import Messages
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class WebRtcConnection:
         self._error: Exception | None = None  # that has ended the decoding
         self._closed = False
         self._report: SenderReport | None = None
+        self._clock = SenderClock()
         self._heard_at = time.monotonic()
         self._codec = ""
         self._decoder_name = ""
@@ -242,7 +243,7 @@ class WebRtcConnection:
 
     def _captured_at(self, coded: CodedFrame) -> float | None:
         arrived = time.time() - (time.monotonic() - coded.arrived)
-        return self._report.plausible_capture(coded.timestamp, arrived) if self._report else None
+        return self._clock.captured_at(self._report, coded.timestamp, arrived) if self._report else None
 
 
 class WebRtcSource(LiveSource):

@@ -146,7 +146,7 @@ def _advice(stats: StreamStats, seconds: float) -> list[str]:
         share = 100 * stats.lost / (stats.received + stats.lost)
         lines.append(f"{share:.1f} % of the packets are lost: set rtsp_transport: tcp")
     if stats.clock_off_s is not None and abs(stats.clock_off_s) > PLAUSIBLE_S:
-        lines.append("the camera's clock is wrong, so Saccade uses the time of arrival: set the camera's NTP server")
+        lines.append("the camera's clock is wrong, so Saccade corrects it by its offset: set the camera's NTP server")
     if stats.late:
         lines.append(f"{stats.late} frames were dropped because decoding was late: lower resolution or rate")
     return lines

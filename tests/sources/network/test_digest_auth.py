@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from collections.abc import Callable
+from typing import Any
 
 from saccade.sources.network.digest_auth import Credentials
 
@@ -29,3 +32,24 @@ def test_a_camera_that_knows_only_basic_gets_that() -> None:
     credentials = Credentials("bob", "p:w")
     assert credentials.challenge(['Basic realm="x"'])
     assert credentials.authorization("PLAY", "x") == "Basic " + base64.b64encode(b"bob:p:w").decode()
+
+
+def test_a_session_digest_equals_the_standards_formula() -> None:
+    """RFC 7616, 3.4.2: the key holds the first client nonce, and the server may keep the key."""
+    for name, hashed in (("MD5-sess", hashlib.md5), ("SHA-256-sess", hashlib.sha256)):
+        credentials = Credentials("Mufasa", "Circle Of Life")
+        assert credentials.challenge([f'Digest realm="r", nonce="n", algorithm={name}, qop="auth"'])
+        nonces = set()
+        for count in (1, 2):
+            header = credentials.authorization("PLAY", "rtsp://cam/x") or ""
+            fields = dict(re.findall(r'(\w+)="?([^",]*)"?', header))
+            nonces.add(fields["cnonce"])
+
+            def digest(text: str, hashed: Callable[[bytes], Any] = hashed) -> str:
+                return str(hashed(text.encode()).hexdigest())
+
+            key = digest(f"{digest('Mufasa:r:Circle Of Life')}:n:{fields['cnonce']}")
+            request = digest("PLAY:rtsp://cam/x")
+            assert fields["response"] == digest(f"{key}:n:{count:08x}:{fields['cnonce']}:auth:{request}")
+            assert (fields["nc"], fields["algorithm"]) == (f"{count:08x}", name)
+        assert len(nonces) == 1

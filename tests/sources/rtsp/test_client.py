@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saccade.sources import LiveError, LiveSource, open_source
+from saccade.sources.rtsp.client import session_timeout
 from tests.support.clips import number_of, numbered_image
 
 LONG_S = 30
@@ -245,3 +246,19 @@ def test_no_tls_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.sources.rtsp.client.REPLY_S", 0.5)
     with server(camera(STREAM), "rtsps") as url:
         assert refusal(url).reason in ("tls", "connection failed", "timeout")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "seconds"),
+    [
+        ("timeout=60", 60),
+        (";timeout=5", 5),
+        ("x=1; Timeout = 10", 10),
+        ('timeout="20"', 20),
+        ("timeout=0", 1),
+        ("", 60),
+        ("timeout=x", 60),
+    ],
+)
+def test_the_timeout_of_a_session_is_read(parameters: str, seconds: float) -> None:
+    assert session_timeout(parameters) == seconds

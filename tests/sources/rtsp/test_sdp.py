@@ -56,3 +56,20 @@ def test_control_urls_join_as_servers_mean_them(lines: str, base: str, session: 
 def test_only_plausible_frame_rates_are_read(text: str, rate: float | None) -> None:
     (video,) = parse_sdp(f"m=video 0 RTP/AVP 96\na=framerate:{text}", "rtsp://cam").medias
     assert video.rate == rate
+
+
+def test_every_payload_type_of_a_line_is_offered() -> None:
+    text = (
+        "m=video 0 RTP/AVP 97 96\na=rtpmap:97 VP9/90000\na=rtpmap:96 H264/90000\na=fmtp:96 packetization-mode=1\n"
+        "a=control:v\nm=audio 0 RTP/AVP 0 101\na=rtpmap:101 telephone-event/8000\na=control:a"
+    )
+    medias = parse_sdp(text, "rtsp://cam").medias
+    found = [(one.kind, one.payload_type, one.encoding, one.control.rpartition("/")[2]) for one in medias]
+    assert found == [
+        ("video", 97, "VP9", "v"),
+        ("video", 96, "H264", "v"),
+        ("audio", 0, "PCMU", "a"),
+        ("audio", 101, "TELEPHONE-EVENT", "a"),
+    ]
+    assert [one.parameters for one in medias[:2]] == [{}, {"packetization-mode": "1"}]
+    assert len(parse_sdp("m=video 0 RTP/AVP" + " 96" * 1000, "rtsp://cam").medias) == 32

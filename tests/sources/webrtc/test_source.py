@@ -235,13 +235,13 @@ def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcConnection) -> No
     assert feed.asks_for_key_frame(1.0)
 
 
-def test_a_report_of_a_clock_that_was_never_set_is_not_believed(feed: WebRtcConnection) -> None:
+def test_a_clock_that_was_never_set_is_corrected(feed: WebRtcConnection) -> None:
     frame = CodedFrame(b"", 90_000, 97, time.monotonic(), after_loss=False)
     assert feed._captured_at(frame) is None
     feed.note_report(SenderReport(time.time() - 1, 0))
     assert feed._captured_at(frame) == pytest.approx(time.time(), abs=0.5)
     feed.note_report(SenderReport(4711.0, 0))
-    assert feed._captured_at(frame) is None
+    assert feed._captured_at(frame) == pytest.approx(time.time(), abs=0.5)
 
 
 def test_key_frames_are_distinguished_from_others() -> None:
