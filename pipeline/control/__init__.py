@@ -1,1 +1,4 @@
-"""The control layer: the desired state of a run, and the streams that follow it."""
+"""The control layer.
+
+It stores the desired state of a run, and starts, changes and stops streams to match that state.
+"""

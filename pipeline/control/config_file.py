@@ -1,4 +1,4 @@
-"""The configuration file of a run: reloaded when it changes, and saved on request."""
+"""The configuration file of a run. Saccade reloads it after a change and can save streams to it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LOOK_S = 1.0
 
 
 class ConfigFile:
-    """A configuration file, overridden by values of the command line.
+    """A configuration file. Command-line values override values of the file.
 
     Attributes:
         path: path of the file.
 
     Args:
         path: path of the file.
-        overrides: values of the command line.
+        overrides: values from the command line, by key.
     """
 
     def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
@@ -36,12 +36,15 @@ class ConfigFile:
 
     @property
     def changed(self) -> bool:
-        """Whether the file exists and has changed since it was read or written."""
+        """Whether the file exists and has changed since Saccade last read or wrote it."""
         stamp = self._now()
         return stamp is not None and stamp != self._stamp
 
     def due(self) -> bool:
-        """Return whether to read the file again: it changed at least a second ago. Checks once a second."""
+        """Return whether the file should be reloaded: two checks in a row, one second apart, found it changed.
+
+        The second check avoids reading a file that an editor is still writing. More frequent calls return False.
+        """
         now = time.monotonic()
         if now < self._looked_at + _LOOK_S:
             return False
@@ -50,7 +53,10 @@ class ConfigFile:
         return self._was_changed and before
 
     def _now(self) -> tuple[int, int, int] | None:
-        """Return a stamp that changes with the file; None if it is missing, for example while an editor replaces it."""
+        """Return modification time, size and inode of the file. Return None if the file is missing.
+
+        The file can be missing for a moment while an editor replaces it.
+        """
         try:
             status = self.path.stat()
         except OSError:
@@ -59,11 +65,14 @@ class ConfigFile:
 
     @property
     def names_streams(self) -> bool:
-        """Whether the file defines the streams; otherwise, the command line does, and the file is a shared template."""
+        """Whether the file defines the streams.
+
+        If the command line defines them, the file only provides other settings.
+        """
         return not self._overrides.keys() & {"source", "streams"}
 
     def load(self) -> RunConfig:
-        """Load the configuration.
+        """Load the file and apply the command-line values.
 
         Raises:
             ConfigError: if the file cannot be read or is invalid.
@@ -72,7 +81,7 @@ class ConfigFile:
         return load(self.path, self._overrides)
 
     def parse(self, text: str) -> RunConfig:
-        """Parse a new text of the file.
+        """Parse a text as if it were the content of the file, and apply the command-line values.
 
         Raises:
             ConfigError: if the text is invalid.
@@ -80,10 +89,13 @@ class ConfigFile:
         return load_text(text, self._overrides)
 
     def save(self, wanted: RunConfig) -> None:
-        """Save the wanted streams; everything else in the file stays, including comments.
+        """Save the streams of a configuration to the file. Comments and all other settings of the file are preserved.
+
+        Args:
+            wanted: configuration with the streams to save.
 
         Raises:
-            ConfigError: if saving fails; the file is unchanged.
+            ConfigError: if saving fails. The file is then unchanged.
         """
         if not self.names_streams:
             raise ConfigError("the streams are defined on the command line, so they cannot be saved to the file")

@@ -10,21 +10,27 @@
         controller.restart("door")
         controller.remove("door")
 
-Each change goes through `apply`, which validates, **stores and then acts**, so a completed change survives `kill -9`.
-`apply` takes a configuration, or a function from the desired configuration to the next. The running streams follow the
-desired configuration, which is never read back from them. `config` and `stream(name)` return what is wanted;
-`runner.statuses()` returns the actual state, with `status.config`.
+Each change goes through `apply`, which validates it, **stores it and then acts**. So a completed change survives `kill
+-9`. `apply` takes a configuration, or a function that makes the next configuration from the desired one.
 
-Errors are exceptions with a message of one line. `ConfigError` includes `NotKeptError` for a disk failure.
-`SourceError` includes `NotAllowedError` for a forbidden source. `EngineError` and `SinkError` come from the model and
-the outputs. `StreamError` means that the stream does not exist, its name is taken, or it does not end.
-    `reload()`      reloads the file                               → one line per change
-    `save()`        saves changes to the file, keeping comments    → its name
-    `preview(text)` shows what another file would change           → one line per change; nothing is applied
-    `attach(…)`     runs a stream without an address, such as a page's camera; it is never stored
+The desired state and the actual state are separate. `config` and `stream(name)` return the desired state.
+`runner.statuses()` returns the actual state of each stream. The desired state is never derived from the actual state.
 
-All methods are thread-safe. Methods that open, stop or restart a stream block for the time of its source and outputs;
-other streams are not blocked.
+Every error is an exception with a message of one line:
+    `ConfigError`   a setting is invalid; its subclass `NotKeptError` means that the disk failed
+    `SourceError`   a source cannot be opened; its subclass `NotAllowedError` means that the policy forbids it
+    `EngineError`   the model refuses a prompt or fails
+    `SinkError`     an output cannot be opened
+    `StreamError`   the stream does not exist, its name is taken, or it does not stop
+
+Other methods:
+    `reload()`      reloads the file and returns one line per change
+    `save()`        saves all changes to the file, keeps its comments, and returns its name
+    `preview(text)` returns one line per change that a new text of the file would cause, and applies nothing
+    `attach(…)`     runs a stream whose source has no address, such as a browser camera; this stream is never stored
+
+All methods are thread-safe. Methods that open, stop or restart a stream wait for its source and outputs. Changes of
+other streams do not wait.
 """
 
 from __future__ import annotations
@@ -61,7 +67,7 @@ Edit = Callable[[RunConfig], RunConfig]
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """The outcome of a change: the status of its stream, or the error."""
+    """The result of changing one stream: the new status of the stream, or the error."""
 
     change: Change
     status: StreamStatus | None = None
@@ -73,8 +79,9 @@ class Applied:
     """The result of `Controller.apply`.
 
     Attributes:
-        outcomes: outcomes of the stream changes, in order.
-        keys: applied settings of the whole run; all other settings apply after a restart of Saccade.
+        outcomes: results of the stream changes, in the order of the changes.
+        keys: changed settings of the whole run that have been applied. Other changed settings of the run need a
+            restart of Saccade.
     """
 
     outcomes: list[Outcome]
@@ -82,38 +89,38 @@ class Applied:
 
     @property
     def changes(self) -> list[Change]:
-        """The changes of streams."""
+        """The stream changes, including failed ones."""
         return [outcome.change for outcome in self.outcomes]
 
     def check(self) -> None:
-        """Raise the first error of the outcomes, if any."""
+        """Raise the first error of the outcomes, if there is one."""
         for outcome in self.outcomes:
             if outcome.error is not None:
                 raise outcome.error
 
 
 class _Turn:
-    """The lock of a stream that is being changed; it exists only during changes."""
+    """A lock that serializes the changes of one stream. It is deleted when no change uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
 
 
 class Controller:
-    """Holds the desired state of a run and applies it.
+    """Stores the desired state of a run and makes the runner follow it.
 
     Attributes:
         runner: runs the streams.
 
     Args:
         runner: runs the streams.
-        base: configuration of the command line and the file.
-        desired: desired configuration, if earlier changes have modified `base`.
-        first: already open streams, for `start`.
+        base: configuration from the command line and the file.
+        desired: desired configuration, if it differs from `base` because of earlier changes.
+        first: opened streams that `start` starts first.
         file: configuration file, or None.
-        state: stores changes; None to store none, or to store them in the file.
+        state: file that stores changes, or None.
         save_at_once: save each change to the configuration file.
-        endless: continue when no stream is running, even if streams are configured.
+        endless: continue the run when no stream is running, even if the configuration has streams.
     """
 
     def __init__(
@@ -155,7 +162,7 @@ class Controller:
 
     @property
     def local(self) -> Local:
-        """The runner, if it runs in this process; gives a program access to the streams."""
+        """The runner as a `Local`. Fails if the streams run on workers."""
         assert isinstance(self.runner, Local)
         return self.runner
 
@@ -170,22 +177,24 @@ class Controller:
         return self._file
 
     def stream(self, name: str) -> ListedStream:
-        """Return the desired configuration of a stream, even if it has failed.
+        """Return the desired configuration of a stream. The stream may have failed.
 
         Raises:
-            StreamError: if there is no such stream.
+            StreamError: if the stream does not exist.
         """
         return self._wanted(name, self.config)
 
     # ---- changes
 
     def start(self) -> list[Run]:
-        """Start the desired streams; return the configured streams that run in this process.
+        """Start all desired streams. Return the runs of those streams of the configuration that run in this process.
 
-        A stream that was added before a restart and cannot be opened now is listed as failed.
+        A stream that a client added before a restart may fail to open now. It is then listed as failed, without an
+        exception.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if a configured stream cannot be opened.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream of the configuration cannot be
+                opened.
         """
         runs = [self.local.start(stream) for stream in self._first]
         known = {stream.config.name for stream in self._first}
@@ -201,19 +210,22 @@ class Controller:
         return runs
 
     def apply(self, wanted: RunConfig | Edit, *, base: RunConfig | None = None, again: Collection[str] = ()) -> Applied:
-        """Apply a new configuration: check it, store it, then act. All other changes call this method.
+        """Apply a new configuration: check it, store it, then act.
 
-        If a stream passes the check but then fails to open, it is listed as failed, and its outcome has the error.
+        All other methods that change streams call this method.
+
+        A stream can pass the check and then fail to open. It is then listed as failed, and its outcome has the error.
 
         Args:
-            wanted: new configuration of the command line and file; or a function that makes it from the current one,
-                called again if another change came first.
-            base: new configuration of the file, if `wanted` is a function; None if unchanged.
-            again: streams to reopen even if nothing has changed.
+            wanted: new configuration of the command line and file, or a function that makes the next desired
+                configuration from the current one. The function is called again if another thread stored a change
+                first.
+            base: new configuration of the file, if `wanted` is a function; None if the file has not changed.
+            again: names of streams to reopen even if their configuration has not changed.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if the configuration is not possible; nothing
-                changes.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if the check fails. Nothing has changed
+                then.
         """
         if isinstance(wanted, RunConfig):
             base = wanted = wanted.resolved()
@@ -241,11 +253,11 @@ class Controller:
             return Applied(self._act(changes, prepared), keys)
 
     def add(self, config: StreamConfig) -> StreamStatus:
-        """Add a stream; without a name, it gets a free name derived from its source.
+        """Add a stream. A stream without a name gets a free name that is derived from its source.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened.
-            StreamError: if its name is taken, or too many streams are running.
+            StreamError: if the name is taken, or too many streams are running.
         """
         if config.nothing:
             raise ConfigError(config.nothing)
@@ -265,10 +277,10 @@ class Controller:
         return outcome.status
 
     def attach(self, stream: OpenedStream) -> Run:
-        """Run a stream opened by `Local.open` from a source without an address; the stream is not stored.
+        """Run a stream whose source has no address. `Local.open` has opened it. The stream is not stored.
 
         Raises:
-            ConfigError, SinkError, StreamError: see `add`; the stream is then closed.
+            ConfigError, SinkError, StreamError: see `add`. The stream is then closed.
         """
         name = stream.config.name
         assert name is not None
@@ -287,15 +299,15 @@ class Controller:
             raise
 
     def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Change settings of a stream and return its new configuration; a failed stream is reopened.
+        """Change settings of a stream and return the new configuration. A failed stream is reopened.
 
         Args:
             name: name of the stream.
-            values: valid values of keys of `ListedStream`.
+            values: new values, by key of `ListedStream`. They must be valid.
 
         Raises:
             ConfigError, EngineError: if the model does not support the new prompts.
-            StreamError: if there is no such stream.
+            StreamError: if the stream does not exist.
         """
 
         def edit(desired: RunConfig) -> RunConfig:
@@ -314,10 +326,10 @@ class Controller:
         self.runner.check_rules(_changed(self.stream(name), values))
 
     def remove(self, name: str) -> None:
-        """Stop a stream, or forget a failed stream.
+        """Stop a stream and remove it from the desired state. A failed stream is only removed.
 
         Raises:
-            StreamError: if there is no such stream, or it has not ended yet.
+            StreamError: if the stream does not exist or does not stop in time.
         """
         if name not in self.config.named():
             self.runner.remove(name)  # a stream of a program, or an error
@@ -325,12 +337,12 @@ class Controller:
         self.apply(partial(_without, [name])).check()
 
     def restart(self, name: str) -> StreamStatus:
-        """Stop a stream and reopen it with its desired configuration, even if it has failed.
+        """Stop a stream and reopen it with its desired configuration. A failed stream is reopened, too.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened; it is then listed as
+            ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened. It is then listed as
                 failed.
-            StreamError: if there is no such stream, or it does not end.
+            StreamError: if the stream does not exist or does not stop in time.
         """
         wanted = self.config.named().get(name)
         if wanted is None or name in self._attached:
@@ -342,12 +354,12 @@ class Controller:
     # ---- the file
 
     def reload(self) -> list[str]:
-        """Reload the configuration file and apply it; return a line per change, or a line that nothing changed.
+        """Reload the configuration file and apply it. Return one line per change, or one line that nothing changed.
 
-        Changes over HTTP that do not conflict with the file are kept.
+        Changes that were made over HTTP remain, unless the edited file changes the same settings.
 
         Raises:
-            ConfigError: if the file cannot be applied; nothing changes.
+            ConfigError: if the file cannot be applied. Nothing has changed then.
         """
         file = self._required_file()
         try:
@@ -362,17 +374,14 @@ class Controller:
         return lines or [f"{file.path}: nothing has changed"]
 
     def reload_lines(self) -> list[str]:
-        """Call `reload` and return its lines for a terminal; an error becomes a line, too."""
+        """Call `reload` and return its lines for a terminal. An error is returned as a line."""
         try:
             return self.reload()
         except ConfigError as error:
             return [str(error)]
 
     def save(self) -> str:
-        """Save all changes since the last load to the file.
-
-        Returns:
-            The file's name.
+        """Save all changes since the last load to the file. Return the name of the file.
 
         Raises:
             ConfigError: if the file cannot be written.
@@ -387,7 +396,7 @@ class Controller:
         return file.path.name
 
     def preview(self, text: str) -> list[str]:
-        """Return what a new text of the configuration file would change, one line per change, without applying it.
+        """Return one line per change that a new text of the configuration file would cause. Nothing is applied.
 
         Raises:
             ConfigError: if the text is invalid.
@@ -401,13 +410,16 @@ class Controller:
     # ---- how a change is made
 
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
-        """Return the change that reopens a stream: stops it first if it is running."""
+        """Return `Reopen` instead of `Open` for a stream of `again` that is running.
+
+        Return any other change as it is.
+        """
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)
         return change
 
     def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[Outcome]:
-        """Apply changes to their streams, one after the other, with their current desired configuration."""
+        """Apply the changes in order. Each stream gets the desired configuration at the time of its change."""
         outcomes = []
         for change in changes:
             name = change.name
@@ -429,14 +441,14 @@ class Controller:
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """Hold the lock of a stream while changing it."""
+        """Lock a stream while it is being changed."""
         with self._lock:
             turn = self._turns.setdefault(name, _Turn())
         with turn.lock:
             yield
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
-        """Store the next desired state, then adopt it; the caller holds the lock."""
+        """Store the next desired state on disk, then in memory. The caller holds the lock."""
         kept = self._stored(desired)
         changed = bool(plan(self._stored(self._desired), kept))
         if self._save_at_once and self._file is not None and changed:
@@ -448,7 +460,12 @@ class Controller:
         self._base, self._desired = base, desired
 
     def _undo(self, name: str, before: ListedStream | None) -> None:
-        """Remove a stream that could not be started from the desired state, or restore its previous configuration."""
+        """Undo a change of the desired state after a stream failed to start.
+
+        Args:
+            name: name of the stream.
+            before: previous configuration of the stream. None removes the stream.
+        """
         with self._lock:
             desired = _without([name], self._desired)
             self._store(self._base, desired if before is None else _with(desired, before))
@@ -456,13 +473,16 @@ class Controller:
                 self._over.add(name)
 
     def _stored(self, desired: RunConfig) -> RunConfig:
-        """Return the desired configuration without streams that end with the process."""
+        """Return the desired configuration without attached streams, which cannot be reopened after a restart."""
         if not self._attached:
             return desired
         return desired.with_streams(stream for name, stream in desired.named().items() if name not in self._attached)
 
     def _ended(self, ended: Ended) -> None:
-        """Handle the end of a stream; a stream added by a client is no longer wanted after its source has ended."""
+        """Handle the end of a stream.
+
+        If a client added the stream and its source has ended, remove it from the desired state.
+        """
         name = ended.name
         with self._lock:
             if name in self._base.named():
@@ -482,13 +502,20 @@ class Controller:
                         self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
-        """Forget a stream that was never stored, unless another stream has its name; the caller holds the lock."""
+        """Remove an attached stream from the desired state. The caller holds the lock.
+
+        Does nothing if another stream has taken the name.
+        """
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
             self._desired = _without([name], self._desired)
 
     def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
-        """Return the desired configuration of a stream; raises StreamError without one."""
+        """Return the desired configuration of a stream.
+
+        Raises:
+            StreamError: if the stream does not exist or has no configuration.
+        """
         self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:
@@ -496,14 +523,14 @@ class Controller:
         return wanted
 
     def _is_foreign(self, change: Change, base: RunConfig) -> bool:
-        """Return whether a client has set the source of a stream, so that the source policy applies."""
+        """Return whether a client chose the source of the stream. The source policy applies only to such sources."""
         if isinstance(change, Close):
             return False
         given = base.named().get(change.name)
         return given is None or given.source != change.stream.source
 
     def _gone(self) -> set[str]:
-        """Return the names of ended and failed streams, which can be reused."""
+        """Return the names of ended and failed streams. A new stream can use these names."""
         failed = {status.name for status in self.runner.statuses() if status.state == "failed"}
         return (self._over | failed) - set(self.runner.names)
 
@@ -522,7 +549,7 @@ class Controller:
 
 
 def _listed(config: StreamConfig, name: str) -> ListedStream:
-    """Return a stream under a new name, as one of several streams."""
+    """Return the configuration of a stream as an entry of the stream list, with a new name."""
     values = {key: getattr(config, key) for key in config.model_fields_set}
     return ListedStream.model_construct(config.model_fields_set | {"name"}, **{**values, "name": name})
 
@@ -544,7 +571,7 @@ def _without(names: Collection[str | None], desired: RunConfig) -> RunConfig:
 
 
 def _line(outcome: Outcome) -> str:
-    """Return the outcome of a change as a line."""
+    """Format the outcome of a change as one line."""
     change = outcome.change
     if outcome.error is not None:
         return f"{change.name}: {outcome.error}"

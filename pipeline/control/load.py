@@ -1,4 +1,4 @@
-"""The load of workers, and the choice of a worker for the next stream."""
+"""The load of workers, and the selection of the worker for the next stream."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _UNMEASURED = 1.0 / MAX_STREAMS
 
 
 class Load:
-    """The busy fraction of engines between two readings of their counters; read at most once a second."""
+    """Computes how busy an engine is from its busy-time counter. The result is updated at most once a second."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
         self._share = 0.0
 
     def share(self, busy_s: float, now_s: float) -> float:
-        """Return the busy fraction, 0 to 1; 0 at the first reading.
+        """Return the busy fraction since the previous update, 0 to 1. The first call returns 0.
 
         Args:
-            busy_s: total busy time of the busiest engine, in seconds.
+            busy_s: busy time of the busiest engine since its start, in seconds.
             now_s: time on a monotonic clock, in seconds.
         """
         last = self._last
@@ -40,13 +40,13 @@ class Load:
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """A ready worker.
+    """A ready worker that can take another stream.
 
     Attributes:
         name: name of the worker.
-        busy: busy fraction of its engine in its last report, 0 to 1.
-        streams: number of its streams.
-        new: number of its streams that the last report does not include.
+        busy: busy fraction of the worker's engine in the last report, 0 to 1.
+        streams: number of streams on the worker.
+        new: number of streams that were opened after the last report.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Candidate:
 
 
 def least_loaded(workers: Iterable[Candidate]) -> str | None:
-    """Return the worker for the next stream; None if every worker has `MAX_STREAMS`.
+    """Return the worker with the least load. Return None if every worker has `MAX_STREAMS` streams.
 
-    A stream that no report includes yet counts like the average stream of its worker, so that streams opened together
-    are spread.
+    The load of a stream that was opened after the last report is unknown. It is estimated as the average load of the
+    worker's streams. So streams that are opened together are spread over the workers.
     """
     able = [worker for worker in workers if worker.streams < MAX_STREAMS]
 
@@ -72,7 +72,7 @@ def least_loaded(workers: Iterable[Candidate]) -> str | None:
 
 
 def rss_bytes() -> int:
-    """Return the resident memory of this process in bytes; outside Linux, the peak so far."""
+    """Return the resident memory of this process in bytes. Outside Linux, return the peak so far."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):  # not Linux

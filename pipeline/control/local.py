@@ -1,7 +1,10 @@
-"""The streams of this process: one engine, shared outputs, and each stream's own outputs.
+"""Runs streams in this process.
 
-`Local.follow` makes a stream run by a configuration, whatever its current state. Only the controller starts and changes
-streams. Steps that fail quickly come first and leave no files behind. A worker process also uses a `Local`.
+All streams share one engine and the shared outputs; each stream also has own outputs.
+
+`Local.follow` opens, changes, reopens or stops a stream until it matches a configuration. Only the controller starts
+and changes streams. Steps that can fail quickly run first and leave no files behind. Each worker process also has a
+`Local`.
 """
 
 from __future__ import annotations
@@ -65,27 +68,27 @@ _EVERY = "every stream"
 
 
 class Local:
-    """Streams on one engine, until the `with` block ends or `close` is called.
+    """Runs streams on one engine, until the `with` block ends or `close` is called.
 
-    Thread-safe; calls for the same stream must not overlap.
+    Thread-safe, but calls for the same stream must not overlap.
 
     Attributes:
         streams: the running streams.
-        videos: shows the streams to viewers, or None.
+        videos: sink that shows the streams to viewers, or None.
         store: event store, or None.
-        asks: engine for questions.
-        started: runs started by `start`.
+        asks: engine that answers questions.
+        started: runs that `start` has started.
         on_end: see `Runner`.
 
     Args:
-        streams: runs the streams; closed with this object.
-        each: outputs that every stream has for itself.
-        shared: open outputs shared by all streams.
-        events: destinations of events; None creates them. Closed with this object.
-        store: event store; the caller owns it.
-        ask: engine for questions of rules and clients; None for the engine of the streams.
-        policy: sources that clients may open; None for all.
-        videos: shows the streams to viewers, or None.
+        streams: runs the streams. It is closed with this object.
+        each: outputs that are opened once per stream.
+        shared: open outputs that all streams share.
+        events: receivers of events; None creates them. They are closed with this object.
+        store: event store. The caller closes it.
+        ask: engine for questions of rules and clients; None uses the engine of the streams.
+        policy: sources that clients may open; None allows all.
+        videos: sink that shows the streams to viewers, or None.
     """
 
     def __init__(
@@ -121,11 +124,11 @@ class Local:
 
     @property
     def engine(self) -> Engine:
-        """The engine for frames."""
+        """The engine that processes the frames. Questions may use another engine, see `asks`."""
         return self.streams.engine
 
     def archive(self, name: str) -> Archive | None:
-        """Return the recordings of a stream, including earlier runs; None if recording is off.
+        """Return the recordings of a stream, including those of earlier runs. Return None if recording is off.
 
         Raises:
             StreamError: if the stream is not running.
@@ -150,7 +153,11 @@ class Local:
         check_asked(self.asks, stream)
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check that a stream supports its rules; raises PlacedError, see `runtime.tasks.check_rules`."""
+        """Check that a stream supports these rules.
+
+        Raises:
+            PlacedError: if a rule is unsupported, see `runtime.tasks.check_rules`.
+        """
         check_rules(self.engine, self.asks, stream)
 
     def prepare(self, change: StreamChange, *, checked: bool) -> OpenedStream | None:
@@ -161,7 +168,7 @@ class Local:
             checked: whether the source policy applies.
 
         Returns:
-            The opened stream if one will be added; the caller closes it or passes it to `follow`.
+            The opened stream if the change adds one, otherwise None. The caller passes it to `follow` or closes it.
 
         Raises:
             ConfigError, EngineError, SourceError: if the change is not possible.
@@ -180,12 +187,12 @@ class Local:
         return None
 
     def open(self, stream: ListedStream, *, checked: bool = False, source: Source | None = None) -> OpenedStream:
-        """Open a stream; the caller passes it to `start` or closes it.
+        """Open a stream without starting it. The caller passes it to `start` or closes it.
 
         Args:
-            stream: configuration, with a name.
+            stream: configuration of the stream. It must have a name.
             checked: whether the source policy applies.
-            source: an already open source, or None.
+            source: an open source to use, or None to open the source of the configuration.
 
         Raises:
             ConfigError, EngineError, SourceError: if the stream cannot be opened.
@@ -197,10 +204,10 @@ class Local:
         return open_stream(stream, self.engine, ask=self.asks, events=self.events, source=source, check=check)
 
     def start(self, stream: OpenedStream) -> Run:
-        """Start a stream with open outputs; on failure, the caller closes it.
+        """Start a stream whose outputs are open. If this fails, the caller closes the stream.
 
         Raises:
-            StreamError: if its name is taken, or too many streams are running.
+            StreamError: if the name is taken, or too many streams are running.
         """
         name = _name(stream)
         self._note(name, self._files(stream.config, name))
@@ -210,16 +217,16 @@ class Local:
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Make a stream run by a configuration, whatever its current state.
+        """Open, change, reopen or stop a stream, so that it matches a configuration.
 
         Args:
             name: name of the stream.
             wanted: desired configuration; None stops the stream.
-            prepared: result of `prepare`; used if it was opened for this configuration, otherwise closed.
+            prepared: result of `prepare`. It is closed if it was opened for another configuration.
             checked: whether the source policy applies.
 
         Returns:
-            The status of the stream; None after a stop.
+            The status of the stream, or None if it was stopped.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if this is not possible.
@@ -242,15 +249,15 @@ class Local:
         return self._status_of(self.begin(opened or self.open(wanted, checked=checked)))
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """Stop a stream, or forget a failed stream, and reopen it; on failure, it is listed as failed.
+        """Stop a stream and open it again. A stream that cannot be opened is listed as failed.
 
-        Arguments and errors: see `follow`.
+        Arguments and errors are those of `follow`.
         """
         with self.streams.reopening(name):
             return self._status_of(self.begin(self.open(wanted, checked=checked)))
 
     def begin(self, stream: OpenedStream) -> Run:
-        """Open the outputs of a stream and start it; on failure, close it. Errors: see `follow`."""
+        """Open the outputs of a stream and start it. If this fails, close the stream. Errors: see `follow`."""
         name = _name(stream)
         with stream, self.streams.reserve(name):
             self._begin(name, stream)
@@ -263,11 +270,15 @@ class Local:
             return stream.start(self.streams, reserved=True)
 
     def remove(self, name: str) -> None:
-        """Stop a stream, or forget a failed stream; raises StreamError if it does not exist or does not end."""
+        """Stop a stream, or remove a failed stream from the list.
+
+        Raises:
+            StreamError: if the stream does not exist or does not stop in time.
+        """
         self.streams.remove(name)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Return no keys: the engine and the shared outputs cannot change."""
+        """Apply nothing and return no keys. The engine and the shared outputs of a running process cannot change."""
         return []
 
     def _begin(self, name: str, stream: OpenedStream) -> None:
@@ -287,7 +298,7 @@ class Local:
                 raise
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """List a stream as failed that could not be opened."""
+        """Add a stream that could not be opened to the list, as failed."""
         source = redact(stream.source)
         reason = one_line(str(error)) or type(error).__name__
         name = stream.name or source
@@ -299,12 +310,12 @@ class Local:
 
     @property
     def names(self) -> list[str]:
-        """The names of streams that are running or being opened."""
+        """The names of streams that are running or are being opened."""
         return self.streams.names
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is running or waiting to be opened, and every end was reported."""
+        """Whether no stream is running or being opened, and `on_end` was called for every ended stream."""
         return self.streams.idle and not self._begun
 
     def stop(self, *, abandon: bool = False) -> float:
@@ -316,7 +327,7 @@ class Local:
 
     @property
     def closed(self) -> bool:
-        """Whether everything is being closed."""
+        """Whether `stop` or `close` was called."""
         return self.streams.closed
 
     @property
@@ -326,7 +337,7 @@ class Local:
 
     @property
     def model(self) -> ModelInfo:
-        """The model for frames."""
+        """The model that processes the frames."""
         model = self.engine.model
         return ModelInfo(model.name, model.device, model.classes, model.skills, "query" in self.asks.model.skills)
 
@@ -367,26 +378,38 @@ class Local:
         return {"hub": self.events.hub.dropped} | ({"store": self.store.dropped} if self.store else {})
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """Return the state of each rule of a stream; None if the stream has no rules. Raises StreamError."""
+        """Return the state of each rule of a stream. Return None if the stream has no rules.
+
+        Raises:
+            StreamError: if the stream is not running.
+        """
         run = self.streams.get(name)
         stage = event_stage(run.stages)
         return None if stage is None or run.config is None else list(stage.states)
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the totals of a stream, and its counts per minute since a time. Raises StreamError."""
+        """Return the total counts of a stream, and the counts per minute since a time.
+
+        Raises:
+            StreamError: if the stream is not running or has no zones.
+        """
         stage = analyze_stage(self.streams.get(name).stages)
         if stage is None:
             raise StreamError("this stream has no zones stage")
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events with the model; raises ConfigError or EngineError."""
+        """Search stored events with the model.
+
+        Raises:
+            ConfigError, EngineError: if no events are stored, or the model does not support the search.
+        """
         if self.store is None:
             raise ConfigError("this Saccade stores no events: start it with --store DIR")
         return Searched(search_events(self.store, self.asks, text, query, candidates=REQUESTED, progress=progress))
 
     def address(self, stream: str | None) -> Address | None:
-        """Return None: requests are handled in this process."""
+        """Return None, because this process handles all requests itself."""
         return None
 
     def _status_of(self, run: Run) -> StreamStatus:
@@ -401,10 +424,10 @@ class Local:
         return replace(status, prompts=known[1])
 
     def close(self) -> None:
-        """Stop every stream and close everything shared. A second call does nothing.
+        """Stop every stream, and close the engine and all shared outputs. A second call does nothing.
 
         Raises:
-            RunFailed: if a stream does not end, or written data could not be finished.
+            RunFailed: if a stream does not stop in time, or an output could not be finished.
         """
         try:
             with ExitStack() as everything:  # in reverse order, even if one of them raises
@@ -431,7 +454,11 @@ class Local:
         return [*_own_targets(stream, self._each, name), *_written_by_stages(stream, name)]
 
     def _check_files(self, name: str, targets: Sequence[Target], source: str) -> None:
-        """Refuse outputs of a stream that would overwrite a source or the results of another stream."""
+        """Check that no output of a stream overwrites a source or a file of another stream.
+
+        Raises:
+            ConfigError: if an output would overwrite a file.
+        """
         others = [status.source for status in self.streams.snapshot() if status.name != name]
         check_targets(targets, [source, *others])
         going = {_EVERY, *self.streams.names} - {name}
@@ -456,7 +483,7 @@ def opened_local(
     watched: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[Local, list[OpenedStream]]]:
-    """Open sources, model and outputs without starting them; close everything at the end.
+    """Open sources, model and outputs without starting the streams. Close everything when the `with` block ends.
 
     Args:
         config: configuration of the run.
@@ -469,8 +496,8 @@ def opened_local(
         The `Local`, and the opened streams for `Local.start`.
 
     Raises:
-        ConfigError: if outputs would overwrite each other or a source, or the model does not support a task.
-        SourceError, EngineError, SinkError: if a source, the model or an output cannot be used.
+        ConfigError: if an output would overwrite a source or another output, or the model does not support a task.
+        SourceError, EngineError, SinkError: if a source, the model or an output cannot be opened.
         RunFailed: see `Local.close`.
     """
     targets = targets_of(config)
@@ -532,10 +559,14 @@ def max_bytes_of(config: RunConfig) -> int | None:
 
 @contextmanager
 def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[EventStore | None]:
-    """Open the configured event store; None if there is none, or its disk fails. `keep_open`: see `EventStore`.
+    """Open the configured event store. Return None if no store is configured or its disk fails.
+
+    Args:
+        config: configuration of the run.
+        keep_open: see `EventStore`.
 
     Raises:
-        ConfigError: if the store cannot be used.
+        ConfigError: if the store cannot be used for another reason.
     """
     if config.store is None:
         yield None
@@ -555,7 +586,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
 
 
 def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
-    """Open the outputs of one stream; the stream closes them, even if a later output fails to open."""
+    """Open the outputs of one stream. The stream closes them, even if a later output fails to open."""
     for target in _own_targets(stream.config, each, _name(stream)):
         output = open_output(target, stream.source, stream.config.vid_stride)
         stream.outputs.append(output)
@@ -577,5 +608,5 @@ def _own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> lis
 
 
 def _written_by_stages(stream: ListedStream, name: str) -> list[Target]:
-    """Return the files that a stream's stages write, which are not opened as outputs."""
+    """Return the files that the stages of a stream write. They are not opened as outputs."""
     return [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []

@@ -1,10 +1,10 @@
-"""The open events of each stream, kept outside its worker, so that another worker can continue them.
+"""Tracks the open events of each stream outside its worker, so that another worker can continue them.
 
-An event is stored on the machine of the worker that began it, wherever its stream moves.
+The worker of a stream begins, updates and ends the stream's events. When the stream moves, the next worker receives
+the records of the open events and continues or ends them. If no next worker exists, this module ends the events. So
+each event has exactly one begin and one end.
 
-A stream's worker begins, updates and ends its events. When the stream moves, the next worker receives the records of
-open events, and continues or ends them. Without a next worker, this module ends them. So each event has exactly one
-begin and one end.
+An event is stored on the machine of the worker that began it, even after the stream moves to another machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MISSED = 5
 
 
 class OpenEvents:
-    """Forwards records and remembers open events. Thread-safe.
+    """Forwards event records and remembers the open events. Thread-safe.
 
     Args:
-        publish: receives each record and the name of the machine that stores it.
-        find: returns the name of the machine that stores an event, by its ID; None if no reachable store has it. Called
-            for an event that began before this process and is not loaded yet.
+        publish: called with each record and the name of the machine that stores it.
+        find: returns the name of the machine that stores an event, by event ID, or None if no reachable store has the
+            event. Called for an event that began before this process started and is not loaded yet.
     """
 
     def __init__(
@@ -51,13 +51,11 @@ class OpenEvents:
             return {stream for stream, events in self._open.items() if events}
 
     def load(self, records: Iterable[Record], machine: str = "") -> None:
-        """Adopt open events of a store that a previous process left.
-
-        Events that no worker reports soon are ended.
+        """Load open events that a previous process left in a store. Events that no worker reports soon are ended.
 
         Args:
-            records: last records of the events.
-            machine: machine that stores the events.
+            records: last record of each event.
+            machine: name of the machine that stores the events.
         """
         with self._lock:
             for record in records:
@@ -65,7 +63,7 @@ class OpenEvents:
                     self._note_begin(record, machine)
 
     def take(self, record: Record, machine: str = "") -> None:
-        """Process a record from a worker on a machine."""
+        """Handle a record that a worker sent."""
         kind, stream = record["type"], record["stream"]
         replaced: list[tuple[Record, str]] = []
         if kind in ("update", "end") and not self._knows(record["id"]):
@@ -97,9 +95,13 @@ class OpenEvents:
         self._publish(record, home)
 
     def see(self, stream: str, times: Mapping[str, float]) -> None:
-        """Process a worker's report: the time at which each open event of a stream was last seen, by ID.
+        """Handle a worker's report of the open events of a stream.
 
-        An event missing in `MISSED` consecutive reports has lost its end, and is ended here.
+        Args:
+            stream: name of the stream.
+            times: time at which each event was last seen, by event ID.
+
+        An event that is missing in `MISSED` consecutive reports is ended, because its end record was lost.
         """
         lost: list[tuple[Record, str]] = []
         with self._lock:
@@ -117,21 +119,24 @@ class OpenEvents:
             self._publish(one, there)
 
     def of(self, stream: str) -> list[Record]:
-        """Return the open events of a stream and the last ended event of each rule, for its next worker."""
+        """Return the records for the next worker of a stream: open events and the last ended event of each rule."""
         with self._lock:
             going = list(self._open.get(stream, {}).values())
             rules = {record["rule"] for record in going}
             return [*going, *(one for rule, one in self._last.get(stream, {}).items() if rule not in rules)]
 
     def leave(self, stream: str) -> None:
-        """Report incomplete files of ended events as failed, because the stream has lost its worker."""
+        """Mark incomplete files of a stream's ended events as failed, because the worker that wrote them is gone."""
         with self._lock:
             going = self._open.get(stream, {})
             files = self._take_files(stream, lambda event: event not in going)
         self._report(stream, files)
 
     def end(self, stream: str) -> int:
-        """End the events of a stopped stream at their last sighting; return how many."""
+        """End the open events of a stopped stream, at the time each was last seen.
+
+        Return the number of ended events.
+        """
         with self._lock:
             events = [self._drop(record) for record in list(self._open.get(stream, {}).values())]
             files = self._take_files(stream, lambda event: True)
@@ -153,7 +158,7 @@ class OpenEvents:
         self._files.setdefault(record["stream"], set()).update(pending)
 
     def _drop(self, record: Record) -> tuple[Record, str]:
-        """Return the end record of an event and the machine that stores it, and remove the event."""
+        """Remove an event. Return its end record and the machine that stores it."""
         stream, event = record["stream"], record["id"]
         del self._open[stream][event]
         self._missed.pop(event, None)
@@ -171,13 +176,13 @@ class OpenEvents:
             del self._over[next(iter(self._over))]
 
     def _forget(self, stream: str, event: str) -> None:
-        """Forget the machine of an event that is closed and has no incomplete files."""
+        """Forget which machine stores an event, if the event has ended and none of its files is incomplete."""
         if event in self._open.get(stream, {}) or any(one == event for one, _ in self._files.get(stream, ())):
             return
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """Return ID, kind and machine of incomplete files of matching events, and forget the files."""
+        """Remove the incomplete files of matching events. Return event ID, file kind and machine of each."""
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]
         for event, kind, _ in taken:

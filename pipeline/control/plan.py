@@ -1,12 +1,12 @@
-"""The changes between two configurations, and the merge of concurrent edits.
+"""Compares two configurations, and merges concurrent edits.
 
-The changes are:
+The changes of streams are:
     Close(name)                 the stream stops
-    Update(name, stream, keys)  the running stream gets new values of `LIVE` keys
-    Reopen(name, stream, keys)  the stream restarts, because a key needs another source, queue or output
+    Update(name, stream, keys)  the running stream gets new values; only `LIVE` keys have changed
+    Reopen(name, stream, keys)  the stream restarts, because a changed key needs another source, queue or output
     Open(name, stream)          a new stream starts
 
-Streams are compared by `RunConfig.named`.
+Streams are matched by their names in `RunConfig.named`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIVE = frozenset(Changes.model_fields.keys() | Regions.model_fields.keys()) | {
 
 @dataclass(slots=True, frozen=True)
 class Open:
-    """A new stream starts."""
+    """A change that starts a new stream."""
 
     name: str
     stream: ListedStream
@@ -33,7 +33,7 @@ class Open:
 
 @dataclass(slots=True, frozen=True)
 class Update:
-    """A running stream gets new values.
+    """A change that gives new settings to a running stream.
 
     Attributes:
         keys: the changed keys.
@@ -46,10 +46,10 @@ class Update:
 
 @dataclass(slots=True, frozen=True)
 class Reopen:
-    """A stream restarts.
+    """A change that restarts a stream.
 
     Attributes:
-        keys: the changed keys; empty for a requested restart.
+        keys: the changed keys; empty if the restart was requested.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Reopen:
 
 @dataclass(slots=True, frozen=True)
 class Close:
-    """A stream stops."""
+    """A change that stops a stream."""
 
     name: str
 
@@ -68,7 +68,7 @@ Change = Open | Update | Reopen | Close
 
 
 def plan(old: RunConfig, new: RunConfig) -> list[Change]:
-    """Return the changes from one configuration to another; stops come first and new streams last."""
+    """Return the changes that lead from one configuration to another. Stops come first, new streams last."""
     before, after = old.named(), new.named()
     closed: list[Change] = [Close(name) for name in before if name not in after]
     kept = [change_of(name, before[name], stream) for name, stream in after.items() if name in before]
@@ -77,7 +77,7 @@ def plan(old: RunConfig, new: RunConfig) -> list[Change]:
 
 
 def change_of(name: str, old: ListedStream, new: ListedStream) -> Update | Reopen | None:
-    """Return the change of one stream, or None."""
+    """Return the change of one stream. Return None if nothing changes."""
     keys = differences(old, new)
     if not keys:
         return None
@@ -85,14 +85,14 @@ def change_of(name: str, old: ListedStream, new: ListedStream) -> Update | Reope
 
 
 def differences(old: ListedStream, new: ListedStream) -> frozenset[str]:
-    """Return the keys in which two streams differ, except the name."""
+    """Return the keys that have different values in two streams. The name is not compared."""
     return frozenset(
         key for key in ListedStream.model_fields if key != "name" and getattr(old, key) != getattr(new, key)
     )
 
 
 def later(old: RunConfig, new: RunConfig) -> list[str]:
-    """Return the changed keys of the whole run, sorted; they apply after a restart of Saccade."""
+    """Return the changed settings of the whole run, sorted. They take effect after a restart of Saccade."""
     streams = ListedStream.model_fields.keys() - {"sinks"} | {"streams"}
     return sorted(key for key in RunConfig.model_fields.keys() - streams if getattr(old, key) != getattr(new, key))
 
@@ -100,12 +100,12 @@ def later(old: RunConfig, new: RunConfig) -> list[str]:
 def merge(base: RunConfig, edited: RunConfig, desired: RunConfig) -> RunConfig:
     """Merge an edited file with changes that were made over HTTP.
 
-    A key changed in the file wins; every other key keeps its desired value.
+    If both changed the same key, the file wins. Every other key has its value from `desired`.
 
     Args:
         base: the file before the edit.
         edited: the file after the edit.
-        desired: `base` with all changes over HTTP.
+        desired: `base` with all changes made over HTTP.
     """
     before, after, wanted = base.named(), edited.named(), desired.named()
     streams: dict[str, ListedStream] = {}
@@ -129,7 +129,7 @@ def _merged(base: ListedStream | None, edited: ListedStream | None, wanted: List
 
 
 def _in_order(streams: Mapping[str, ListedStream], names: list[str]) -> list[ListedStream]:
-    """Return the streams in the order of the file, followed by all others."""
+    """Sort the streams by their order in the file. Streams that are not in the file come last."""
     return [streams[name] for name in names if name in streams] + [
         stream for name, stream in streams.items() if name not in names
     ]

@@ -1,8 +1,11 @@
-"""The streams on workers: Ray actors on this machine or in a cluster, each with a `Local`.
+"""Runs streams on workers. A worker is a Ray actor on this machine or in a cluster, and has a `Local`.
 
-The controller uses this class like a `Local`. Ray restarts a dead actor. Its live streams are reopened on the
-least-loaded worker, and their events continue under their IDs. A file in progress fails, because its results would have
-a gap. Shared parts stay in this process: the store of this machine, outputs, and the assignment of streams to workers.
+The controller uses `RayWorkers` like a `Local`. If an actor dies, Ray restarts it. Its live streams are reopened on
+the least-loaded worker, and their open events continue under the same IDs. Its file streams fail, because their
+results would have a gap.
+
+This process has the shared parts: the event store of this machine, the shared outputs, and the assignment of streams
+to workers.
 """
 
 from __future__ import annotations
@@ -61,7 +64,10 @@ _CHANGES = ("begin", "update", "end", "rules", "media")
 
 
 class _Prepared:
-    """A change prepared by a worker; leaving the `with` block releases an unused change."""
+    """A change that a worker has prepared.
+
+    Leaving the `with` block tells the worker to discard it, unless it was used.
+    """
 
     def __init__(self, worker: WorkerSlot, name: str) -> None:
         self.worker, self._name = worker, name
@@ -75,14 +81,14 @@ class _Prepared:
 
 
 class RayWorkers:
-    """Streams on workers, from `open` to `close`. Methods: see `Runner`.
+    """Runs streams on workers, between `open` and `close`. Most methods are described in `Runner`.
 
     Args:
         settings: settings of each worker.
-        actor_of: returns the actor of a worker by name; may block.
-        wanted: names of the desired streams; other running streams are stopped.
-        outputs: shared outputs; closed with this object.
-        store: event store of this machine; the caller owns it.
+        actor_of: returns the actor of a worker, by worker name; may block.
+        wanted: names of the desired streams. Any other running stream is stopped.
+        outputs: shared outputs. They are closed with this object.
+        store: event store of this machine, or None. The caller closes it.
     """
 
     def __init__(
@@ -122,7 +128,7 @@ class RayWorkers:
         return self._stores or self._own_store
 
     def open(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Start the workers and wait until each is ready or has failed to start.
+        """Start the workers, and wait until each is ready or has failed to start.
 
         Args:
             given_up: returns whether to stop waiting.
@@ -148,8 +154,8 @@ class RayWorkers:
     def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
         """Prepare a change on the stream's worker, or on the least-loaded worker; see `Local.prepare`.
 
-        Without a ready worker, a change of a known stream is accepted unchecked, and the stream may fail later. A new
-        stream is refused, because its source cannot be checked.
+        If no worker is ready, a change of an existing stream is accepted without a check, and the stream may fail
+        later. A new stream is refused, because its source cannot be checked.
         """
         if isinstance(change, Close):
             return None
@@ -168,7 +174,10 @@ class RayWorkers:
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Start, change or stop a stream; see `Local.follow`. If its worker dies, another worker opens the stream."""
+        """Start, change or stop a stream; see `Local.follow`.
+
+        If the worker dies meanwhile, another worker opens the stream.
+        """
         if wanted is None:
             with self._changed:
                 known = name in self._streams
@@ -194,7 +203,7 @@ class RayWorkers:
                 raise
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """Reopen a stream; see `Local.reopen`."""
+        """Stop a stream and open it again; see `Local.reopen`."""
         stream = self._stream(name)
         with stream.lock:
             stream.wanted = wanted
@@ -220,7 +229,7 @@ class RayWorkers:
             return self._note(stream, status)
 
     def remove(self, name: str) -> None:
-        """Stop or forget a stream; see `Local.remove`."""
+        """Stop a stream, or remove a failed stream from the list; see `Local.remove`."""
         stream = self._stream(name)
         with stream.lock:
             worker = self._workers.get(stream.worker or "")
@@ -236,7 +245,7 @@ class RayWorkers:
             self._receiver.wait_end(name, _LAST_S)
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """List a stream as failed; see `Local.fail`."""
+        """Add a stream that could not be opened to the list, as failed; see `Local.fail`."""
         with self._changed:
             self._streams[stream.name or ""] = PlacedStream(stream, error=one_line(str(error)) or type(error).__name__)
 
@@ -245,7 +254,7 @@ class RayWorkers:
         self._call(self._any_worker(), "local.check_rules", stream)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Replace the engines of all workers, one after the other, if their settings differ; see `Runner.take`."""
+        """Restart the engines of the workers, one after the other, if their settings changed; see `Runner.take`."""
         settings = [replace(one.settings, values=worker_values(config)) for one in self._workers.values()]
         before, after = next(iter(self._workers.values())).settings.values, settings[0].values
         keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
@@ -257,15 +266,15 @@ class RayWorkers:
         return keys
 
     def replace(self, settings: Sequence[WorkerSettings], wanted: Mapping[str, ListedStream]) -> None:
-        """Make each worker load another engine and move its streams to it, one worker after the other.
+        """Make each worker load a new engine and move its streams to the new engine, one worker after the other.
 
         Args:
             settings: new settings of each worker.
-            wanted: new configurations of the streams.
+            wanted: new configurations of the streams, by name.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if a worker fails; all workers then keep
-                their old settings.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if a worker fails. All workers then return
+                to their old settings.
         """
         before = {name: worker.settings for name, worker in self._workers.items()}
         streams = {name: stream.wanted for name, stream in self._streams.items()}
@@ -317,7 +326,7 @@ class RayWorkers:
 
     @property
     def closed(self) -> bool:
-        """Whether everything is being closed."""
+        """Whether `stop` or `close` was called."""
         return self._closing.is_set()
 
     @property
@@ -328,14 +337,14 @@ class RayWorkers:
 
     @property
     def model(self) -> ModelInfo:
-        """The model of the workers."""
+        """The model that the workers use for frames."""
         with self._changed:
             found = next((worker.ready.model for worker in self._workers.values() if worker.ready), None)
             self._model = found or self._model
         return self._model
 
     def statuses(self) -> list[StreamStatus]:
-        """Return the status of every stream, in the order of addition."""
+        """Return the status of every stream, in the order in which the streams were added."""
         with self._changed:
             return [stream.now() for name, stream in self._streams.items()]
 
@@ -356,7 +365,7 @@ class RayWorkers:
         return [*(("", output.guard.status()) for output in self._outputs), *own]
 
     def lost_changes(self) -> dict[str, int]:
-        """Return the number of dropped changes; see `Local.lost_changes`."""
+        """Return the number of dropped changes of events; see `Local.lost_changes`."""
         hubs = sum(worker.report.dropped for worker in self._workers.values())
         return {"hub": hubs} | ({"store": self._own_store.dropped} if self._own_store else {})
 
@@ -373,7 +382,7 @@ class RayWorkers:
         return found
 
     def address(self, stream: str | None) -> Address | None:
-        """Return the address for a stream's requests; see `Runner.address`."""
+        """Return the address of the server that handles requests for a stream; see `Runner.address`."""
         if stream is not None:
             return self._worker_of(stream).address()
         return self._any_worker(full=True).address()
@@ -385,7 +394,7 @@ class RayWorkers:
         return search_workers(self.store, self._match_at, len(self._workers), text, query, progress)
 
     def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
-        """Rate snapshots on the machine's worker with the fewest searches; see `MatchAt`."""
+        """Rate snapshots of a machine on the machine's worker with the fewest running searches; see `MatchAt`."""
         with self._changed:
             able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
             worker = min(able, key=lambda one: self._searching[one.name], default=None)
@@ -402,7 +411,7 @@ class RayWorkers:
     # ---- the end
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Tell all workers to finish; returns at once, and `close` waits for them."""
+        """Tell all workers to finish. Returns at once; `close` waits for the workers."""
         if self._closing.is_set():
             return 0.0
         self._closing.set()
@@ -415,10 +424,10 @@ class RayWorkers:
         return 0.0
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Stop everything. A second call does nothing.
+        """Stop all streams and workers, and close the shared outputs. A second call does nothing.
 
         Raises:
-            RunFailed: if written data could not be finished.
+            RunFailed: if an output could not be finished.
         """
         self.stop()
         deadline = time.monotonic() + timeout_s
@@ -445,7 +454,7 @@ class RayWorkers:
     # ---- a worker's thread
 
     def _serve(self, worker: WorkerSlot) -> None:
-        """Keep a worker running, restarting it as often as needed, until everything is closed."""
+        """Run a worker until everything is closed. Restart the worker each time it ends."""
         while not self._closing.is_set():
             reason = "its actor died"
             try:
@@ -475,7 +484,7 @@ class RayWorkers:
                 self._closing.wait(min(_MOST_BACKOFF_S, 0.5 * 2**worker.failures))
 
     def _on(self, worker: WorkerSlot) -> dict[str, PlacedStream]:
-        """Return the streams of a worker; the caller holds the lock."""
+        """Return the streams of a worker. The caller holds the lock."""
         return {name: stream for name, stream in self._streams.items() if stream.worker == worker.name}
 
     def _names_of(self, worker: WorkerSlot) -> list[str]:
@@ -498,7 +507,7 @@ class RayWorkers:
         self._place()
 
     def _take_messages(self, worker: WorkerSlot) -> str:
-        """Process the messages of a worker until it ends; return the reason of the end."""
+        """Handle the messages of a worker until the worker ends. Return why it ended."""
         while True:
             batch = self._poll(worker)
             for data in batch.results:
@@ -513,7 +522,11 @@ class RayWorkers:
                     log.exception("cannot process a message of worker %s: %s", worker.name, kind)
 
     def _poll(self, worker: WorkerSlot) -> Batch:
-        """Return the next messages of a worker; raises GetTimeoutError if it does not respond."""
+        """Wait for the next messages of a worker and return them.
+
+        Raises:
+            GetTimeoutError: if the worker does not respond.
+        """
         asked_at, asked = time.monotonic(), worker.actor.poll.remote(POLL_S)
         while True:
             try:
@@ -561,7 +574,7 @@ class RayWorkers:
                 worker.actor.call.remote("follow", name, None)
 
     def _take_end(self, worker: WorkerSlot, ended: Ended) -> None:
-        """Handle a stream that has ended by itself."""
+        """Handle the end of a stream that was not stopped by a call."""
         with self._changed:
             stream = self._streams.get(ended.name)
             if stream is None or stream.worker != worker.name:
@@ -575,13 +588,13 @@ class RayWorkers:
         self.on_end(ended)
 
     def _grant(self, worker: WorkerSlot, wish: Wish) -> None:
-        """Apply a viewer's change that a worker forwards, and answer it."""
+        """Apply a change that a viewer requested through a worker, and send the result to the worker."""
         answer = told(lambda: self.on_wish(wish.stream, wish.values))
         with contextlib.suppress(ray.exceptions.RayError):
             worker.actor.call.remote("answer", wish.number, answer)
 
     def _lose(self, worker: WorkerSlot, reason: str) -> None:
-        """Handle the end of a worker: its live streams wait for another worker."""
+        """Handle the end of a worker. Its live streams wait for another worker, and its file streams fail."""
         over: list[Ended] = []
         with self._changed:
             was_ready, worker.ready, worker.reason = worker.ready, None, reason
@@ -613,7 +626,7 @@ class RayWorkers:
         self._place()
 
     def _kill(self, worker: WorkerSlot) -> None:
-        """Kill an unresponsive actor; Ray restarts it."""
+        """Kill an actor that does not respond. Ray restarts it."""
         if worker.ready is not None and not worker.settings.cluster:
             with contextlib.suppress(OSError):
                 os.kill(worker.ready.pid, signal.SIGKILL)
@@ -623,7 +636,7 @@ class RayWorkers:
     # ---- placing
 
     def _place(self) -> None:
-        """Open the streams that wait for a worker, if a worker is ready."""
+        """Open all streams that wait for a worker, if a worker is ready."""
         if not self.ready:
             return
         with self._changed:
@@ -649,10 +662,12 @@ class RayWorkers:
                 self._fail(name, stream, one_line(str(error)) or type(error).__name__)
 
     def _open_at(self, name: str, stream: PlacedStream, place: WorkerSlot | None, *, checked: bool) -> StreamStatus:
-        """Make a stream run on its worker, on a given worker, or on the least-loaded worker; the caller holds its lock.
+        """Open or change a stream on a worker. The caller holds the lock of the stream.
+
+        A stream without a worker is opened on `place`, or on the least-loaded worker if `place` is None.
 
         Raises:
-            AwayError: if no worker can run it now.
+            AwayError: if the worker is not ready, or no worker is.
         """
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
@@ -689,7 +704,7 @@ class RayWorkers:
         self.events.end(name)
 
     def _least_loaded(self, *, full: bool = False) -> WorkerSlot | None:
-        """Return the ready worker for the next stream; the caller holds the lock."""
+        """Return the ready worker with the least load, or None. The caller holds the lock."""
         counts = Counter(stream.worker for stream in self._streams.values())
         ready = [worker for worker in self._workers.values() if worker.ready is not None]
         name = least_loaded(
@@ -704,7 +719,11 @@ class RayWorkers:
         return None if name is None else self._workers[name]
 
     def _any_worker(self, *, full: bool = False) -> WorkerSlot:
-        """Return the least-loaded ready worker; raises AwayError without a ready worker."""
+        """Return the ready worker with the least load.
+
+        Raises:
+            AwayError: if no worker is ready.
+        """
         with self._changed:
             worker = self._least_loaded(full=full)
         if worker is None:
@@ -712,7 +731,11 @@ class RayWorkers:
         return worker
 
     def _stream(self, name: str) -> PlacedStream:
-        """Return a wanted stream, even if it has failed; raises StreamError if it does not exist."""
+        """Return a desired stream. The stream may have failed.
+
+        Raises:
+            StreamError: if the stream does not exist.
+        """
         with self._changed:
             if (stream := self._streams.get(name)) is None:
                 raise _no_stream(name)
@@ -731,15 +754,23 @@ class RayWorkers:
     def _call(
         self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float = _CALL_S, **options: Any
     ) -> Any:
-        """Call a method of a worker by its name for `WorkerActor.call`; raises its refusal as an exception.
+        """Call a method of a worker and return its result. An error of the method is raised here.
+
+        Args:
+            worker: the worker.
+            method: name of the method, see `WorkerActor.call`.
+            arguments: arguments of the method.
+            timeout_s: time limit of the call, in seconds.
+            options: keyword arguments of the method.
 
         Raises:
             AwayError: if the worker has died.
+            StreamError: if the worker does not respond in time.
         """
         return self._ask(worker, "call", method, *arguments, timeout_s=timeout_s, **options)
 
     def _ask(self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
-        """Call a method of an actor and return its result; errors: see `_call`."""
+        """Call a method of an actor and return its result. Arguments and errors are those of `_call`."""
         try:
             answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments, **options), timeout=timeout_s)
         except ray.exceptions.RayTaskError:
@@ -766,7 +797,7 @@ class RayWorkers:
         return stream is None or stream.status is None or stream.status.live
 
     def _load(self, records: Sequence[Mapping[str, Any]], machine: str) -> None:
-        """Adopt the open events in a machine's store; events of streams that no longer exist are ended."""
+        """Load the open events in a machine's store. End the events of streams that no longer exist."""
         self.events.load(records, machine)
         for stream in {record["stream"] for record in records} - {*self._wanted, *self.names}:
             self.events.end(stream)

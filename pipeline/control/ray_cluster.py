@@ -1,4 +1,4 @@
-"""A local Ray or a Ray cluster: connects, reserves resources for workers, and creates and stops their actors."""
+"""Connects to Ray, reserves resources for the workers, and creates and stops their actors."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ processes, which exist only while the command runs.
 
 
 class RayCluster:
-    """A connection to Ray, from construction until `close`.
+    """A connection to Ray. The constructor opens it, `close` ends it.
 
     Args:
-        config: configuration; `ray` is a cluster's address, or `auto` for this machine's cluster. None starts a local
-            Ray for its `workers`, which ends with this process.
+        config: configuration. `config.ray` is the address of a cluster, or `auto` for a cluster on this machine. None
+            starts a local Ray for `config.workers` workers, which ends with this process.
         state: file that identifies this run in the cluster.
 
     Attributes:
-        local: whether Ray was started here.
+        local: whether this process started Ray.
 
     Raises:
         ConfigError: if the cluster does not exist or refuses this machine.
@@ -116,11 +116,13 @@ class RayCluster:
 
     @property
     def node(self) -> str:
-        """Ray's ID of this machine."""
+        """Ray's node ID of this machine."""
         return str(ray.get_runtime_context().get_node_id())
 
     def place(self) -> None:
-        """Reserve resources for workers, spread over machines, unless workers of this run already exist.
+        """Reserve resources for the workers, spread over the machines.
+
+        Do nothing if workers of this run already exist.
 
         Raises:
             ConfigError: if the cluster does not have enough resources.
@@ -146,15 +148,20 @@ class RayCluster:
             )
 
     def _gpus_each(self, workers: int) -> float:
-        """Return the GPU share of each local worker: the same number of workers on each GPU, or one GPU each."""
+        """Return the GPU fraction that Ray reserves for each worker of a local Ray.
+
+        Workers are distributed evenly over the GPUs, and a worker gets at most one GPU.
+        """
         found: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
         gpus = int(found.get("GPU", 0))
         return 0.0 if self._config.device == "cpu" or not gpus else 1.0 / -(-workers // gpus)
 
     def actor_of(self, name: str, kind: type) -> Any:
-        """Return the actor of a worker: the existing actor, or a new actor in its bundle of the placement group.
+        """Return the actor of a worker.
 
-        Ray restarts a dead actor. On a cluster, the actor outlives this process.
+        If it does not exist yet, create it in the worker's bundle of the placement group.
+
+        If the actor dies, Ray restarts it. On a cluster, the actor continues after this process ends.
 
         Args:
             name: name of the worker, a number from 1.
@@ -184,7 +191,7 @@ class RayCluster:
         return made.options(**options).remote()
 
     def end(self) -> None:
-        """Stop all workers of this run and release their resources."""
+        """Stop all workers of this run and release their reserved resources."""
         for number in range(1, _MAX_WORKERS + 1):
             if (actor := _actor(str(number))) is not None:
                 with contextlib.suppress(ray.exceptions.RayError):
@@ -198,7 +205,7 @@ class RayCluster:
                 remove_placement_group(group)
 
     def close(self) -> None:
-        """Leave the cluster; a local Ray is stopped."""
+        """Disconnect from Ray. If this process started Ray, stop it."""
         ray.shutdown()
         if self._guard is not None:
             self._guard.communicate()
@@ -226,14 +233,14 @@ def _group() -> Any:
 
 
 def _guard() -> subprocess.Popen[bytes] | None:
-    """Start the process that runs `_GUARD`; None without /proc."""
+    """Start a process that runs `_GUARD`. Return None on systems without /proc."""
     if sys.platform != "linux":
         return None
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", _GUARD], stdin=subprocess.PIPE)
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
-    """Restore the signal handlers, because Ray's own handlers dump the stack and exit."""
+    """Restore the signal handlers of Saccade. The handlers that Ray installs dump the stack and exit."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -241,7 +248,7 @@ def _restore(handlers: Mapping[int, Any]) -> None:
 
 @contextmanager
 def _without_hangup() -> Iterator[None]:
-    """Start Ray's processes with SIGHUP ignored, because the command handles a closed terminal."""
+    """Make Ray's processes ignore SIGHUP while the block runs. Saccade itself handles a closed terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if hasattr(signal, "SIGHUP") else None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Opens a run with workers: Ray, shared outputs and the workers."""
+"""Opens a run with workers: starts or joins Ray, opens the shared outputs and starts the workers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,20 @@ from saccade.processors import usable_processors
 
 
 def shared_targets(config: RunConfig) -> list[Target]:
-    """Return the shared outputs; with a single stream, its worker writes the video itself."""
+    """Return the outputs that all streams share.
+
+    The video of a single stream is excluded, because its worker writes it.
+    """
     alone = len(config.named()) == 1
     return [target for target in targets_of(config) if not target.each and not (alone and is_video(target))]
 
 
 def check_workers(config: RunConfig) -> None:
-    """Check for settings that workers do not support; raises ConfigError."""
+    """Check that the configuration has no settings that workers do not support.
+
+    Raises:
+        ConfigError: if it has such a setting.
+    """
     if config.display:
         raise ConfigError("--display: not supported with workers; remove --workers, or watch with --http")
     if watched := next((target for target in shared_targets(config) if target.text.startswith(WHEP)), None):
@@ -37,14 +44,14 @@ def check_workers(config: RunConfig) -> None:
 
 
 def is_file(source: str) -> bool:
-    """Return whether a source is a path and not an address or a webcam."""
+    """Return whether a source is a path, rather than a URL or a webcam."""
     return not ("://" in source or source.startswith("webrtc:") or source.isdecimal())
 
 
 def threads_each(workers: int) -> int:
-    """Return the number of threads per worker's engine; 0 leaves it to the environment.
+    """Return the number of CPU threads for the engine of each worker. 0 means the default of the environment.
 
-    All workers together use half of the processors, because decoders and encoders need the rest.
+    The engines of all workers together use half of the processors. Decoders and encoders need the other half.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return 0
@@ -61,7 +68,7 @@ def opened_workers(
     open_by_default: bool = True,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[RayWorkers]:
-    """Start or join Ray, open shared outputs, and let workers load their engines; close everything at the end.
+    """Start or join Ray, open shared outputs, and start the workers. Close everything when the `with` block ends.
 
     Args:
         config: configuration of the run.
@@ -72,10 +79,11 @@ def opened_workers(
         given_up: returns whether to stop waiting for workers.
 
     Raises:
-        ConfigError: if Ray does not start or lacks resources, or outputs would overwrite each other or a source.
+        ConfigError: if Ray does not start or lacks resources, or if an output would overwrite a source or another
+            output.
         SourceError: if a local file cannot be read.
         EngineError, SinkError: if the model cannot be loaded, or an output cannot be opened.
-        RunFailed: if something could not be finished at the end.
+        RunFailed: if an output could not be finished at the end.
     """
     check_workers(config)
     shared = shared_targets(config)

@@ -1,7 +1,7 @@
-"""Searches the events of a run with workers: all stores list candidates, and workers rate their snapshots.
+"""Searches the events of a run with workers. Every store lists candidates, and workers rate their snapshots.
 
-A worker on the machine of a snapshot rates it, a few at a time; only IDs and probabilities are sent. If the worker
-dies, another worker of the machine or its replacement takes over.
+A snapshot is rated by a worker on its machine, so only IDs and probabilities cross the network. If the worker dies,
+another worker of the machine, or the restarted one, continues.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def search_workers(
     query: EventQuery,
     progress: Progress,
 ) -> Searched:
-    """Search all stores; `progress` is also called while waiting for workers.
+    """Search the stores of all machines.
 
     Args:
         store: lists the events.
@@ -46,7 +46,7 @@ def search_workers(
         workers: maximum number of concurrent requests.
         text: text to search for.
         query: filters for events.
-        progress: called with (done, total); an exception stops the search.
+        progress: called with (done, total), also while no worker responds. An exception from it stops the search.
 
     Raises:
         ConfigError, EngineError: if the text is empty, or the model does not support the search.
@@ -96,7 +96,7 @@ def _match(
 
 
 def _ask(match: Callable[[], list[float | None] | None], gone: threading.Event) -> list[float | None] | None:
-    """Return a worker's answers, or None if no worker responds."""
+    """Return the ratings of snapshots by a worker. Return None if no worker responds."""
     tries, until = 0, time.monotonic() + AWAY_S
     while not gone.is_set() and tries < _TRIES and time.monotonic() < until:
         try:

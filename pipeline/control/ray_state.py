@@ -1,4 +1,4 @@
-"""What the controller knows about streams and workers on Ray: records, which `ray.py` changes under its lock."""
+"""Records of streams and workers on Ray. `ray.py` changes them under its lock."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from saccade.sources import redact
 
 @dataclass(slots=True)
 class PlacedStream:
-    """A wanted stream: its worker and its state.
+    """A desired stream, with its worker and its state.
 
     Attributes:
         wanted: desired configuration.
-        worker: its worker; None while it waits for one.
-        status: last status from its worker, at the time `told_at`.
+        worker: name of the worker; None while the stream waits for a worker.
+        status: status in the worker's last report, received at `told_at`.
         error: reason of a failure, or None.
-        opened: number of times that a worker has opened it.
+        opened: number of times that a worker has opened the stream.
         lock: held while the stream is opened, changed or closed.
-        closed: set after the last message about the stream.
+        closed: set when the worker has sent its last message about the stream.
     """
 
     wanted: ListedStream
@@ -42,7 +42,7 @@ class PlacedStream:
     closed: threading.Event = field(default_factory=threading.Event)
 
     def now(self) -> StreamStatus:
-        """Return the current status: the last one of its worker, or why it has none."""
+        """Return the current status: the last reported status, or the reason why no worker reports it."""
         status = self.status
         if status is None:
             name, source = self.wanted.name or "", redact(self.wanted.source)
@@ -64,15 +64,15 @@ class PlacedStream:
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """A slot for a worker: its actor and state.
+    """A worker of the run. It exists from the start to the end of the run, while its actor may be restarted.
 
     Attributes:
-        ready: message of the ready worker; None while it is not ready.
+        ready: message that the worker sent when it became ready; None while the worker is not ready.
         reason: reason for not being ready.
         failures: number of consecutive failed starts.
-        ended: whether it has sent its last message.
-        loading: whether it is loading another engine.
-        strays: streams in its last report that it should not run.
+        ended: whether the worker has sent its last message.
+        loading: whether the worker is loading another engine.
+        strays: streams in the last report that should not run on this worker.
     """
 
     name: str
@@ -92,7 +92,7 @@ class WorkerSlot:
     thread: threading.Thread | None = None
 
     def status(self, streams: Sequence[str]) -> WorkerStatus:
-        """Return the status of the worker, which has these streams."""
+        """Return the status of the worker. `streams` are the streams that run on it."""
         ready, report = self.ready, self.report
         counters = Counter(self.counted)
         counters.update(report.counters)
@@ -111,7 +111,11 @@ class WorkerSlot:
         )
 
     def address(self) -> Address:
-        """Return where the worker serves; raises AwayError while it is not ready."""
+        """Return the address of the worker's HTTP server.
+
+        Raises:
+            AwayError: if the worker is not ready.
+        """
         ready = self.ready
         if ready is None:
             raise AwayError(f"worker {self.name} is starting; try again in some seconds")

@@ -1,6 +1,6 @@
-"""Transfers the results of a worker's streams to shared sinks in the controller process.
+"""Transfers results from the workers to the shared sinks in the controller process.
 
-A frame's times and size, its result and its latency are transferred, but no image.
+A transfer contains the result, the latency, and the time and size of the frame. It contains no image.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _CARRIED = (
 
 
 class RelaySink:
-    """The sink in a worker: sends the results of every stream.
+    """The sink in a worker that sends the results of every stream to the controller.
 
-    While too many results wait, `write` blocks: a file is slowed down, and a live stream drops its oldest results.
+    If too many results wait to be sent, `write` blocks. Then a file is processed more slowly, and a live stream drops
+    its oldest results.
 
     Args:
         send: sends a pickled result; may block.
@@ -57,23 +58,23 @@ class RelaySink:
         self._send((head, frame.width, frame.height, result, latency))
 
     def end(self, stream: str) -> None:
-        """Send that a stream has ended."""
+        """Tell the controller that a stream has ended."""
         self._send(stream)
 
     def close(self) -> None:
-        """Do nothing; there is nothing to close."""
+        """Do nothing. This sink has nothing to close."""
 
     def _send(self, what: Any) -> None:
         self._send_bytes(pickle.dumps(what, pickle.HIGHEST_PROTOCOL))
 
 
 class ResultReceiver:
-    """Receives results in the process of the shared sinks and passes them to the sinks.
+    """Receives results in the controller process and passes them to the shared sinks.
 
-    Each stream has an outbox per sink, as if it ran here. Thread-safe.
+    Each stream has one outbox per sink, like a stream that runs in this process. Thread-safe.
 
     Args:
-        outputs: the shared sinks; the caller owns them.
+        outputs: the shared sinks. The caller closes them.
         live: returns whether a stream is live, by name.
     """
 
@@ -86,7 +87,7 @@ class ResultReceiver:
         self._changed = threading.Condition(self._lock)  # notified when a stream has ended
 
     def take(self, data: bytes) -> None:
-        """Process the data of a `RelaySink`."""
+        """Handle data that a `RelaySink` sent."""
         what = pickle.loads(data)  # trusted: it comes from our own process
         if isinstance(what, str):
             self.end(what)
@@ -97,12 +98,12 @@ class ResultReceiver:
         self._delivery(head["stream"]).put(delivery, head["dropped_before"])
 
     def wait_end(self, stream: str, timeout_s: float) -> None:
-        """Wait until all results have arrived that a worker sent before releasing a stream."""
+        """Wait until the shared sinks have written all results that a worker sent for an ended stream."""
         with self._changed:
             self._changed.wait_for(lambda: stream not in self._streams and stream not in self._ending, timeout_s)
 
     def end(self, stream: str) -> None:
-        """Flush the sinks of an ended stream and notify them."""
+        """Write the remaining results of an ended stream, and tell the sinks that the stream has ended."""
         with self._lock:
             known = self._streams.pop(stream, None)
             if known is None:
@@ -117,7 +118,7 @@ class ResultReceiver:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End every stream."""
+        """End all streams."""
         with self._lock:
             names = list(self._streams)
         for name in names:

@@ -1,7 +1,7 @@
-"""The interface of runners: `Local` runs streams in this process, `RayWorkers` on Ray actors.
+"""Defines the interface of runners. `Local` runs streams in this process, `RayWorkers` on Ray actors.
 
-The controller starts, changes and stops streams. Servers and terminals use the other methods and do not depend on the
-class. Only requests that need pixels or the engine go to `address`.
+Only the controller starts, changes and stops streams. Servers and terminals read the state and do not depend on the
+class of the runner. Requests that need pixels or the engine are sent to `address`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from saccade.sinks import SinkStatus
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """The address of a worker's server for requests that need pixels or the engine.
+    """The address of a worker's HTTP server. It handles requests that need pixels or the engine.
 
     Attributes:
         url: URL, such as http://127.0.0.1:40123.
-        headers: required headers.
+        headers: HTTP headers that every request must have.
     """
 
     url: str
@@ -37,12 +37,12 @@ class Address:
 
 @dataclass(slots=True, frozen=True)
 class ModelInfo:
-    """The model for frames.
+    """Describes the model that processes the frames.
 
     Attributes:
-        name: name of the model or its folder.
-        device: device of the model.
-        classes: its labels; None for any phrase.
+        name: name of the model, or of its folder.
+        device: device that the model runs on.
+        classes: labels that the model can detect; None if it accepts any phrase.
         skills: supported skills.
         talks: whether a model answers questions.
     """
@@ -56,20 +56,20 @@ class ModelInfo:
 
 @dataclass(slots=True, frozen=True)
 class WorkerStatus:
-    """A process with an engine.
+    """The status of a process with an engine.
 
     Attributes:
         name: name of the worker.
         state: `starting`, `ready` or `ended`.
         reason: reason for not being ready; None if unknown.
-        pid: process ID on its machine.
-        machine: machine that stores its events; empty for the controller's machine.
-        streams: its streams.
-        busy: busy fraction of its engine, 0 to 1; None if unknown.
+        pid: process ID on the worker's machine.
+        machine: name of the machine that stores the worker's events; empty for the controller's machine.
+        streams: names of the worker's streams.
+        busy: busy fraction of the engine, 0 to 1; None if unknown.
         rss_bytes: resident memory, in bytes.
         starts: number of starts.
         restarted_in_s: duration of each restart, in seconds.
-        counters: counters of its engine, see `Engine.counters`.
+        counters: counters of the engine, see `Engine.counters`.
     """
 
     name: str
@@ -87,14 +87,14 @@ class WorkerStatus:
 
 @dataclass(slots=True, frozen=True)
 class Ended:
-    """A stream that has ended.
+    """Describes a stream that has ended.
 
     Attributes:
         name: name of the stream.
-        config: its configuration.
-        error: error message, or None.
-        stopped: whether it was stopped by a call.
-        status: its last status.
+        config: configuration of the stream.
+        error: the error that ended the stream, or None.
+        stopped: whether a call stopped the stream.
+        status: last status of the stream.
     """
 
     name: str
@@ -105,36 +105,39 @@ class Ended:
 
 
 class StoredEvents(Protocol):
-    """Stored events of this machine or of several machines; see `EventReader`."""
+    """Reads and deletes stored events, of this machine or of several machines; see `EventReader`."""
 
     @property
     def away(self) -> Sequence[str]:
-        """The names of machines whose store is unreachable."""
+        """The names of machines whose event store is unreachable."""
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return the records of matching events, newest first, each with its storage time."""
+        """Return the records of matching events, newest first. Each comes with the time at which it was stored."""
 
     def rules(self, stream: str | None = None) -> list[str]:
-        """Return the names of rules with events."""
+        """Return the names of rules that have stored events."""
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """Return the record of an event; None if the ID is unknown."""
+        """Return the record of an event. Return None if the ID is unknown."""
 
     def delete(self, event: str) -> bool:
-        """Delete an event with its files; return whether it existed."""
+        """Delete an event and its files. Return whether the event existed."""
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the counts of each minute of a stream."""
+        """Return the stored counts of a stream for each minute."""
 
     def media(self, event: str, kind: str) -> Path | Address | None:
-        """Return a clip or snapshot, or the address that serves it at `/media/{event}/{kind}`; None if missing."""
+        """Return a clip or snapshot of an event. Return None if it does not exist.
+
+        If the file is on another machine, return the address of the server that has it at `/media/{event}/{kind}`.
+        """
 
 
 class Runner(Protocol):
-    """Runs streams. Thread-safe.
+    """The interface for running streams. Implementations are thread-safe.
 
     Attributes:
-        on_end: called with each ended stream, in any thread.
+        on_end: called with an `Ended` when a stream ends, in any thread.
     """
 
     on_end: Callable[[Ended], object]
@@ -146,55 +149,70 @@ class Runner(Protocol):
     # ---- what the controller has done: errors are those of `Local`
 
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
-        """Check whether a change is possible; pass the result to `follow`, or leave its `with` block to discard it."""
+        """Check whether a change is possible.
+
+        Pass the result to `follow`, or leave its `with` block to discard it.
+        """
 
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Make a stream run by a configuration, or stop it with None; return its status."""
+        """Open, change, reopen or stop a stream, so that it matches a configuration. None stops it.
+
+        Return its status.
+        """
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """Stop a stream, or forget a failed stream, and reopen it."""
+        """Stop a stream and open it again. A failed stream is also opened."""
 
     def remove(self, name: str) -> None:
-        """Stop a stream, or forget a failed stream; raises StreamError if it does not exist or does not end."""
-
-    def fail(self, stream: ListedStream, error: Exception) -> None:
-        """List a stream as failed that could not be opened."""
-
-    def check_rules(self, stream: ListedStream) -> None:
-        """Check that a stream supports its rules; raises PlacedError."""
-
-    def take(self, config: RunConfig) -> list[str]:
-        """Apply the settings of the whole run, restarting its streams if needed.
-
-        Returns:
-            The applied keys; all other keys apply after a restart of Saccade.
+        """Stop a stream, or remove a failed stream from the list.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if this is not possible; nothing changes.
+            StreamError: if the stream does not exist or does not stop in time.
+        """
+
+    def fail(self, stream: ListedStream, error: Exception) -> None:
+        """Add a stream that could not be opened to the list, as failed."""
+
+    def check_rules(self, stream: ListedStream) -> None:
+        """Check that a stream supports these rules.
+
+        Raises:
+            PlacedError: if a rule is unsupported.
+        """
+
+    def take(self, config: RunConfig) -> list[str]:
+        """Apply changed settings of the whole run. Restart streams if needed.
+
+        Returns:
+            The applied keys. Other changed settings need a restart of Saccade.
+
+        Raises:
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if this is not possible. Nothing has changed
+                then.
         """
 
     # ---- how it is doing
 
     @property
     def names(self) -> list[str]:
-        """The names of streams that are running or being opened."""
+        """The names of streams that are running or are being opened."""
 
     @property
     def idle(self) -> bool:
         """Whether no stream is running or waiting to be opened."""
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Stop every stream; returns at once with the seconds that stopping can still take.
+        """Tell every stream to stop, without waiting. Return how long stopping can still take, in seconds.
 
         Args:
-            abandon: drop the frames in flight.
+            abandon: drop the frames that are being processed.
         """
 
     @property
     def closed(self) -> bool:
-        """Whether everything is being closed."""
+        """Whether the runner is being closed."""
 
     @property
     def ready(self) -> bool:
@@ -202,35 +220,54 @@ class Runner(Protocol):
 
     @property
     def model(self) -> ModelInfo:
-        """The model for frames."""
+        """The model that processes the frames."""
 
     def statuses(self) -> list[StreamStatus]:
         """Return the status of every stream, including failed streams."""
 
     def status(self, name: str) -> StreamStatus:
-        """Return the status of a stream; raises StreamError if it does not exist."""
+        """Return the status of a stream.
+
+        Raises:
+            StreamError: if the stream does not exist.
+        """
 
     def workers(self) -> list[WorkerStatus]:
         """Return the status of all processes with an engine."""
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """Return the status of every sink, with the name of its stream or an empty name for a shared sink."""
+        """Return each sink's status with the name of its stream. The name is empty for a shared sink."""
 
     def lost_changes(self) -> dict[str, int]:
         """Return the number of dropped changes of events, by queue: `hub` and `store`."""
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """Return the state of each rule of a stream; None if the stream has no rules. Raises StreamError. May block."""
-
-    def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the totals of a stream, and its counts per minute since a time. Raises StreamError. May block."""
-
-    def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events with a model; raises ConfigError or EngineError. Blocks."""
-
-    def address(self, stream: str | None) -> Address | None:
-        """Return the address for a stream's video or, for None, the engine; None means this process.
+        """Return the state of each rule of a stream. Return None if the stream has no rules. May block.
 
         Raises:
-            StreamError: if no worker has the stream, or none is ready.
+            StreamError: if the stream is not running.
+        """
+
+    def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
+        """Return the total counts of a stream, and the counts per minute since a time. May block.
+
+        Raises:
+            StreamError: if the stream is not running or has no zones.
+        """
+
+    def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
+        """Search stored events with a model. Blocks until the search ends.
+
+        Raises:
+            ConfigError, EngineError: if no events are stored, or the model does not support the search.
+        """
+
+    def address(self, stream: str | None) -> Address | None:
+        """Return the address of the worker that runs a stream, or of any ready worker if `stream` is None.
+
+        Returns:
+            None if this process handles the request itself.
+
+        Raises:
+            StreamError: if no worker has the stream, or no worker is ready.
         """

@@ -1,10 +1,14 @@
-"""The source policy: paths, addresses and networks that clients of the HTTP API may open.
+"""The source policy decides which paths, addresses and networks clients of the HTTP API may open.
 
     allow_sources: ["/srv/videos/*.mp4", "rtsp://camera-*.example.org/*", 192.168.7.0/24]
 
-A path is allowed if a glob matches it after resolving symbolic links. An address is allowed if its host is in a listed
-network. It is also allowed if a glob matches it without user name and query, and its host is public or named literally
-in the glob. So a name that resolves to a private address is refused. `*` also matches `/`.
+A path is allowed if its resolved form, without symbolic links, matches a glob of the list.
+
+An address is allowed in two cases. Its host is in a network of the list. Or the address without user name and query
+matches a glob, and the host is either public or written out in the glob. So a name that resolves to a private address
+is refused.
+
+`*` also matches `/`.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class NotAllowedError(SourceError):
-    """The API may not open a source. The message reveals no reason, because it is sent to the client."""
+    """The source policy refuses a source. The client sees the message, so the message gives no reason."""
 
     def __init__(self, line: str = _NOT_ALLOWED) -> None:
         super().__init__(line)
@@ -44,8 +48,8 @@ class SourcePolicy:
 
     Args:
         allowed: globs of paths and addresses, and networks.
-        open_by_default: whether an empty list allows all sources except those that listen on the network, because only
-            this machine can reach the server. Otherwise an empty list allows nothing.
+        open_by_default: whether an empty list allows every source, except sources that listen on a port. Set it if
+            only this machine can reach the server. Otherwise, an empty list allows no source.
 
     Raises:
         ConfigError: if an entry is empty or an invalid network.
@@ -67,15 +71,15 @@ class SourcePolicy:
                 self._paths.append(_resolved_glob(entry))
 
     def check(self, source: str, addresses: Sequence[IpAddress] | None = None) -> None:
-        """Check that a source may be opened.
+        """Check that a client may open a source.
 
         Args:
             source: path or address.
-            addresses: resolved addresses of the host, which will be used for the connection; None resolves the host,
+            addresses: resolved IP addresses of the host, to which the caller will connect. None resolves the host,
                 which may take seconds.
 
         Raises:
-            NotAllowedError: if the source is refused.
+            NotAllowedError: if the policy refuses the source.
             SourceError: if the address is malformed.
         """
         source = with_plain_zone(source)
@@ -113,7 +117,7 @@ def _network(entry: str) -> Network | None:
 
 
 def _resolved_glob(entry: str) -> str:
-    """Return a path glob whose part before the first wildcard is absolute and without symbolic links."""
+    """Make the part of a path glob before the first wildcard absolute, and resolve its symbolic links."""
     if entry.isdecimal():
         return entry
     parts = os.path.abspath(entry).split(os.sep)
@@ -122,12 +126,12 @@ def _resolved_glob(entry: str) -> str:
 
 
 def _authority(address: str) -> str:
-    """Return host and port of an address as FFmpeg parses them: between `://` and the first of `/?#`, after an `@`."""
+    """Return host and port of an address, split as FFmpeg does: up to the first of `/?#`, and after an `@`."""
     return re.split(r"[/?#]", address.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
 
 
 def _host(source: str) -> str:
-    """Return the host of a live address.
+    """Return the host of the address of a live source.
 
     Raises:
         SourceError: if the host is missing or ambiguous.

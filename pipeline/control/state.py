@@ -1,6 +1,7 @@
-"""The desired state on disk: an SQLite file with one transaction per change, readable only by its owner.
+"""Stores the desired state in an SQLite file, with one transaction per change.
 
-The file is private, because sources contain credentials. Saved changes survive `kill -9` and a power failure.
+Only the owner can read the file, because sources contain credentials. Saved changes survive `kill -9` and a power
+failure.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _BASE, _DESIRED = "base", "desired"
 
 
 class StateFile:
-    """Stores the desired streams of a run, and the streams of the configuration they started from.
+    """Stores the desired streams of a run, and the streams of the configuration file at that time.
 
-    Thread-safe. One process uses a file at a time.
+    Thread-safe. Only one process can use a file at a time.
 
     Args:
-        path: path of the file; the first `save` creates it and its folder.
+        path: path of the file. The first `save` creates the file and its folder.
 
     Raises:
         ConfigError: if the file cannot be used, or another process uses it.
@@ -42,10 +43,10 @@ class StateFile:
             self._open()
 
     def load(self, config: RunConfig) -> tuple[RunConfig, RunConfig] | None:
-        """Return the saved base and desired configuration, or None.
+        """Return the saved base configuration and the saved desired configuration. Return None if nothing is saved.
 
         Args:
-            config: provides the settings of the whole run, which are not stored here.
+            config: provides the settings of the whole run, which this file does not store.
 
         Raises:
             ConfigError: if the file has other content.
@@ -65,7 +66,7 @@ class StateFile:
         return (config.with_streams(kept[_BASE]), config.with_streams(kept[_DESIRED])) if saved else None
 
     def save(self, base: RunConfig, desired: RunConfig) -> None:
-        """Save both configurations atomically.
+        """Save the base configuration and the desired configuration in one transaction.
 
         Raises:
             ConfigError: if the file cannot be written.
@@ -125,13 +126,13 @@ def _rows(of: str, streams: Iterable[ListedStream]) -> Iterable[tuple[str, int, 
 
 
 def plain(stream: ListedStream) -> dict[str, Any]:
-    """Return the set keys of a stream as JSON values, to be validated on loading."""
+    """Return the keys that are set in a stream, as JSON values. They are validated when the file is loaded."""
     values: dict[str, Any] = stream.model_dump(mode="json", exclude_unset=True)
     return values
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder, so that a new file's name survives a power failure."""
+    """Sync a folder to disk, so that the name of a new file survives a power failure."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(number)

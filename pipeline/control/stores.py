@@ -1,7 +1,8 @@
-"""The event stores of all machines in a Ray cluster behind one interface; each machine writes its own store.
+"""The event stores of all machines of a Ray cluster, behind one interface. Each machine stores its own events.
 
-The controller's machine has an `EventStore`. On every other machine, an actor writes one store for all workers,
-outlives them, and is called through Ray. Records for an unreachable machine wait, up to 10,000 each.
+On the controller's machine, the controller process has an `EventStore`. On every other machine, an actor has one for
+all workers of the machine, and continues when workers end. The controller calls this actor through Ray. While a
+machine is unreachable, up to 10,000 records for it are queued.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ T = TypeVar("T")
 
 
 class StoreActor:
-    """The store actor of a machine.
+    """The actor that stores the events of one machine.
 
     Args:
-        folder: base folder of a relative store path; ignored if it does not exist on this machine.
+        folder: base folder of a relative store path. It is ignored if it does not exist on this machine.
         store: path of the store's folder.
         keep_s, max_bytes: see `EventStore`.
     """
@@ -69,17 +70,20 @@ class StoreActor:
             self._problem = one_line(str(error))
 
     def media(self) -> tuple[str | None, str]:
-        """Return the folder of clips and snapshots; None with a reason if this machine has no store of its own."""
+        """Return the folder of clips and snapshots, and an empty reason.
+
+        If the store cannot be used on this machine, return None and the reason.
+        """
         return (None, self._problem) if self._store is None else (str(self._store.media_folder), "")
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the store and return its result."""
+        """Call a method of the event store and return its result."""
         if self._store is None:
             raise StoreError(self._problem)
         return getattr(self._store, method)(*arguments)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Store records; they are on disk on return, unless the disk is full."""
+        """Store records. They are on disk when the call returns, unless the disk is full."""
         if self._store is None:
             raise StoreError(self._problem)
         for record in records:
@@ -97,10 +101,11 @@ class StoreActor:
 
 
 def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | None]:
-    """Return where a worker on this machine stores events: machine name, Ray's node ID, and media folder.
+    """Return which machine stores the events of a worker: machine name, Ray's node ID, and media folder.
 
-    If needed, a store actor is created. Name and ID are empty if the controller stores the events: on its own machine,
-    or if the folder cannot be used here, for example because the machines share it.
+    The function runs on the worker's machine and creates the store actor if needed. Machine name and node ID are empty
+    if the controller stores the events. This is the case on the controller's machine, and if the folder cannot be used
+    here, for example because the machines share it.
     """
     node = ray.get_runtime_context().get_node_id()
     if settings.store is None or node == settings.node:
@@ -136,12 +141,12 @@ def end_stores() -> None:
 
 
 class RemoteStore:
-    """The store of another machine. It first reports its open events, and then receives records in order.
+    """Sends records to the event store of another machine, in order. First it loads the open events of that store.
 
     Args:
         machine: name of the machine.
-        node: Ray's node ID.
-        load: called once with the open events and the machine's name.
+        node: Ray's node ID of the machine.
+        load: called once with the open events and the name of the machine.
     """
 
     def __init__(self, machine: str, node: str, load: Callable[[Sequence[Record], str], None]) -> None:
@@ -155,11 +160,15 @@ class RemoteStore:
         self._thread.start()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the store; raises StoreError if the store does not respond."""
+        """Call a method of the remote store and return its result.
+
+        Raises:
+            StoreError: if the store does not respond.
+        """
         return self._ask("call", method, *arguments)
 
     def write(self, record: Record) -> None:
-        """Queue a record for storage and return at once. A full queue drops its oldest record."""
+        """Queue a record for storage and return at once. If the queue is full, drop its oldest record."""
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
@@ -168,7 +177,7 @@ class RemoteStore:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send the queued records, for up to some seconds, and stop."""
+        """Send the queued records and stop. Drop records that cannot be sent within `_CLOSE_S` seconds."""
         with self._changed:
             self._closing_at = time.monotonic() + _CLOSE_S
             self._changed.notify_all()
@@ -212,7 +221,7 @@ class RemoteStore:
                     told, self._lost = False, 0
 
     def _next(self, loaded: bool) -> list[Record] | None:
-        """Return the next records to send: an empty list at first, and None at the end."""
+        """Wait for records and return them. Return an empty list until `loaded` is set, and None at the end."""
         with self._changed:
             if not loaded:
                 return None if self._is_over() else []
@@ -226,12 +235,12 @@ class RemoteStore:
 
 
 class MachineStores:
-    """The stores of all machines, with the reading methods of an `EventStore`. Thread-safe.
+    """Reads and writes the stores of all machines. It has the reading methods of an `EventStore`. Thread-safe.
 
     Args:
-        local: store of the controller's machine; the caller owns it.
+        local: store of the controller's machine. The caller closes it.
         load: see `RemoteStore`.
-        address_of: returns the address that serves a machine's files; None if unreachable.
+        address_of: returns the address of the server for a machine's files, or None if the machine is unreachable.
     """
 
     def __init__(
@@ -246,17 +255,17 @@ class MachineStores:
 
     @property
     def away(self) -> list[str]:
-        """The names of machines whose store is unreachable."""
+        """The names of machines whose event store is unreachable."""
         return sorted(machine for machine, store in self._stores() if store is not None and store.away)
 
     def meet(self, machine: str, node: str) -> None:
-        """Register a machine that stores its events itself; returns at once."""
+        """Register a machine that stores its own events. Returns at once."""
         with self._lock:
             if machine not in self._remote:
                 self._remote[machine] = RemoteStore(machine, node, self._load)
 
     def write(self, record: Record, machine: str = "") -> None:
-        """Store a record on its machine."""
+        """Store a record on the machine that stores its event."""
         with self._lock:
             remote = self._remote.get(machine)
         if remote is not None:
@@ -265,17 +274,17 @@ class MachineStores:
             self._local.write(record)
 
     def page(self, query: EventQuery, more: int = 0) -> list[Stored]:
-        """Return the newest events of all machines; see `EventReader.page`."""
+        """Return the newest matching events of all machines; see `EventReader.page`."""
         pages = self._ask_all("page", query, more)
         found = sorted(chain(*pages.values()), key=lambda one: (one[1], one[0]["id"]), reverse=True)
         return found[: query.limit + more]
 
     def rules(self, stream: str | None = None) -> list[str]:
-        """Return the names of rules with events; see `EventReader.rules`."""
+        """Return the names of rules that have stored events; see `EventReader.rules`."""
         return sorted(set(chain(*self._ask_all("rules", stream).values())))
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the counts of each minute; see `EventReader.counts`."""
+        """Return the stored counts of a stream for each minute; see `EventReader.counts`."""
         minutes: list[dict[str, Any]] = list(chain(*self._ask_all("counts", stream, since).values()))
         return sorted(minutes, key=lambda minute: minute["start"])
 
@@ -285,7 +294,7 @@ class MachineStores:
         return next((record for record in found if record is not None), None)
 
     def machine_of(self, event: str) -> str | None:
-        """Return the name of the machine that stores an event; None if no reachable store has it."""
+        """Return the name of the machine that stores an event. Return None if no reachable store has the event."""
         found = self._ask_all("get", event)
         return next((machine for machine, record in found.items() if record is not None), None)
 
@@ -294,7 +303,10 @@ class MachineStores:
         return any(self._ask_all("delete", event).values())
 
     def media(self, event: str, kind: str) -> Path | Address | None:
-        """Return a media file, or the address that serves it at `/media/{event}/{kind}`; see `EventReader.media`."""
+        """Return a clip or snapshot of an event, see `EventReader.media`.
+
+        If the file is on another machine, return the address of the server that has it at `/media/{event}/{kind}`.
+        """
         for machine, path in self._ask_all("media", event, kind).items():
             if path is not None and machine:
                 return self._address_of(machine)
@@ -303,7 +315,10 @@ class MachineStores:
         return None
 
     def walk_machines(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float, str]]:
-        """Yield all events with their machines, without unreachable machines; see `EventReader.walk`."""
+        """Yield all events with the names of their machines. Events of unreachable machines are missing.
+
+        See `EventReader.walk`.
+        """
 
         def of(machine: str, store: RemoteStore | None) -> Iterator[tuple[dict[str, Any], float, str]]:
             try:
@@ -320,7 +335,7 @@ class MachineStores:
         return heapq.merge(*begun, key=lambda one: one[1], reverse=True)
 
     def close(self) -> None:
-        """Send the queued records, for up to some seconds, and stop."""
+        """Send the queued records to all machines and stop; see `RemoteStore.close`."""
         for _, store in self._stores():
             if store is not None:
                 store.close()
@@ -330,7 +345,11 @@ class MachineStores:
             return [("", None), *self._remote.items()]
 
     def _ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Return the results of all reachable stores, by machine; raises StoreError if the controller's store fails."""
+        """Call a method of all stores and return the results of reachable stores, by machine.
+
+        Raises:
+            StoreError: if the store of the controller's machine fails.
+        """
 
         def ask(one: tuple[str, RemoteStore | None]) -> tuple[str, Any] | None:
             machine, store = one

@@ -1,4 +1,4 @@
-"""The messages between a worker and its controller, exchanged by calls of the worker's actor."""
+"""Defines the messages between the controller and its workers. They are sent as calls of the worker's actor."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _KINDS = (NotKeptError, NotAllowedError, AwayError, StreamError, ConfigError, So
 
 @dataclass(slots=True, frozen=True)
 class WorkerSettings:
-    """The settings of a worker, without its streams.
+    """The settings of a worker. They do not include its streams.
 
     Attributes:
         values: values of a `RunConfig`, without streams, servers and shared outputs.
-        index: index of the worker, from 0; selects its GPU if the device is not fixed.
-        threads: threads of its engine on a CPU; 0 for the default.
-        results: whether shared outputs need the results.
+        index: index of the worker, from 0. It selects a GPU if the configuration names none.
+        threads: CPU threads of the engine; 0 for the default.
+        results: whether the worker sends results for shared outputs.
         media: folder of clips and snapshots on the controller's machine, or None.
-        keep_s, max_bytes: see `EventStore`; for the store of another machine.
-        store: folder of that store; None if no events are stored.
-        node: Ray's node ID of the controller, which stores the events of its machine.
+        keep_s, max_bytes: limits of the event store on another machine, see `EventStore`.
+        store: folder of the event store on another machine; None if no events are stored.
+        node: Ray's node ID of the controller. The controller stores the events of workers on its own machine.
         folder: base folder of relative paths.
         cluster: whether the worker can be on another machine.
         open_by_default: see `SourcePolicy`.
@@ -56,15 +56,16 @@ class WorkerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Ready:
-    """A worker has loaded its engine and accepts streams.
+    """Says that a worker has loaded its engine and accepts streams.
 
     Attributes:
-        url: URL of its HTTP server.
-        secret: secret of its HTTP server.
-        pid: process ID.
-        model: model of its engine.
-        streams: streams that already run, from a previous controller.
-        machine, node: machine name and Ray's node ID of the store of its events; empty for the controller's machine.
+        url: URL of the worker's HTTP server.
+        secret: token that requests to the server must have.
+        pid: process ID of the worker.
+        model: model of the worker's engine.
+        streams: streams that a previous controller started and that still run, by name.
+        machine, node: name and Ray's node ID of the machine that stores the worker's events; empty for the
+            controller's machine.
     """
 
     url: str
@@ -78,12 +79,12 @@ class Ready:
 
 @dataclass(slots=True, frozen=True)
 class Report:
-    """The state of a worker.
+    """Reports the state of a worker.
 
     Attributes:
-        statuses: status of its streams.
-        seen: by stream, the time at which each open event was last seen, by ID.
-        sinks: status of its streams' own sinks.
+        statuses: status of each stream of the worker.
+        seen: for each stream, the time at which each open event was last seen, by event ID.
+        sinks: status of each sink that belongs to one stream.
         busy, rss_bytes, counters: see `WorkerStatus`.
         dropped: number of dropped changes of events.
     """
@@ -99,7 +100,7 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Wish:
-    """A viewer's request to change a stream, sent through a worker; the answer goes to `Worker.answer`."""
+    """A viewer's request to change a stream. The worker forwards it, and the controller calls `Worker.answer`."""
 
     number: int
     stream: str
@@ -111,8 +112,8 @@ class Batch:
     """Messages and results of a worker, in order.
 
     Attributes:
-        messages: (`event`, record), (`ended`, Ended), (`closed`, stream name), (`report`, Report), (`wish`, Wish),
-            (`warning`, line), and last (`end`, None).
+        messages: pairs of a message type and a value: (`event`, record), (`ended`, Ended), (`closed`, stream name),
+            (`report`, Report), (`wish`, Wish) and (`warning`, line). The last message is (`end`, None).
         results: pickled results for shared outputs.
     """
 
@@ -121,10 +122,9 @@ class Batch:
 
 
 def told(call: Callable[[], T]) -> T | Exception:
-    """Call a function and return its result, or an error with a message for the user.
+    """Call a function and return its result. If it raises an error for the user, return the error.
 
-    An error is converted to the nearest class that can be made from its message alone, for the transfer to another
-    process.
+    The error can be sent to another process: its class is one that takes only a message.
     """
     try:
         return call()
@@ -137,14 +137,14 @@ def told(call: Callable[[], T]) -> T | Exception:
 
 
 def taken(answer: T | Exception) -> T:
-    """Return the result of a call; if the call was refused, raise its error."""
+    """Return the result of a remote call. If the result is an error, raise it."""
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
 def worker_values(config: RunConfig) -> dict[str, Any]:
-    """Return the values of a configuration for a worker, without streams and without settings of the controller."""
+    """Return the values of a configuration that a worker needs: no streams, and no settings of the controller."""
     ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
     ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
     values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
@@ -154,5 +154,5 @@ def worker_values(config: RunConfig) -> dict[str, Any]:
 
 
 def is_video(target: Target) -> bool:
-    """Return whether an output is a video file, which supports one stream only."""
+    """Return whether an output is a video file. A video file can show one stream only."""
     return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")
