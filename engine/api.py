@@ -1,7 +1,7 @@
-"""Public API of the engine: submit images and tasks, get results. `submit` is thread-safe.
+"""Public API of the engine: submit images and tasks, get results.
 
-`Engine.submit` creates a `Request` (`core.request`); the loop (`runtime.loop`) runs it in its own thread and sets its
-future.
+`Engine.submit` creates a `Request` (`core.request`). The step loop (`runtime.loop`) runs the request in its own thread
+and sets the result of its future.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CPU_SECONDS_PER_PIXEL = 10e-9
 
 
 class Engine:
-    """A loaded model and the thread that runs it. Use as a context manager, or call `close`."""
+    """A loaded model and the thread that runs it. Use it as a context manager, or call `close` at the end."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Engine:
             loaded.prompts,
             lambda image, whole: as_array(image) if whole else as_pixels(image),
             lambda image, window: executor.prepare(image if window is None else _part_of(image, window)),
-            # On a GPU the resize is asynchronous.
+            # On a GPU, resizing is asynchronous, so the initial bound is 0.
             CropPace(config, _CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0),
             loop.monitor.ended,
             # A branch needs a batch slot and one to three pages; most are reserved for other requests.
@@ -92,12 +92,12 @@ class Engine:
         self._expanded: dict[Task, tuple[Task, ...]] = {}  # cache, because the frames of a stream repeat their tasks
         self._callbacks = CallbackThread()
         self._process = os.getpid()
-        # A garbage-collected engine ends its threads when no request references it.
+        # When the engine is garbage-collected, end its threads. Requests in flight keep it alive.
         self._stop = weakref.finalize(self, _stop, loop, self._refiner, self._callbacks, self._process)
 
     @property
     def model(self) -> ModelInfo:
-        """Description of the model and backend; executed steps may add fallbacks."""
+        """Description of the model and its device. Its list of fallbacks may grow while requests run."""
         made, executor, info = self._loaded.model.dtype, self._executor, self._info
         dtype = info.dtype
         if executor.products != made:
@@ -126,28 +126,30 @@ class Engine:
         Args:
             name: 'nano', a model folder, or a hub ID (`owner/name` or `owner/name@revision`).
             device: 'auto' (CUDA if available), 'cpu', 'cuda' or 'cuda:N'.
-            dtype: 'float32', 'bfloat16', 'float16', or 'fp8' (bfloat16 with FP8 block weights: faster on Hopper or
-                later, slightly less accurate). The default is float32 on a CPU; on a GPU float16 for small models, else
-                bfloat16. On a CPU with bfloat16 instructions, nano's detector uses bfloat16, see `EngineConfig.exact`.
-            revision: branch, tag or commit of a hub ID; the default is the newest.
-            kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later), for more sequences and faster large batches; the
-                default is the model's dtype.
-            imgsz: longer side in pixels at which nano sees an image, a multiple of 32 from 128 to 1280, default 416.
-                Larger values detect smaller objects and take longer. Other models have a fixed size.
-            depth: 2 launches a step before the previous step is read, 1 does not; answers are equal. The default is 2
-                on CUDA and 1 on a CPU.
-            adapter_slots: maximum number of LoRA adapters in use at the same time; further requests wait.
-            adapter_rank: maximum rank of an adapter. Slots take memory only after the first adapter is used.
-            drafts: use speculative decoding with drafts from the detector or the stream's last frame, see
-                `EngineConfig`.
-            refiner: file or hub ID of a refiner for the outlines of `Segment`, such as 'moondream/SegHeadRefiner'.
-            progress: called with (done, total) during GPU preparation, which takes seconds.
+            dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. 'fp8' is bfloat16 with FP8 weights: faster on Hopper or
+                later GPUs, and slightly less accurate. The default on a CPU is float32. The default on a GPU is float16
+                for small models and bfloat16 for others. If a CPU has bfloat16 instructions, nano's detector uses
+                bfloat16, see `EngineConfig.exact`.
+            revision: branch, tag or commit of a hub ID. The default is the newest.
+            kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs). This allows more sequences and makes large
+                batches faster. The default is the model's dtype.
+            imgsz: only for nano: length in pixels to which the longer side of an image is resized. It is a multiple of
+                32 from 128 to 1280; the default is 416. Larger values detect smaller objects and take longer.
+            depth: number of step slots. With 2, a step is launched before the previous step is read; with 1, it is not.
+                The answers are the same. The default is 2 on CUDA and 1 on a CPU.
+            adapter_slots: maximum number of LoRA adapters in use at the same time. Requests for further adapters wait.
+            adapter_rank: maximum rank of an adapter. The slots use memory only after the first adapter is used.
+            drafts: whether to use speculative decoding. Drafts come from the detector or from the last frame of the
+                stream, see `EngineConfig`.
+            refiner: file or hub ID of a network that refines the outlines of `Segment`, such as
+                'moondream/SegHeadRefiner'.
+            progress: callback (done, total) for the preparation of a GPU, which takes seconds.
 
         Raises:
             UnknownModelError: if the model or refiner does not exist.
             ModelFilesError: if its files cannot be read or are inconsistent.
-            EngineError: if the device, dtype or `kv_dtype` does not exist or is unsupported, or the model's `imgsz` is
-                fixed.
+            EngineError: if the device, `dtype` or `kv_dtype` does not exist or is unsupported, or if `imgsz` is given
+                for another model than nano.
             ValueError: if another argument is out of range, see `EngineConfig`.
         """
         config = EngineConfig(
@@ -168,27 +170,29 @@ class Engine:
         return cls(loaded, info, vocabulary, config, progress=progress)
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """Return the model's labels for labels that a person typed ('people', 'truck or bus'), without duplicates.
+        """Return the labels of the model for labels that a user typed, such as 'people' or 'truck or bus'.
+
+        The result has no duplicates.
 
         Raises:
-            UnknownClassError: if the vocabulary is closed and a phrase matches no class.
+            UnknownClassError: if the model has a closed vocabulary and a label matches no class.
         """
         if self._vocabulary is None:
             return list(dict.fromkeys(label.strip() for label in labels))
         return self._vocabulary.resolve(labels)
 
     def load_adapter(self, name: str, path: Path | str) -> None:
-        """Load a LoRA adapter under a name for `submit` and `stream`; see `models.lora` for the format.
+        """Load a LoRA adapter. `submit` and `stream` refer to it by its name. See `models.lora` for the file format.
 
         Raises:
-            AdapterError: if the file cannot be read or does not match the model, or the name is already in use.
+            AdapterError: if the file cannot be read or does not match the model, or if the name is already in use.
         """
         if name in self._adapters:
             raise AdapterError(f"adapter '{name}' is already loaded; unload it first")
         self._adapters[name] = load_adapter(name, Path(path), self._loaded.model.text, self.config.adapter_rank)
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; requests submitted with it still use it.
+        """Unload an adapter. Requests that were already submitted with it still use it.
 
         Raises:
             AdapterError: if no adapter has this name.
@@ -196,7 +200,7 @@ class Engine:
         del self._adapters[self._adapter(name).name]
 
     def _adapter(self, name: str) -> Adapter:
-        """Return the adapter of this name; raises AdapterError if there is none."""
+        """Return the adapter with this name. Raises AdapterError if there is none."""
         adapter = self._adapters.get(name)
         if adapter is None:
             raise AdapterError(f"unknown adapter '{name}'; loaded: {', '.join(self._adapters) or 'none'}")
@@ -214,41 +218,45 @@ class Engine:
         previous: Result | None = None,
         windows: Sequence[Window] = (),
     ) -> ResultFuture:
-        """Queue tasks on an image; all of them share its prefill.
+        """Queue tasks on an image. All tasks share one prefill of the image.
 
-        With a `stream`, the image is a frame: while it is queued, a newer frame of the stream supersedes it, and its
-        future fails with SupersededError. No work is done for a frame before its turn. Streams share the engine by
-        weight, see `configure_stream`.
+        With a `stream`, the image is a frame: while it is queued, a newer frame of the same stream supersedes it. The
+        future of the old frame then fails with SupersededError. No work is done for a frame before it leaves the queue.
+        Streams share the engine in proportion to their weights, see `configure_stream`.
 
         Args:
-            image: (height, width, 3) uint8 RGB, or a function that returns it later; it must not change until the
-                future is done. Or an encoded image, or None for questions without an image.
-            tasks: the tasks; labels are resolved with `resolve`.
-            tiles: with n > 1, `Detect` tasks also run on n × n overlapping windows: more small objects at 1 + n² times
-                the cost.
-            deadline_s: seconds from now after which the request is dropped and the future fails with DeadlineError; at
-                once if cropping alone would take longer.
+            image: (height, width, 3) uint8 RGB, or a function that returns it later. The pixels must not change until
+                the future is done. An encoded image is also allowed, and None for questions without an image.
+            tasks: tasks to answer. Their labels are resolved with `resolve`.
+            tiles: with n > 1, `Detect` tasks also run on n × n overlapping tiles of the image. This finds more small
+                objects at 1 + n² times the cost.
+            deadline_s: seconds from now after which the request is dropped. The future then fails with DeadlineError.
+                It fails at once if cropping alone would take longer.
             adapter: name of a loaded adapter for image and answers.
-            stream: hashable key that the frames of one camera share; None for a single image.
-            previous: result of a similar earlier image by the same model, used as drafts for equal tasks instead of the
-                stream's own. Answers are unchanged, see `core.speculative`.
-            windows: additional image parts for `Detect` tasks, each at the cost of an image; detections are merged into
-                one list.
+            stream: hashable key that all frames of one camera have in common. None for a single image.
+            previous: result of the same model for a similar image. Its answers become the drafts of equal tasks,
+                instead of the last answers of the stream. The results do not change, see `core.speculative`.
+            windows: additional parts of the image for `Detect` tasks. Each costs as much as an image. The detections of
+                all parts are merged into one list.
 
         Returns:
-            A future of the result. Cancelling it before it is done drops the work.
+            A future of the result. If it is cancelled before it is done, the work is dropped.
 
         Raises:
-            UnsupportedTaskError, UnknownClassError: if the model does not support a task.
+            UnsupportedTaskError: if the model does not support a task.
+            UnknownClassError: if a label matches no class of the model.
             AdapterError: if the adapter does not exist.
-            EngineClosedError: after `close`.
+            EngineClosedError: if the engine is closed.
             ValueError: if an argument is invalid, such as tiles of an encoded image.
-            EngineError: in a forked child process.
+            EngineError: if the caller is a forked child process.
         """
         return self._submit(image, tasks, tiles, deadline_s, adapter, stream, previous, windows=windows)
 
     def input_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return the columns and rows at which the model sees a `width` × `height` image; smaller details are lost."""
+        """Return the (width, height) in pixels to which the model resizes an image of `width` × `height` pixels.
+
+        Smaller details are lost.
+        """
         vision = self._loaded.model.vision
         rows, columns = vision.tiling_of(height, width)
         if rows * columns > 1:
@@ -257,18 +265,19 @@ class Engine:
         return columns, rows
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
-        """Set a stream's share of the engine, such as weight and rate, at any time.
+        """Set a stream's share of the engine, such as its weight and maximum rate. This is possible at any time.
 
         Raises:
             ValueError: if `settings` is not a `StreamSettings`.
         """
-        if not isinstance(settings, StreamSettings):  # an error in the loop's thread would end the engine
+        # Check here, because an error in the loop's thread would end the engine.
+        if not isinstance(settings, StreamSettings):
             raise ValueError(f"settings must be StreamSettings; got {settings!r}")
         self._streams[stream] = settings
         self._loop.configure(stream, settings)
 
     def forget_stream(self, stream: Hashable) -> None:
-        """Remove a stream's settings and estimates; submitted requests still run."""
+        """Remove the settings and estimates of a stream. Submitted requests still run."""
         self._streams.pop(stream, None)
         self._loop.configure(stream, None)
 
@@ -280,37 +289,43 @@ class Engine:
         deadline_s: float | None = None,
         adapter: str | None = None,
     ) -> TextStream:
-        """Queue a question, caption or outline and return its text piece by piece; see `submit` for arguments.
+        """Submit a question, caption or outline task, and return its text piece by piece.
 
-        The joined pieces equal the text of `submit`.
+        See `submit` for the arguments.
+
+        The joined pieces are equal to the text that `submit` would return.
 
         Returns:
-            An iterator of non-empty pieces. Closing or dropping it early cancels the request. Later errors are raised
-            by the iterator.
+            An iterator over non-empty pieces. Closing or dropping it early cancels the request. The iterator raises
+                errors that occur later.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
         return TextStream(self._submit(image, [task], 1, deadline_s, adapter, on_text=pieces.put), pieces)
 
     def encode(self, image: Image, *, adapter: str | None = None) -> EncodedImage:
-        """Prefill an image once for several later requests, and wait for it.
+        """Prefill an image once for several later requests. The call waits for the prefill.
 
         Args:
             image: (height, width, 3) uint8 RGB.
             adapter: name of a loaded adapter for the image and all its requests.
 
         Returns:
-            An encoded image for `submit` and other methods. It occupies KV cache pages until it is closed or dropped.
+            An encoded image, to be passed to `submit` and other methods. It occupies KV cache pages until it is closed
+                or garbage-collected.
 
         Raises:
-            RequestTooLargeError: if encoded images already use half of the cache.
-            AdapterError, EngineClosedError, ValueError, EngineError: see `submit`.
+            RequestTooLargeError: if encoded images already occupy half of the KV cache.
+            AdapterError: see `submit`.
+            EngineClosedError: see `submit`.
+            ValueError: see `submit`.
+            EngineError: see `submit`.
         """
         array, kept = as_array(image), KeptPrefix()
         chosen = None if adapter is None else self._adapter(adapter)
         future = self._submit(array, [], adapter=adapter, keeps=kept)
         try:
             future.result()
-        except BaseException:  # also an interrupt while it waits
+        except BaseException:  # includes a KeyboardInterrupt during the wait
             future.cancel()
             self._loop.release_prefix(kept)
             raise
@@ -320,7 +335,7 @@ class Engine:
     def detect(
         self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1
     ) -> Detections:
-        """Return the boxes of all objects with a label ('person', 'people', 'truck or bus'). Blocks."""
+        """Return the boxes of all objects with a label, such as 'person', 'people' or 'truck or bus'. Blocks."""
         names = self.resolve([label])
         return self.submit(image, [Detect(name, max_objects, conf) for name in names], tiles).result().detections
 
@@ -332,16 +347,16 @@ class Engine:
         conf: float = 0.5,
         refs: Sequence[Ref] = (),
     ) -> Points:
-        """Return the centre points of all objects with a label, restricted to `refs` if given. Blocks."""
+        """Return the centre points of all objects with a label. `refs` restricts them to parts of the image. Blocks."""
         tasks = [Point(name, max_objects, conf, tuple(refs)) for name in self.resolve([label])]
         return self.submit(image, tasks).result().points
 
     def segment(self, image: Image | EncodedImage, object: str, refs: Sequence[Ref] = (), **options: Any) -> Outline:
-        """Return the outline of one object; `options` are those of `Segment`: grammar, max_tokens, … Blocks."""
+        """Return the outline of one object. `options` are the attributes of `Segment`, such as `max_tokens`. Blocks."""
         return self.submit(image, [Segment(object, tuple(refs), **options)]).result().segments[0]
 
     def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:
-        """Return the answer to a question; `options` are those of `Query`: choices, reasoning, refs, … Blocks."""
+        """Return the answer to a question. `options` are the attributes of `Query`, such as `choices`. Blocks."""
         return self.submit(image, [Query(question, max_tokens, **options)]).result().texts[0]
 
     def caption(self, image: Image | EncodedImage, length: CaptionLength = "normal", max_tokens: int = 768) -> Text:
@@ -349,31 +364,36 @@ class Engine:
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
     def counters(self) -> dict[str, float]:
-        """Return the engine's counters: steps, sequences, requests, queue, pages, slots and bubble. Thread-safe.
+        """Return counters of the engine: steps, sequences, requests, queue, KV cache pages, slots and bubble.
 
-        Names of monotonic counters end in `_total`. `bubble` is the fraction of time in which the GPU was idle despite
-        work.
+        Thread-safe.
+
+        The names of counters that never decrease end in `_total`. `bubble` is the fraction of time in which the GPU was
+        idle although the engine had requests.
         """
         kept = {"tasks_known": len(self._expanded), "cuda_graphs": self._executor.n_graphs}
         return {**self._loop.counters(), **kept}
 
     @property
     def idle_s(self) -> float:
-        """Seconds without work since loading; reading it does not start step timing, unlike `counters`."""
+        """Seconds without requests since loading.
+
+        Unlike `counters`, reading this does not start the timing of steps.
+        """
         return self._loop.monitor.idle_s
 
     def prompt_tokens(self, task: Task) -> int:
-        """Return the number of tokens of a task's prompt including the image; raises UnsupportedTaskError."""
+        """Return the number of prompt tokens of a task, including those of the image. Raises UnsupportedTaskError."""
         self.expand(task)
         return self.limits.prefix_length + len(task.prompt(self._loaded.prompts))
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes of the model."""
+        """Sizes of the model, such as its context length."""
         return self._loaded.model.limits
 
     def run_idle(self, work: Callable[[Executor[Any]], T]) -> T:
-        """Run a function with the executor while no step is in flight, for benchmarks, and return its result.
+        """Call a function with the executor while no step is in flight, and return its result. Used by benchmarks.
 
         Raises:
             EngineError: if the engine is busy or has encoded images.
@@ -382,7 +402,7 @@ class Engine:
         return self._loop.run_idle(lambda: work(self._executor))
 
     def tracing(self) -> AbstractContextManager[Trace]:
-        """Record a trace of the block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
+        """Record a trace of the `with` block: `with engine.tracing() as trace: …`, then `trace.save("trace.json")`.
 
         Raises:
             RuntimeError: if a trace is already being recorded.
@@ -390,12 +410,15 @@ class Engine:
         return self._loop.monitor.tracing()
 
     def close(self) -> None:
-        """Finish requests in flight, fail queued ones with EngineClosedError, and stop. Repeated calls are ignored."""
-        if os.getpid() == self._process:  # else the threads are the parent's
+        """Stop the engine. Requests in flight are finished; queued requests fail with EngineClosedError.
+
+        Repeated calls have no effect.
+        """
+        if os.getpid() == self._process:  # in a forked child, the threads do not exist
             self._loop.close(EngineClosedError("the engine is closed"))
             if self._refiner is not None:
                 self._refiner.close()
-            self._stop()  # only now: what the loop still finishes has callbacks, too
+            self._stop()  # last, because requests that the loop finishes have callbacks
 
     def __enter__(self) -> Engine:
         return self
@@ -404,11 +427,11 @@ class Engine:
         self.close()
 
     def expand(self, task: Task) -> Sequence[Task]:
-        """Return the task for the model's classes: one, or several for a label such as 'truck or bus'.
+        """Return a task as one task for each matching class of the model. 'truck or bus' gives two tasks.
 
         Raises:
             UnsupportedTaskError: if the model does not support the task.
-            UnknownClassError: if the vocabulary is closed and has no matching class.
+            UnknownClassError: if the model has a closed vocabulary without a matching class.
         """
         if not isinstance(task, Task):
             raise ValueError(f"a task must be Detect, Point, Gaze, Segment, Query or Caption; got {task!r}")
@@ -434,7 +457,7 @@ class Engine:
     ) -> ResultFuture:
         """Create and queue a request; see `submit`, `stream` and `encode`."""
         self._require_process()
-        self._loop.require_open()  # before the image is cut, which may take a second
+        self._loop.require_open()  # check before the image is cropped, which may take a second
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if math.isnan(deadline):
             raise ValueError("deadline_s must be a number of seconds")
@@ -455,14 +478,14 @@ class Engine:
             if lacking := next((task.asked for task in expanded if task.needs_image), None):
                 raise ValueError(f"'{lacking}' needs an image")
         else:
-            # Of an image of which nothing is asked the result still has the size.
+            # The result contains the image size even if no task needs the image.
             if callable(image) and all(task.empty for task in expanded):
                 image = image()
             pixels = image if callable(image) else as_pixels(image)
         refine = self._refiner is not None and any(isinstance(task, Segment) for task in expanded)
         picture = image.picture if isinstance(image, EncodedImage) else None
         if refine and isinstance(pixels, np.ndarray):
-            picture = pixels.copy()  # the caller's may change once it is cut
+            picture = pixels.copy()  # the caller may change its pixels after cropping
         future = ResultFuture(self._callbacks, self._loop.require_other_thread)
         request: Request[Any] = Request(
             self._maker.plan,
@@ -484,23 +507,25 @@ class Engine:
             refine=refine,
             picture=picture if refine else None,
         )
-        # It holds the engine, which is dropped with the last of its requests at the earliest.
+        # The callback references the engine, which keeps it alive until its last request is done.
         future.on_cancel = lambda: self._cancel(request)
-        if not request.frame:  # nothing supersedes it: what is wrong with it is found in the caller's thread
+        if not request.frame:  # it cannot be superseded: prepare it in the caller's thread, which also gets its errors
             try:
                 self._maker.prepare(request)
             except (PromptError, DeadlineError) as error:
-                self._maker.settle(request, error.with_traceback(None))  # whose frames would keep the image
+                # Frames in the traceback would keep the image alive.
+                self._maker.settle(request, error.with_traceback(None))
                 return future
         self._loop.submit(request, stream)
         return future
 
     def _start_refiner(self, name: str) -> RefineThread:
-        """Start the thread of a refiner.
+        """Load a refiner and start its thread.
 
         Raises:
             EngineError: if the model does not support refiners.
-            UnknownModelError, ModelFilesError: if the refiner does not exist or does not match the model.
+            UnknownModelError: if the refiner does not exist.
+            ModelFilesError: if the refiner does not match the model.
         """
         loaded, encoder = self._loaded, self._executor.encoder
         try:
@@ -514,30 +539,30 @@ class Engine:
             raise
 
     def _cancel(self, request: Request[Any]) -> None:
-        """Cancel a request for a caller."""
-        if os.getpid() == self._process:  # else it is a stream that a forked child has inherited: see `_stop`
+        """Cancel a request because its future was cancelled."""
+        if os.getpid() == self._process:  # in a forked child, do nothing; see `_stop`
             self._loop.monitor.ended("cancelled")
             self._loop.cancel(request, CancelledError())
 
     def _require_process(self) -> None:
-        """Check that this is the process that created the engine.
+        """Check that this process created the engine.
 
         Raises:
-            EngineError: in a forked child, because threads and devices do not survive a fork.
+            EngineError: if this is a forked child process, in which the engine's threads and device do not work.
         """
         if os.getpid() != self._process:
             raise EngineError("this engine was created before a fork; load an engine in the child process")
 
 
 def _part_of(image: Pixels, window: Window) -> Pixels:
-    """Return the pixels of a window: a copy, or for YUV a view that starts at even pixels."""
+    """Return the pixels of a window. For RGB it is a copy. For YUV it is a view that starts at even pixels."""
     if isinstance(image, YuvImage):
         return image.part(window.x, window.y, window.width, window.height)
     return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
 
 
 def _stop(loop: StepLoop[Any], refiner: RefineThread | None, callbacks: CallbackThread, process: int) -> None:
-    if os.getpid() == process:  # in a forked child another thread may have held the loop's lock for ever
+    if os.getpid() == process:  # in a forked child, the loop's lock may be locked forever
         loop.stop(EngineClosedError("the engine is closed"))
         if refiner is not None:
             refiner.stop()
@@ -545,20 +570,23 @@ def _stop(loop: StepLoop[Any], refiner: RefineThread | None, callbacks: Callback
 
 
 class EncodedImage:
-    """An image whose prefix stays in an engine's KV cache for several requests, see `Engine.encode`.
+    """An image that stays in the KV cache of an engine for several requests; see `Engine.encode`.
 
-    It occupies cache pages until `close`, the end of a `with` block, or garbage collection. Submitted requests are
-    still answered.
+    It occupies KV cache pages until `close`, the end of a `with` block, or garbage collection. Requests that were
+    already submitted are still answered.
 
     Args:
-        width, height: of the image in pixels.
-        kept: its cached prefix.
-        adapter: LoRA adapter of the prefix, or None.
-        loop: the loop that owns the prefix.
-        picture: pixels of the image for outline refinement, or None.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
+        kept: cached prefix of the image.
+        adapter: LoRA adapter with which the image was encoded, or None.
+        loop: step loop that owns the prefix.
+        picture: pixels of the image for the refinement of outlines, or None.
 
     Attributes:
-        width, height, picture: as above.
+        width: see above.
+        height: see above.
+        picture: see above.
     """
 
     __slots__ = ("__weakref__", "_adapter", "_closed", "_loop", "_process", "height", "kept", "picture", "width")
@@ -577,22 +605,22 @@ class EncodedImage:
         self.kept, self._adapter, self._loop, self.picture = kept, adapter, loop, picture
 
     def adapter_for(self, loop: StepLoop[Any], asked: Adapter | None) -> Adapter | None:
-        """Return the adapter of the prefix, which answers must also use.
+        """Return the adapter with which the image was encoded. All requests on the image must use it.
 
         Raises:
-            ValueError: if the image belongs to another loop.
+            ValueError: if another engine encoded the image.
             AdapterError: if another adapter is requested.
         """
         if loop is not self._loop:
-            raise ValueError("this image was encoded by another engine")
+            raise ValueError("this image was encoded by another engine; encode it with this engine")
         if asked not in (None, self._adapter):
-            raise AdapterError("an encoded image can only be used with the adapter that it was encoded with")
+            raise AdapterError("this image was encoded with another adapter; encode it again with this adapter")
         return self._adapter
 
     def close(self) -> None:
-        """Free its pages. Repeated calls are ignored."""
+        """Free the KV cache pages of the image. Repeated calls have no effect."""
         closed, self._closed = self._closed, True
-        if not closed and os.getpid() == self._process:  # in a forked child another thread may hold the loop's lock
+        if not closed and os.getpid() == self._process:  # in a forked child, the loop's lock may be locked forever
             self._loop.release_prefix(self.kept)
 
     def __enter__(self) -> EncodedImage:

@@ -14,46 +14,57 @@ MAX_PROMPT_TOKENS = 512
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
-    """Configuration of an engine. The defaults suit Moondream 2 on one GPU, and nano anywhere.
+    """Configuration of an engine. The defaults suit Moondream 2 on one GPU, and nano on any device.
 
     Attributes:
-        depth: step slots: 2 launches a step before the previous step is read, 1 does not; answers are equal.
+        depth: number of step slots. With 2, a step is launched before the previous step is read; with 1, it is not. The
+            answers are the same.
         max_sequences: maximum number of prompts in flight.
-        page_size: tokens per KV cache page.
-        n_pages: KV cache pages; None fits the device.
-        kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later), which doubles the pages; None uses the model's dtype.
-        images_per_prefill: most images per prefill, 1 to 64; 1 on a CPU. `Engine.load` sets 16 for nano on CUDA.
+        page_size: number of tokens per KV cache page.
+        n_pages: number of KV cache pages. None chooses as many as fit the device.
+        kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs), which doubles the number of pages. None uses the
+            model's dtype.
+        images_per_prefill: maximum number of images per prefill, from 1 to 64. A CPU always uses 1. `Engine.load` sets
+            16 for nano on CUDA.
         adapter_slots: maximum number of LoRA adapters in use at the same time.
         adapter_rank: maximum rank of an adapter.
-        drafts: speculative decoding with drafts from the stream's previous frame or from detections, see
-            `core.speculative`. Answers are unchanged in float32. In half precision and FP8, near-ties may resolve
-            differently, as with another batch size.
-        exact: on a CPU with a detector model, compute everything in the model's dtype and resize like Pillow. Otherwise
-            detector and prefixes use bfloat16 if supported, and torch resizes, which is faster at equal AP.
-        decodes_quiet, decodes_busy: decode steps between two prefills, with fewer queued images than a prefill takes
-            and with a full prefill queued; see `core.scheduler`.
-        prefill_ready: fraction of admitted images that must be prepared before a prefill starts while sequences decode.
-        most_credit: maximum saved credit of a stream of weight 1, see `core.admission`; larger values allow bursts.
-        owed_credit: streams with at least this credit come first.
-        fresh_s: older frames yield their turn; the default is the time of a prefill of 8 images on an H200.
-        service_doubt: factor for the estimated service time after each frame that it ended.
-        passing_streams: number of idle streams without settings that are remembered.
-        lead_prefills: number of recent prefills per size whose minimum duration counts.
-        lead_late: factor for the duration of a prefill that was read late.
-        follow_decodes: with fewer decode steps between two prefills, the next prefill is launched ahead.
+        drafts: whether to use speculative decoding, see `core.speculative`. Drafts come from the previous frame of the
+            stream, or from detections. In float32, answers do not change. In half precision and FP8, near-ties may
+            resolve differently, as with another batch size.
+        exact: only for a detector model on a CPU. If True, everything is computed in the model's dtype, and images are
+            resized like Pillow does. If False, the detector and the image prefixes use bfloat16 if the CPU supports it,
+            and torch resizes the images. False is faster and has the same average precision.
+        decodes_quiet: number of decode steps between two prefills if fewer images wait than a prefill can take, see
+            `core.scheduler`.
+        decodes_busy: number of decode steps between two prefills otherwise.
+        prefill_ready: fraction of the admitted images that must be prepared before a prefill may interrupt decoding.
+        most_credit: maximum credit of a stream of weight 1, see `core.admission`. Larger values allow longer bursts.
+        owed_credit: streams with at least this credit are admitted before other streams.
+        fresh_s: age in seconds above which a frame lets newer frames of other streams go first. The default is the time
+            of a prefill of 8 images on an H200.
+        service_doubt: factor by which the estimated service time is reduced each time it causes the rejection of a
+            frame.
+        passing_streams: maximum number of idle streams without settings whose state is stored.
+        lead_prefills: number of recent prefills whose shortest duration determines the admission lead
+            (`AdmissionLead`).
+        lead_late: correction factor for the duration of a prefill that ended before the loop waited for it.
+        follow_decodes: if there are fewer decode steps than this between two prefills, the next prefill is launched
+            before the current prefill ends.
         poll_s: polling interval in seconds for devices without completion callbacks.
-        preparers: threads that copy images for upload to a GPU; one copies 4K frames at 6 ms each.
-        crop_large, crop_bound, crop_doubt: minimum pixels for measuring cropping time; fraction used as lower bound;
-            factor for the bound after each rejection.
-        drafted_tokens: maximum prompt and draft tokens of a prefill with drafts; this number costs almost nothing next
-            to the images.
-        image_draft: values of an image's draft in a prefill (two boxes) if the last answer was not longer.
-        draft_misses: consecutive steps that correct only one value, before decoding continues without drafts.
-        draft_worth: fraction of an answer's steps that drafts must save; each draft costs about 0.2 ms of GPU time.
-        draft_pause: maximum number of answers without drafts after failed drafts.
+        preparers: number of threads that copy images for upload to a GPU. A 4K frame takes one thread 6 ms.
+        crop_large: images with fewer pixels are not used to measure the cropping time.
+        crop_bound: fraction of a measured cropping time that is used as lower bound.
+        crop_doubt: factor by which the lower bound is reduced after each rejection.
+        drafted_tokens: maximum number of prompt and draft tokens in a prefill with drafts. The default adds almost no
+            time to the encoding of the images.
+        image_draft: minimum number of draft values that come from the detections in an image. The default is two boxes.
+        draft_misses: number of consecutive steps with a wrong first draft value after which decoding continues without
+            drafts.
+        draft_worth: fraction of an answer's decode steps that drafts must save. A draft costs about 0.2 ms of GPU time.
+        draft_pause: maximum number of answers without drafts after drafts that saved too few steps.
         remembered_prompts: maximum number of prompts per stream with stored drafts.
-        known_tasks: maximum number of tasks with cached labels and token IDs.
-        refiner: file or hub ID of an outline refiner, or None.
+        known_tasks: maximum number of tasks whose labels and token IDs are cached.
+        refiner: file or hub ID of a network that refines outlines, or None.
 
     Raises:
         ValueError: if a value is out of range.

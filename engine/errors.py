@@ -1,4 +1,4 @@
-"""Errors of the engine, each with a one-line message that says what to do; and notes on slow fallbacks."""
+"""Errors of the engine, and messages about slow fallbacks. Each message is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ log = logging.getLogger(__name__)
 
 
 class EngineError(Exception):
-    """Base class of the engine's errors; `str(error)` is one line for the user."""
+    """Base class of the engine's errors. `str(error)` is one line for the user."""
 
 
 class UnknownModelError(EngineError):
-    """A model name, folder or hub ID does not exist."""
+    """A model does not exist under this name, folder or hub ID."""
 
 
 class ModelFilesError(EngineError):
-    """A model's files cannot be read or are inconsistent."""
+    """The files of a model cannot be read or are inconsistent."""
 
 
 class UnknownClassError(EngineError):
-    """A label is not in a model's closed vocabulary.
+    """A label matches no class of a model with a closed vocabulary.
 
     Attributes:
         label: the unknown label.
@@ -35,11 +35,11 @@ class UnknownClassError(EngineError):
 
 
 class PromptError(EngineError):
-    """A prompt is too long or contains text without tokens."""
+    """A prompt is too long, or the model has no tokens for a part of it."""
 
 
 class RequestTooLargeError(EngineError):
-    """The prompts on one image need more than the whole KV cache."""
+    """The prompts on one image need more space than the whole KV cache has."""
 
 
 class UnsupportedTaskError(EngineError):
@@ -54,12 +54,12 @@ class DeadlineError(EngineError):
     """A deadline passed before the answer was complete, or cannot be met.
 
     Attributes:
-        begun: whether the image was prefilled.
+        begun: whether the image was already prefilled.
 
     Args:
-        begun: whether the image was prefilled.
-        cropping_s: minimum seconds to crop the image, if that is too long.
-        answering_s: estimated seconds of such requests, if that is too long.
+        begun: whether the image was already prefilled.
+        cropping_s: time in seconds that cropping the image would take at least, if this is the reason.
+        answering_s: estimated time in seconds from admission to result, if this is the reason.
     """
 
     def __init__(self, begun: bool, cropping_s: float | None = None, answering_s: float | None = None) -> None:
@@ -75,7 +75,7 @@ class DeadlineError(EngineError):
 
 
 class SupersededError(EngineError):
-    """A newer frame of the same stream superseded this frame in the queue."""
+    """While this frame was queued, a newer frame of the same stream superseded it."""
 
     def __init__(self) -> None:
         super().__init__("a newer frame of the stream superseded this frame before processing")
@@ -86,15 +86,15 @@ class EngineClosedError(EngineError):
 
 
 class Fallbacks(list[str]):
-    """Messages about features that run slower than possible on this machine; see `ModelInfo.fallbacks`."""
+    """Messages about features that are slower than possible on this machine; see `ModelInfo.fallbacks`."""
 
     def note(self, what: str) -> None:
-        """Add and log a message once."""
+        """Add a message and log it, unless it was added before."""
         if what not in self:
             self.append(what)
             log.warning("%s", what)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error's message; torch and drivers append advice."""
+    """Return the first line of an error's message. torch and drivers append advice in further lines."""
     return (str(error).strip().splitlines() or [""])[0]

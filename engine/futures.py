@@ -1,6 +1,7 @@
 """Futures of results, and streams of text.
 
-Callbacks run in a separate thread: a callback may submit, wait or raise without stopping the engine.
+Callbacks run in a thread of their own. A callback may therefore submit requests, wait or raise without stopping the
+engine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class CallbackThread:
-    """Runs callbacks in order in a daemon thread that starts on first use."""
+    """Daemon thread that runs callbacks in order. It starts with the first callback."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -27,7 +28,7 @@ class CallbackThread:
         self._started = False
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Queue a callback; its exceptions are logged."""
+        """Queue a callback. If it raises, the exception is logged."""
         with self._lock:
             started, self._started = self._started, True
         if not started:
@@ -35,7 +36,7 @@ class CallbackThread:
         self._calls.put(callback)
 
     def close(self) -> None:
-        """End the thread after the queued callbacks, without waiting."""
+        """End the thread after all queued callbacks, without waiting for it."""
         self._calls.put(None)
 
 
@@ -43,20 +44,20 @@ def _run(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     while (callback := calls.get()) is not None:
         try:
             callback()
-        except BaseException:  # also sys.exit: it would end the thread that the other callbacks need
+        except BaseException:  # even sys.exit must not end the thread, which later callbacks need
             log.exception("a result callback raised an exception")
-        del callback  # or the last one's future would live until the next
+        del callback  # otherwise its future would stay alive until the next callback
 
 
 class ResultFuture(Future[Result]):
-    """Future of a request's result.
+    """Future of the result of a request.
 
     Attributes:
-        begun: whether work beyond queueing was done.
+        begun: whether work on the request has started.
 
     Args:
-        callbacks: thread for done callbacks.
-        require_other_thread: raises in the engine's thread, where waiting would deadlock.
+        callbacks: thread that runs the done callbacks.
+        require_other_thread: function that raises if the caller is the engine's thread, where waiting would deadlock.
     """
 
     def __init__(self, callbacks: CallbackThread, require_other_thread: Callable[[], None] = lambda: None) -> None:
@@ -64,41 +65,44 @@ class ResultFuture(Future[Result]):
         self._callbacks, self.require_other_thread = callbacks, require_other_thread
         self.begun = False
         self.on_cancel: Callable[[], None] | None = None
-        self._settling = threading.RLock()  # a stream that is collected while it is held cancels its future
+        self._settling = threading.RLock()  # reentrant, because garbage collection may cancel a future in this thread
         self._settled = False
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the result and return it.
 
         Raises:
-            EngineError: if the request failed, or the caller is the engine's thread and the result is not ready.
-            CancelledError: if it was cancelled.
-            TimeoutError: if it is not ready within `timeout` seconds.
+            EngineError: if the request failed. Also if the result is not ready and the caller is the engine's thread.
+            CancelledError: if the request was cancelled.
+            TimeoutError: if the result is not ready within `timeout` seconds.
         """
         if not self.done():
             self.require_other_thread()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the request and return its error, or None; raises like `result`."""
+        """Wait for the request, and return its error or None. Raises the same errors as `result` while waiting."""
         if not self.done():
             self.require_other_thread()
         return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], Any]) -> None:
-        """Call `fn` with this future when it is done, in the callback thread, or at once if it is already done."""
+        """Call `fn` with this future when it is done, in the callback thread.
+
+        If it is already done, call `fn` at once.
+        """
         if self.done():
             super().add_done_callback(fn)
         else:
-            callbacks = self._callbacks  # with `self` in it the future, and all that `fn` holds, would be in a cycle
+            callbacks = self._callbacks  # the closure must not reference `self`, to avoid a reference cycle
             super().add_done_callback(lambda future: callbacks.call(lambda: fn(future)))
 
     def call_when_done(self, fn: Callable[[Future[Result]], Any]) -> None:
-        """Call `fn` with this future in the thread that finishes it; `fn` must not wait or raise."""
+        """Call `fn` with this future in the thread that sets the result. `fn` must not wait or raise."""
         super().add_done_callback(fn)
 
     def set_running_or_notify_cancel(self) -> bool:
-        """See the base class; repeated calls are ignored."""
+        """See the base class. Repeated calls have no effect."""
         with self._settling:
             if self._settled:
                 return not self.cancelled()
@@ -106,11 +110,11 @@ class ResultFuture(Future[Result]):
             return super().set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Cancel the request at any time before it is done; waiters are notified at once."""
+        """Cancel the request if it is not done. All threads that wait for it are notified at once."""
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()
-        with self._settling:  # two threads may cancel at once
+        with self._settling:  # two threads may cancel at the same time
             drop, self.on_cancel = self.on_cancel, None
         if drop is not None:
             drop()
@@ -118,9 +122,9 @@ class ResultFuture(Future[Result]):
 
 
 class TextStream(Iterator[str]):
-    """Iterator over the pieces of an answer during generation, for one reader.
+    """Iterator over the pieces of an answer while it is generated. It has one reader.
 
-    Closing, leaving a `with` block or dropping it cancels the rest of the answer.
+    Closing it, leaving a `with` block or dropping it cancels the rest of the answer.
 
     Args:
         future: future of the whole answer.
@@ -129,14 +133,15 @@ class TextStream(Iterator[str]):
 
     def __init__(self, future: ResultFuture, pieces: SimpleQueue[str | None]) -> None:
         self._future, self._pieces, self._over = future, pieces, False
-        # Not as a callback: a caller's own callback that reads a stream would wait for the thread that it runs in.
+        # Do not use the callback thread: if a callback reads this stream, it would wait for its own thread.
         future.call_when_done(lambda _: pieces.put(None))
 
     def __next__(self) -> str:
-        """Return the next piece.
+        """Wait for the next piece and return it.
 
         Raises:
-            EngineError: if the answer failed, after all earlier pieces; or in the engine's thread.
+            EngineError: if the answer failed; all earlier pieces are returned first. Also if the caller is the engine's
+                thread.
         """
         if not self._over and self._pieces.empty():
             self._future.require_other_thread()
@@ -150,21 +155,21 @@ class TextStream(Iterator[str]):
 
     @property
     def answer(self) -> Text:
-        """Complete answer; blocks.
+        """The complete answer. Blocks.
 
         Raises:
-            EngineError: if it failed.
-            CancelledError: if it was cancelled.
+            EngineError: if the answer failed.
+            CancelledError: if the answer was cancelled.
         """
         return self.result.texts[0]
 
     @property
     def result(self) -> Result:
-        """Complete result; blocks and raises like `answer`."""
+        """The complete result. Blocks, and raises the same errors as `answer`."""
         return self._future.result()
 
     def close(self) -> None:
-        """Cancel the rest of the answer. Thread-safe; repeated calls are ignored."""
+        """Cancel the rest of the answer. Thread-safe. Repeated calls have no effect."""
         self._over = True
         self._future.cancel()
 

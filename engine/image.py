@@ -10,29 +10,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_UINT8 = np.dtype(np.uint8)  # comparing a dtype with a dtype is five times as fast as with a type
+_UINT8 = np.dtype(np.uint8)  # comparing two dtypes is five times as fast as comparing a dtype and a type
 
 Factors = tuple[int, int, int, int, int, int]
 """Conversion factors: luma; v in red; u and v in green; u in blue; and the black level."""
 
 
 def bytes_of(rows: int, columns: int, yuv: bool) -> int:
-    """Return the bytes of an RGB image or of an 8-bit YUV 4:2:0 image."""
+    """Return the number of bytes of an RGB image, or of an 8-bit YUV 4:2:0 image if `yuv` is True."""
     return rows * columns * 3 // (2 if yuv else 1)
 
 
 @dataclass(slots=True, frozen=True)
 class YuvImage:
-    """A decoded video frame: 8-bit YUV 4:2:0 with even sides, in main memory or on a CUDA device.
+    """A decoded video frame in 8-bit YUV 4:2:0 with even sides, in main memory or on a CUDA device.
 
-    On a device, pending writes to it may be queued only on the legacy default stream.
+    If the frame is on a device and writes to it are still queued, they must be on the legacy default stream.
 
     Attributes:
-        y: (height, width) uint8.
-        u, v: (height / 2, width / 2) uint8 with equal strides.
-        matrix: factors of v in red, u in blue, u and v in green (subtracted), times 65536 for a range of 16 to 240:
-            (104597, 132201, 25675, 53279) is BT.601, (117489, 138438, 13975, 34925) BT.709.
-        full_range: whether values use 0 to 255 instead of 16 to 235 (chroma: 240).
+        y: (height, width) uint8 luma.
+        u: (height / 2, width / 2) uint8 chroma.
+        v: (height / 2, width / 2) uint8 chroma, with the same strides as `u`.
+        matrix: four conversion factors: v to red, u to blue, u to green and v to green. The last two are subtracted.
+            They are scaled by 65536 and valid for chroma from 16 to 240. (104597, 132201, 25675, 53279) is BT.601,
+            (117489, 138438, 13975, 34925) is BT.709.
+        full_range: whether all values use 0 to 255. Otherwise luma uses 16 to 235, and chroma 16 to 240.
     """
 
     y: torch.Tensor
@@ -43,16 +45,16 @@ class YuvImage:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(height, width, 3) of the image."""
+        """Shape (height, width, 3) of the image in RGB."""
         return self.y.shape[0], self.y.shape[1], 3
 
     @property
     def factors(self) -> Factors:
-        """Factors of the conversion in `rgb`."""
+        """Factors of the conversion to RGB, see `rgb`."""
         return _factors(self.matrix, self.full_range)
 
     def to(self, device: torch.device) -> YuvImage:
-        """Return a copy on a device, via pinned memory, ordered after the current stream."""
+        """Copy the frame to a device through pinned memory, in the order of the current stream."""
         height, width, _ = self.shape
         half = height // 2, width // 2
         pinned = torch.empty(height * 3 // 2, width, dtype=torch.uint8, pin_memory=True)
@@ -62,20 +64,20 @@ class YuvImage:
             return whole[:height], u, v
 
         for plane, place in zip((self.y, self.u, self.v), parts(pinned), strict=True):
-            np.copyto(place.numpy(), plane.numpy())  # in this thread alone, and without the interpreter's lock
+            np.copyto(place.numpy(), plane.numpy())  # uses one thread and releases the GIL
         return YuvImage(*parts(pinned.to(device, non_blocking=True)), self.matrix, self.full_range)
 
     def part(self, x: int, y: int, width: int, height: int) -> YuvImage:
-        """Return a view of a rectangle, rounded to even pixels."""
+        """Return a view of a rectangle. Its edges are rounded to even pixels."""
         x, y, width, height = x & ~1, y & ~1, max(2, width & ~1), max(2, height & ~1)
         across, down = slice(x // 2, (x + width) // 2), slice(y // 2, (y + height) // 2)
         luma = self.y[y : y + height, x : x + width]
         return YuvImage(luma, self.u[down, across], self.v[down, across], self.matrix, self.full_range)
 
     def rgb(self) -> torch.Tensor:
-        """Return (height, width, 3) uint8 RGB on the same device, byte-identical with swscale on x86.
+        """Convert to (height, width, 3) uint8 RGB on the same device. The bytes are equal to those of swscale on x86.
 
-        Products are truncated at 1/8; chroma is not interpolated.
+        To be equal, products are truncated to multiples of 1/8, and chroma is not interpolated.
         """
         of_luma, of_red, of_green_u, of_green_v, of_blue, black = self.factors
         y = ((self.y.int() - black) * 8 * of_luma) >> 16
@@ -106,7 +108,7 @@ LazyImage = Callable[[], Image]
 
 
 def as_pixels(image: Image) -> Pixels:
-    """Return the image in the executor's format.
+    """Return an image as an array, or unchanged if it is a `YuvImage`.
 
     Raises:
         ValueError: see `as_array`.
@@ -115,12 +117,12 @@ def as_pixels(image: Image) -> Pixels:
 
 
 def as_array(image: Image) -> NDArray[np.uint8]:
-    """Return the image as an array that shares its memory if possible.
+    """Return an image as an array (height, width, 3) uint8. It shares the memory of the image if possible.
 
     Raises:
-        ValueError: if it is not (height, width, 3) uint8.
+        ValueError: if the shape or dtype is different.
     """
-    if isinstance(image, np.ndarray):  # asked first: whether it is a tensor takes ten times as long
+    if isinstance(image, np.ndarray):  # test this first, because testing for a tensor takes ten times as long
         array = image
     elif isinstance(image, YuvImage):
         array = image.rgb().numpy(force=True)

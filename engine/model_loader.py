@@ -1,4 +1,4 @@
-"""Loading of a model by name, device and dtype, and creation of its executor and step loop."""
+"""Loads a model by name, device and dtype, and creates its executor and step loop."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ class ModelInfo:
     """Description of a loaded model.
 
     Attributes:
-        name, folder: name and folder of the model.
+        name: name of the model.
+        folder: folder of its files.
         parameters: number of weights.
         classes: classes of a closed vocabulary, or None.
-        skills: supported tasks.
+        skills: names of the supported tasks.
         device: device of the model.
-        dtype: dtype name given to `load`, or the model's own; 'float32 with bfloat16 products' for nano on CPUs with
-            bfloat16 instructions.
-        fallbacks: messages about features that run slower than possible on this device.
-        reasons: whether questions may use reasoning.
+        dtype: name of the dtype, as given to `load` or from the model. For nano on a CPU with bfloat16 instructions it
+            is 'float32 with bfloat16 products'.
+        fallbacks: messages about features that are slower than possible on this device.
+        reasons: whether the model can reason before it answers a question.
     """
 
     name: str
@@ -60,13 +61,13 @@ class ModelInfo:
 
     @property
     def gpu(self) -> int | None:
-        """Index of the GPU, or None for a CPU."""
+        """Index of the GPU, or None on a CPU."""
         device = torch.device(self.device)
         return device.index or 0 if device.type == "cuda" else None
 
     @classmethod
     def of(cls, loaded: LoadedModel, name: str, folder: Path, dtype: str | None) -> ModelInfo:
-        """Return the description of a loaded model; `dtype` is the requested name, or None."""
+        """Return the description of a loaded model. `dtype` is the requested name or None."""
         model = loaded.model
         return cls(
             name=name,
@@ -83,7 +84,7 @@ class ModelInfo:
 def open_model(
     name: str, device: str, dtype: str | None, imgsz: int | None = None
 ) -> tuple[LoadedModel, ModelInfo, Vocabulary | None]:
-    """Load a model and return it with its description and closed vocabulary, if any; see `Engine.load`."""
+    """Load a model. Return it with its description and its closed vocabulary, if any. See `Engine.load`."""
     folder = model_files.find(name)
     place = choose_device(device)
     small = model_files.weights_bytes(folder) < 200 << 20
@@ -102,11 +103,13 @@ def open_model(
 
 
 def load_folder(folder: Path, place: torch.device, dtype: str | None, default: torch.dtype) -> LoadedModel:
-    """Load a model folder with a named compute dtype, or the default for None.
+    """Load a model from a folder.
+
+    `dtype` is the name of the compute dtype. None chooses the default of the device.
 
     Raises:
         EngineError: if the dtype is unknown.
-        ModelFilesError: if its files cannot be read or are inconsistent.
+        ModelFilesError: if the files cannot be read or are inconsistent.
     """
     loaded = registry.load(folder, place, choose_dtype(dtype, default))
     if dtype == FP8:
@@ -134,7 +137,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
-    """Return the compute dtype for a name in `DTYPES`, or the default for None.
+    """Return the compute dtype with a name from `DTYPES`. None chooses the default of the device.
 
     Raises:
         EngineError: if the dtype is unknown.
@@ -149,13 +152,13 @@ def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
 def start(
     model: Model, config: EngineConfig, *, texts: bool, progress: Progress | None = None
 ) -> tuple[Executor[Any], StepLoop[Any]]:
-    """Allocate the resources of a model and start its thread.
+    """Create the executor of a model, allocate its memory, and start its step loop.
 
     Args:
         model: the model on its device.
         config: engine configuration.
-        texts: whether text tasks are supported.
-        progress: called during GPU preparation.
+        texts: whether the model supports text tasks.
+        progress: callback for the progress of the preparation of a GPU.
 
     Raises:
         EngineError: if the device does not support the configured `kv_dtype`.
@@ -168,12 +171,12 @@ def start(
         from saccade.engine.runtime.cuda_executor import CudaExecutor
 
         executor = CudaExecutor(model, config, n_pages, texts=texts, progress=progress)
-        torch.cuda.empty_cache()  # what held weights before they were packed
+        torch.cuda.empty_cache()  # free the memory of weights before packing
         preparers = config.preparers
     else:
         keep_freed_memory()
         silence_tracer()
-        config, preparers = replace(config, images_per_prefill=1), 1  # a batch of images is no faster than one by one
+        config, preparers = replace(config, images_per_prefill=1), 1  # on a CPU, batches of images are not faster
         executor = CpuExecutor(model, config, n_pages, texts=texts)
     from_images = config.drafts and isinstance(model.vision, DraftingEncoder)
     return executor, step_loop(executor, model, config, n_pages, preparers, from_images=from_images)
@@ -182,18 +185,18 @@ def start(
 def step_loop(
     executor: Executor[Any], model: Model, config: EngineConfig, n_pages: int, preparers: int, *, from_images: bool
 ) -> StepLoop[Any]:
-    """Create the scheduler and start the loop of an executor.
+    """Create the scheduler and start the step loop of an executor.
 
     Args:
         executor: the executor.
-        model: its model.
-        config: engine configuration; `images_per_prefill` must match the executor.
-        n_pages: KV cache pages.
+        model: model of the executor.
+        config: engine configuration. `images_per_prefill` must be the value that the executor has.
+        n_pages: number of KV cache pages.
         preparers: number of threads that prepare images.
-        from_images: whether the executor drafts answers from images.
+        from_images: whether the executor can draft answers from detections in the image.
     """
     pool = PagePool(n_pages)
-    pool.allocate(1)  # page 0 is where the executor writes what is never read
+    pool.allocate(1)  # page 0 is for padding rows, see `Executor`
     scheduler: Scheduler[Any] = Scheduler(config, pool, model.limits.prefix_length, from_images=from_images)
     loop = StepLoop(executor, scheduler, config, preparers)
     loop.monitor.attach(executor.streams)

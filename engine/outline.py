@@ -1,6 +1,6 @@
-"""Outlines: conversion between SVG path data, polygons, masks and COCO run lengths.
+"""Outlines of objects: conversion between SVG path data, polygons, masks and COCO run-length encoding.
 
-Path coordinates are fractions of the path's box; polygon coordinates are fractions of the image.
+Path coordinates are fractions of the box of the object. Polygon coordinates are fractions of the image.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ TOLERANCE = 0.002
 """Maximum distance between a curve and its polygon, as a fraction of the path's box."""
 _TOKENS = re.compile(r"([A-Za-z])|([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|[\s,]+|(.)", re.DOTALL)
 _NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
-_MOST_PIECES = 64  # of a curve
-_SIMPLE_PX, _SIMPLE_IOU = 0.75, 0.98  # how far a written path may be from its mask, and how alike their masks are
+_MOST_PIECES = 64  # maximum number of straight pieces per curve
+_SIMPLE_PX, _SIMPLE_IOU = 0.75, 0.98  # maximum distance of a path from its mask, and minimum IoU of both masks
 
 
 def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], bool]:
-    """Parse SVG path data with M, L, C and Z, absolute or relative, into polygons.
+    """Parse SVG path data into polygons. The commands are M, L, C and Z, absolute or relative.
 
     Args:
-        text: such as `M 0.500 0.300 L 0.100 0.900 Z` or `M.5,.3L.1.9z`.
+        text: path data, such as `M 0.500 0.300 L 0.100 0.900 Z` or `M.5,.3L.1.9z`.
         tolerance: see `TOLERANCE`.
 
     Returns:
-        The polygons with at least three corners, and whether the whole text was valid. Text before an error is used.
+        The polygons with at least three corners, and whether the whole text was valid. After an error, the polygons are
+            those of the valid start of the text.
     """
     found: list[list[tuple[float, float]]] = []
     at = start = (0.0, 0.0)
@@ -57,7 +58,7 @@ def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], 
             continue
         value = float(number)
         needed = _NUMBERS.get(command.upper(), 0)
-        if not needed or not math.isfinite(value):  # a command is due
+        if not needed or not math.isfinite(value):  # a command letter is expected here
             return ended(False)
         numbers.append(value)
         if len(numbers) < needed:
@@ -67,11 +68,11 @@ def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], 
         if command.upper() == "M":
             start, drawing = points[0], True
             found.append([start])
-            command = "l" if command.islower() else "L"  # as SVG repeats it
+            command = "l" if command.islower() else "L"  # in SVG, numbers after a move are line commands
         else:
             if not found:
                 return ended(False)
-            if not drawing:  # behind Z another subpath begins where the last one did
+            if not drawing:  # after Z, the next subpath begins where the last one began
                 found.append([at])
                 drawing = True
             found[-1] += (
@@ -84,7 +85,7 @@ def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], 
 def _flattened(
     a: tuple[float, float], b: tuple[float, float], c: tuple[float, float], d: tuple[float, float], tolerance: float
 ) -> list[tuple[float, float]]:
-    """Return the points of a cubic Bézier curve after its first point."""
+    """Approximate a cubic Bézier curve by points, and return them without the first point."""
     bend = max(math.hypot(p[0] - 2 * q[0] + r[0], p[1] - 2 * q[1] + r[1]) for p, q, r in ((a, b, c), (b, c, d)))
     pieces = math.ceil(math.sqrt(0.75 * bend / tolerance)) if math.isfinite(bend) else _MOST_PIECES
     count = min(_MOST_PIECES, max(1, pieces))
@@ -108,7 +109,7 @@ def placed(polygons: Sequence[Polygon], box: tuple[float, float, float, float]) 
 
 
 def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
-    """Return the mask of polygons by the even-odd rule; a pixel is inside if its centre is."""
+    """Return the mask of polygons by the even-odd rule. A pixel belongs to it if its centre is inside."""
     flips = np.zeros((height, width + 1), np.uint8)
     for corners in polygons:
         x, y = corners[:, 0] * width - 0.5, corners[:, 1] * height - 0.5
@@ -121,17 +122,17 @@ def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
                 continue
             rows = np.arange(first, last)
             crossed = x0 + (rows - y0) * ((x1 - x0) / (y1 - y0))
-            flips[rows, np.clip(np.ceil(crossed), 0, width).astype(np.int64)] ^= 1  # a side crosses a row once
-    mask: Mask = (flips.cumsum(axis=1, dtype=np.uint8)[:, :width] & 1).view(bool)  # only whether it is odd
+            flips[rows, np.clip(np.ceil(crossed), 0, width).astype(np.int64)] ^= 1  # each side crosses a row once
+    mask: Mask = (flips.cumsum(axis=1, dtype=np.uint8)[:, :width] & 1).view(bool)  # odd number of crossings
     return mask
 
 
 def trace(mask: Mask) -> list[Polygon]:
-    """Return polygons along the pixel edges of a mask, including holes; `fill` reproduces the mask."""
+    """Return polygons along the pixel edges of a mask, including its holes. `fill` gives the same mask again."""
     height, width = mask.shape
     padded = np.zeros((height + 2, width + 2), bool)
     padded[1:-1, 1:-1] = mask
-    # Each edge has the mask on its right: from a corner (x, y) to the next one.
+    # Each edge goes from one corner (x, y) to the next, with the mask on its right.
     following: dict[tuple[int, int], list[tuple[int, int]]] = {}
     across, down = padded[1:, 1:-1].astype(np.int8) - padded[:-1, 1:-1], None
     for y, x in np.argwhere(across):
@@ -150,7 +151,8 @@ def trace(mask: Mask) -> list[Polygon]:
         while True:
             options = following[at]
             chosen = options[0]
-            if before is not None and len(options) > 1:  # two pixels touch at a corner: turn right, stay with this one
+            # Two pixels touch only at this corner: turn right to stay at the same pixel.
+            if before is not None and len(options) > 1:
                 dx, dy = at[0] - before[0], at[1] - before[1]
                 chosen = next((one for one in options if (one[0] - at[0], one[1] - at[1]) == (-dy, dx)), options[0])
             options.remove(chosen)
@@ -165,14 +167,14 @@ def trace(mask: Mask) -> list[Polygon]:
 
 
 def _straightened(corners: Polygon) -> Polygon:
-    """Remove corners on straight lines."""
+    """Remove corners that lie on a straight line."""
     before, after = corners - np.roll(corners, 1, 0), np.roll(corners, -1, 0) - corners
     turns: Polygon = corners[before[:, 0] * after[:, 1] != before[:, 1] * after[:, 0]]
     return turns
 
 
 def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple[float, float, float, float]]:
-    """Return SVG path data for polygons in an image, and the box (x1, y1, x2, y2) of its coordinates."""
+    """Return SVG path data for polygons in an image, and the box (x1, y1, x2, y2) to which it refers."""
     if not polygons:
         return "", (0.0, 0.0, 0.0, 0.0)
     points = np.concatenate(polygons)
@@ -187,11 +189,11 @@ def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple
 
 
 def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, float, float]]:
-    """Return simplified SVG path data around a mask, and its box (x1, y1, x2, y2) as fractions of the mask.
+    """Return simplified SVG path data around a mask, and its box (x1, y1, x2, y2) in fractions of the mask.
 
     Args:
         mask: (height, width).
-        smallest: minimum pixels of holes and islands; the largest island is always kept.
+        smallest: minimum number of pixels of a hole or island. Smaller ones are removed, except for the largest island.
     """
     height, width = mask.shape
     rings = trace(mask)
@@ -208,13 +210,13 @@ def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, fl
 
 
 def _area(corners: Polygon) -> float:
-    """Return the signed area of a ring; holes and islands have opposite signs."""
+    """Return the signed area of a closed polygon. Holes and islands have opposite signs."""
     x, y = corners.T
     return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
 
 
 def _closed(mask: Mask) -> Mask:
-    """Apply morphological closing with a 3 × 3 square."""
+    """Apply a morphological closing with a 3 × 3 square to a mask."""
     wide = np.pad(mask, 2)
     for both in (np.logical_or, np.logical_and):
         wide = both.reduce([wide[:-2], wide[1:-1], wide[2:]])
@@ -223,7 +225,7 @@ def _closed(mask: Mask) -> Mask:
 
 
 def _simplified(corners: Polygon) -> Polygon:
-    """Simplify a ring in pixels (Douglas and Peucker 1973), starting from two distant corners."""
+    """Simplify a closed polygon in pixels (Douglas and Peucker 1973). Two distant corners are always kept."""
     far = int(np.argmax(((corners - corners[0]) ** 2).sum(1)))
     ring, keep = np.concatenate([corners, corners[:1]]), np.zeros(len(corners) + 1, bool)
     keep[[0, far]] = True
@@ -246,7 +248,7 @@ def _simplified(corners: Polygon) -> Polygon:
 
 
 def coco_rle(mask: Mask) -> dict[str, object]:
-    """Return COCO's compressed run lengths: `size` [height, width], and `counts` as in pycocotools."""
+    """Return the compressed run-length encoding of COCO, as pycocotools does: `size` [height, width] and `counts`."""
     flat = mask.ravel(order="F")
     changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     edges = np.concatenate([[0] if not flat.size or not flat[0] else [0, 0], changes, [flat.size]])

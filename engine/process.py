@@ -1,17 +1,17 @@
-"""Process-wide settings that the engine changes.
+"""Settings of the whole process that the engine changes.
 
 | setting | when |
 |---|---|
 | `GOMP_SPINCOUNT` in the environment, see `limit_spinning` | `import saccade.engine`, before torch is loaded |
-| glibc's arenas and `MALLOC_ARENA_MAX`, see `limit_arenas` | `import saccade.engine`; the command line starts |
-| glibc's thresholds, see `keep_freed_memory` | an engine on a CPU is loaded |
+| glibc's arenas and `MALLOC_ARENA_MAX`, see `limit_arenas` | `import saccade.engine`, or start of the command line |
+| glibc's thresholds, see `keep_freed_memory` | when an engine on a CPU is loaded |
 | `malloc_trim` once a minute, see `_give_back` | while an engine is open |
-| the filter of torch's `TracerWarning`, see `silence_tracer` | an engine on a CPU is loaded |
+| the filter of torch's `TracerWarning`, see `silence_tracer` | when an engine on a CPU is loaded |
 | `gc.freeze`, see `shorten_collections` | only on request of an application |
-| `gc.unfreeze` | the last engine closes, if an application has frozen a model |
+| `gc.unfreeze` | when the last engine closes, if an application has frozen a model |
 
-The engine's threads are daemons named `saccade-…`. Torch's thread count is unchanged: `cpu.threads` sets OpenMP's count
-for the engine's own threads only.
+The engine's threads are daemon threads named `saccade-…`. The engine does not change torch's thread count:
+`cpu.threads` sets OpenMP's thread count only for the engine's own threads.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ import threading
 import warnings
 from collections.abc import Callable
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # constants of glibc's malloc.h
 _ARENAS = 2
 _MIB = 1 << 20
 _TUNABLES = "GLIBC_TUNABLES"
-_SPINS = 20_000  # some 0.4 ms: with 40 µs, as long as a decode step, helpers sleep and are woken late too often
+_SPINS = 20_000  # about 0.4 ms; with 40 µs, the time of a decode step, threads sleep and wake up late too often
 _TRIM_S = 60.0
 _SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 
 _lock = threading.Lock()
 _open_engines = 0
-_all_closed = threading.Event()  # of the thread that gives memory back
+_all_closed = threading.Event()  # ends the thread that returns memory to the kernel
 _trimming: threading.Thread | None = None
 _frozen_model = False
 
 
 def engine_opened() -> None:
-    """Count an open engine; the first one starts returning freed memory to the kernel."""
+    """Count an open engine. The first open engine starts the thread that returns freed memory to the kernel."""
     global _open_engines, _all_closed, _trimming
     with _lock:
         _open_engines += 1
@@ -52,7 +52,7 @@ def engine_opened() -> None:
 
 
 def engine_closed() -> None:
-    """Count a closed engine; after the last one, models are garbage-collected again, see `shorten_collections`."""
+    """Count a closed engine. After the last one, models can be garbage-collected again, see `shorten_collections`."""
     global _open_engines, _frozen_model, _trimming
     ended = None
     with _lock:
@@ -68,15 +68,19 @@ def engine_closed() -> None:
 
 
 def shorten_collections(*, model: bool = False) -> None:
-    """Exclude all loaded objects from garbage collection; call before the first model is loaded.
+    """Exclude all objects that exist now from garbage collection. Call this before the first model is loaded.
 
-    Torch and other imports have 240,000 permanent objects. A full collection stopped all threads for 190 ms, and frames
-    of 64 cameras missed their deadlines of 250 ms; without these objects it takes 9 ms. Later objects, such as models,
-    are collected as usual.
+    torch and other imports create 240,000 permanent objects. A full garbage collection visits all of them and stops all
+    threads, so frames of many cameras missed their deadlines. Objects that are created later are collected as usual.
+
+    | Measured | full collection |
+    |---|---|
+    | all objects | 190 ms |
+    | without the objects of imports | 9 ms |
+    | without the objects of imports, after loading a model on an H200 | 165 ms |
 
     Args:
-        model: also exclude loaded models; use this if a model stays for the life of the process. On an H200, the model
-            and the kernel compiler made a collection take 165 ms again.
+        model: whether to exclude loaded models too. Use this if a model stays for the life of the process.
     """
     global _frozen_model
     if model:
@@ -87,11 +91,11 @@ def shorten_collections(*, model: bool = False) -> None:
 
 
 def limit_arenas() -> None:
-    """Limit glibc to two heap arenas for all threads; call before threads start.
+    """Limit glibc to two heap arenas for all threads. Call this before threads start.
 
-    By default glibc creates up to 8 arenas per CPU, and memory freed in one is unavailable to others. A process with
-    two cameras grew by 60 MB in its first 20 minutes. With two arenas it does not grow, at equal CPU time. Child
-    processes inherit the limit by environment variable. A limit set by the user is kept.
+    By default, glibc creates up to 8 arenas per CPU, and memory freed in one arena is not available to the others. A
+    process with two cameras grew by 60 MB in its first 20 minutes. With two arenas it does not grow, and CPU time is
+    the same. Child processes inherit the limit through an environment variable. A limit set by the user is not changed.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get(_TUNABLES, "") or _glibc("mallopt") is None:
         return
@@ -100,28 +104,28 @@ def limit_arenas() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next image instead of returning it to the kernel.
+    """Let glibc keep freed memory for the next image, instead of returning it to the kernel. No effect without glibc.
 
-    A vision encoder's activations are blocks of up to 3 MB, allocated and freed in the same order for each image; page
-    faults cost nano 19 of 64 ms. Larger blocks are frames above 1080p. Keeping them took 1.8 GB for six 4K cameras, so
-    they stay mapped. Does nothing without glibc.
+    A vision encoder allocates and frees blocks of up to 3 MB in the same order for each image. If they are returned to
+    the kernel, page faults take 19 of the 64 ms per image of nano. Larger blocks are video frames above 1080p. They are
+    still returned, because keeping them took 1.8 GB for six 4K cameras.
     """
     _mallopt(_MMAP_THRESHOLD, 4 * _MIB)
     _mallopt(_TRIM_THRESHOLD, 256 * _MIB)
 
 
 def _give_back(trim: Callable[[int], int], ended: threading.Event) -> None:
-    """Return free heap pages to the kernel once a minute until the last engine is closed.
+    """Return free heap pages to the kernel once a minute, until the last engine is closed.
 
-    Connections and decoders that come and go leave gaps in the heap. With eight cameras, a process grew by 1.5 MB per
-    minute.
+    Connections and video decoders that are opened and closed fragment the heap. Without this, a process with eight
+    cameras grew by 1.5 MB per minute.
     """
     while not ended.wait(_TRIM_S):
         trim(0)
 
 
 def _mallopt(parameter: int, value: int) -> None:
-    """Set a parameter of glibc's malloc."""
+    """Set a parameter of glibc's malloc. No effect without glibc."""
     mallopt = _glibc("mallopt")
     if mallopt is not None:
         mallopt(parameter, value)
@@ -133,14 +137,21 @@ def _glibc(name: str) -> Callable[..., int] | None:
 
 
 def limit_spinning() -> bool:
-    """Let waiting OpenMP threads sleep after about 0.4 ms instead of 5; call before torch is loaded.
+    """Let waiting OpenMP threads sleep after 0.4 ms instead of 5 ms of spinning. Call this before torch is loaded.
 
-    Spinning for 0.4 ms allows one thread per CPU, see `cpu.threads.step_threads`: a preempted thread delays the others
-    only briefly. nano on two idle CPUs, median and p99 per image: one thread 33.3 and 46.6 ms; two threads 29.9 and
-    45.3 with 40 µs of spinning, 27.7 and 35.8 with 0.4 ms, 28.6 and 43.5 with 20 ms.
+    With short spinning, the engine can use one thread per CPU (`cpu.threads.step_threads`): if a thread is preempted,
+    it delays the others only briefly.
+
+    | nano on two idle CPUs, time per image | p50 | p99 |
+    |---|---|---|
+    | one thread | 33.3 ms | 46.6 ms |
+    | two threads, 40 µs of spinning | 29.9 ms | 45.3 ms |
+    | two threads, 0.4 ms | 27.7 ms | 35.8 ms |
+    | two threads, 20 ms | 28.6 ms | 43.5 ms |
 
     Returns:
-        Whether the limit applies: False if torch is already loaded, OpenMP is not libgomp, or the user has set a limit.
+        Whether the limit applies. It is False if torch is already loaded, if OpenMP is not libgomp, or if the user has
+            set a limit.
     """
     ours = os.environ.get(_SET_BY[0]) == str(_SPINS)
     if ours or sys.platform != "linux" or "torch" in sys.modules or any(name in os.environ for name in _SET_BY):
@@ -150,7 +161,7 @@ def limit_spinning() -> bool:
 
 
 def silence_tracer() -> None:
-    """Hide torch's TracerWarning about constants, which here depend only on shapes.
+    """Hide torch's TracerWarning about constants in a trace. In this project, they depend only on shapes.
 
     The filter applies to the whole process, because `warnings.catch_warnings` is not thread-safe.
     """

@@ -1,4 +1,4 @@
-"""Results of an image: boxes, points, texts and outlines, in pixels and normalized."""
+"""Results of an image: boxes, points, texts and outlines. Coordinates are fractions; methods convert them to pixels."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Box:
     """A detected object.
 
     Attributes:
-        label: label of the task in the model's spelling.
-        score: p(coord) / (p(coord) + p(eos)) at the start of the object, limited by earlier objects of the answer: the
-            highest `conf` at which it is reported, 0 to 1.
+        label: label of the task, in the spelling of the model.
+        score: p(coord) / (p(coord) + p(eos)) at the start of the object, from 0 to 1, and at most the score of earlier
+            objects in the answer. It is the highest `conf` with which the object is reported.
         x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
-        track_id: track ID over the frames of a stream, set by a tracker, else None.
+        track_id: ID of the track in the frames of a stream, set by a tracker; otherwise None.
         speed: speed of the centre in image sizes per second, set by a tracker.
-        zones: names of the zones that contain it, set by `pipeline.analytics`.
-        predicted: whether a tracker predicted it instead of the model detecting it.
+        zones: names of the zones that contain the object, set by `pipeline.analytics`.
+        predicted: whether a tracker predicted the object in a frame in which the model did not detect it.
     """
 
     label: str
@@ -49,7 +49,10 @@ class Box:
 
 @dataclass(slots=True, frozen=True)
 class Spot:
-    """A point on an object; `x` and `y` are fractions of the image's width and height. See `Box` for other fields."""
+    """A point on an object. `x` and `y` are fractions of the image's width and height.
+
+    See `Box` for the other fields.
+    """
 
     label: str
     score: float
@@ -77,13 +80,14 @@ class Detections:
         return len(self.boxes)
 
     def to_supervision(self) -> supervision.Detections:
-        """Return the boxes as `supervision.Detections`: xyxy in pixels, `confidence`, `class_id`, `data["class_name"]`.
+        """Return the boxes as `supervision.Detections`: `xyxy` in pixels, `confidence`, `class_id` and `data`.
 
-        `class_id` numbers the labels alphabetically. `tracker_id` is the track ID, -1 for boxes without one, and None
-        if no box has one. Predicted boxes are omitted.
+        `data["class_name"]` contains the labels. `class_id` is the index of the label in alphabetical order.
+        `tracker_id` is the track ID, or -1 for boxes without track. It is None if no box has a track. Predicted boxes
+        are omitted.
 
         Raises:
-            ImportError: if supervision is not installed; the message has the install command.
+            ImportError: if supervision is not installed. The message contains the install command.
         """
         boxes = [box for box in self.boxes if not box.predicted]
         names = sorted({box.label for box in boxes})
@@ -124,7 +128,10 @@ class Points:
 
 @dataclass(slots=True, frozen=True)
 class Grounding:
-    """Image points (x, y), as fractions, for characters `start` to before `end` of a reasoning text."""
+    """Points (x, y) in the image to which a part of a reasoning text refers, as fractions.
+
+    The part starts at character `start` and ends before character `end`.
+    """
 
     start: int
     end: int
@@ -133,7 +140,7 @@ class Grounding:
 
 @dataclass(slots=True, frozen=True)
 class Reasoning:
-    """A model's reasoning text before its answer, and the image points that it refers to."""
+    """Reasoning text of a model before its answer, and the points in the image to which the text refers."""
 
     text: str
     grounding: tuple[Grounding, ...] = ()
@@ -144,12 +151,12 @@ class Text:
     """Answer to a `Query` or `Caption`.
 
     Attributes:
-        prompt: the question or caption length.
+        prompt: the question, or the caption length.
         text: the answer.
         tokens: number of generated tokens without the end token; 0 if unknown.
-        cut: whether the token limit ended the text.
+        cut: whether the text was cut off by the token limit.
         reasoning: the reasoning, if requested.
-        probabilities: probability of each choice in order, with a sum of 1; None without choices.
+        probabilities: probability of each choice, in order, with a sum of 1. None without choices.
     """
 
     prompt: str
@@ -162,10 +169,10 @@ class Text:
 
 @dataclass(slots=True, frozen=True)
 class Timings:
-    """Time of an image in the engine in milliseconds: queue, prefill and decode.
+    """Time that an image spent in each stage of the engine, in milliseconds: queue, prefill and decode.
 
     Attributes:
-        crops_ms: cropping time, part of `prefill_ms`.
+        crops_ms: cropping time. It is included in `prefill_ms`.
     """
 
     queue_ms: float = 0.0
@@ -175,16 +182,16 @@ class Timings:
 
 
 class ExtraPart(Protocol):
-    """Result of a task outside this package, such as a mask.
+    """Base class of a result whose task is defined outside of this package, such as a mask.
 
     Attributes:
-        key: key in `Result.extras` and records.
+        key: key of the result in `Result.extras` and in records.
     """
 
     key: ClassVar[str]
 
     def to_record(self, width: int, height: int) -> Mapping[str, object]:
-        """Return plain values for JSON, for a `width` × `height` image."""
+        """Return the result as plain values for JSON. The image has `width` × `height` pixels."""
         ...
 
 
@@ -194,12 +201,12 @@ class Outline:
 
     Attributes:
         label: label of the task.
-        path: SVG path data with M, L, C and Z; coordinates are fractions of the box.
+        path: SVG path data with M, L, C and Z. Coordinates are fractions of the box.
         box: (x1, y1, x2, y2) as fractions of the image.
-        complete: whether the whole answer was a valid path; otherwise `path` is its valid start.
-        refined: whether a refiner has redrawn the path.
+        complete: whether the whole answer was a valid path. Otherwise `path` is its valid start.
+        refined: whether the path was drawn again from a refined mask.
         tokens: number of path tokens.
-        polygon: whether records list the polygons.
+        polygon: whether records also list the polygons.
     """
 
     key: ClassVar[str] = "segments"
@@ -212,15 +219,18 @@ class Outline:
     polygon: bool = field(default=False, compare=False)
 
     def polygons(self, tolerance: float = TOLERANCE) -> list[Polygon]:
-        """Return closed polygons (corners, 2) as fractions of the image, within `tolerance` of the box size."""
+        """Return the outline as closed polygons, arrays (corners, 2), as fractions of the image.
+
+        `tolerance` is the maximum error of a curve as a fraction of the box size.
+        """
         return placed(parse_path(self.path, tolerance)[0], self.box)
 
     def mask(self, width: int, height: int) -> Mask:
-        """Return the mask (height, width) for an image of that size."""
+        """Return the mask (height, width) of the outline for an image of this size."""
         return fill(self.polygons(), width, height)
 
     def to_record(self, width: int, height: int) -> Mapping[str, object]:
-        """Return path, box, COCO run lengths of the mask, and optionally the polygons."""
+        """Return the path, the box, the mask as COCO run-length encoding, and the polygons if `polygon` is True."""
         names = ("x_min", "y_min", "x_max", "y_max")
         record: dict[str, object] = {
             "label": self.label,
@@ -245,8 +255,8 @@ class Result:
     """All results of one image, in the order of the tasks.
 
     Attributes:
-        extras: results of tasks outside this package by key.
-        drafts: drafts for the next image, read only by `Engine.submit(previous=…)`.
+        extras: by key, the results of tasks that are defined outside of this package.
+        drafts: drafts for the next image. Only `Engine.submit(previous=…)` reads them.
     """
 
     detections: Detections
@@ -258,11 +268,11 @@ class Result:
 
     @property
     def segments(self) -> tuple[Outline, ...]:
-        """Outlines in the order of the tasks."""
+        """All outlines, in the order of the tasks."""
         return tuple(part for part in self.extras.get(Outline.key, ()) if isinstance(part, Outline))
 
     def segments_to_supervision(self) -> supervision.Detections:
-        """Return the outlines as `supervision.Detections` with masks, in pixels.
+        """Return the outlines as `supervision.Detections` with masks in pixels.
 
         Raises:
             ImportError: if supervision is not installed.
@@ -287,7 +297,7 @@ class Result:
         timings: Timings,
         drafts: Mapping[Hashable, object] = _NO_DRAFTS,
     ) -> Result:
-        """Combine the parts into the result of a `width` × `height` image."""
+        """Combine the results of all tasks on an image of `width` × `height` pixels."""
         boxes: list[Box] = []
         spots: list[Spot] = []
         texts: list[Text] = []

@@ -313,7 +313,7 @@ class ReasoningOutput(OutputState):
         super().__init__(between + answer.steps if answer.steps > 0 else 0, sampling)
         self.answer, self.tokens, self.max_tokens = answer, tokens, max_tokens
         self._decode = decode
-        # Chunks of text tokens, each with the coordinates after it.
+        # Chunks of the reasoning: token IDs and coordinates.
         self._chunks: list[tuple[list[int], list[float]]] = [([], [])]
         self._reasoned = 0  # number of reasoning tokens
         self._suffix_left: deque[int] | None = None  # None during the reasoning
