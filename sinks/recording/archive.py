@@ -18,8 +18,8 @@ from pathlib import Path
 import av
 import av.error
 
-from saccade.sinks.recording.fragments import VIDEO_SCALE, boxes_in, codecs_of, note_in, timing_of
 from saccade.sinks.recording.place import RecordingPlace
+from saccade.sinks.video.fragments import VIDEO_SCALE, boxes_in, codecs_of, note_in, timing_of
 from saccade.sinks.video.muxer import Muxer
 
 _HEAD_BYTES = 8192

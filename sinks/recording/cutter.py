@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.sinks.recording.fragments import VIDEO_SCALE
+from saccade.sinks.video.fragments import VIDEO_SCALE
 from saccade.sources.live.packets import CodedPacket
 
 FRAGMENT_S = 1.0

@@ -25,7 +25,8 @@ from saccade.sinks.guard import SinkStatus
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.recording.archive import Archive
 from saccade.sinks.recording.cutter import FragmentCutter, TimedPacket
-from saccade.sinks.recording.fragments import (
+from saccade.sinks.recording.place import RecordingPlace
+from saccade.sinks.video.fragments import (
     SOUND,
     VIDEO,
     VIDEO_SCALE,
@@ -34,9 +35,8 @@ from saccade.sinks.recording.fragments import (
     head_of,
     length_prefixed,
 )
-from saccade.sinks.recording.place import RecordingPlace
-from saccade.sinks.recording.sound import SoundWriter
 from saccade.sinks.video.part_file import SUFFIX, free_path
+from saccade.sinks.video.sound import SoundWriter
 from saccade.sources.live.packets import CodedPacket, SoundPacket, jumps, parameters_of
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from fractions import Fraction
 import av
 from av.container import OutputContainer
 
-from saccade.sinks.recording.fragments import VIDEO_SCALE, sound_head_of
-from saccade.sinks.recording.sound import SoundWriter
+from saccade.sinks.video.fragments import VIDEO_SCALE, sound_head_of
 from saccade.sinks.video.muxer import Muxer
+from saccade.sinks.video.sound import SoundWriter
 from saccade.sources.live.packets import SoundPacket
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -246,8 +247,14 @@ def test_workers_are_replaced_by_others_of_another_model(running: Running) -> No
 
 
 def test_a_viewer_of_a_worker_s_video_changes_prompts_by_the_controller(running: Running) -> None:
-    with urllib.request.urlopen(f"{running.url}/streams/b/frame.jpg", timeout=LONG_S) as answer:
-        assert answer.read()[:3] == b"\xff\xd8\xff"
+    def shown() -> bytes:
+        try:
+            with urllib.request.urlopen(f"{running.url}/streams/b/frame.jpg", timeout=LONG_S) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError:  # the replaced worker has not opened the stream yet
+            return b""
+
+    assert running.until(shown)[:3] == b"\xff\xd8\xff"
     with own_loop() as loop:
 
         async def watch() -> Watcher:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sinks.recording.cutter import FRAGMENT_S, FragmentCutter, TimedPacket
-from saccade.sinks.recording.fragments import VIDEO_SCALE
+from saccade.sinks.video.fragments import VIDEO_SCALE
 from saccade.sources.live.packets import CodedPacket
 from tests.support.packets import coded
 

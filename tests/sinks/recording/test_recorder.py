@@ -20,9 +20,9 @@ import pytest
 from saccade.sinks import SinkError
 from saccade.sinks.recording import Archive, ArchiveError, PacketRecorder, RecordingPlace
 from saccade.sinks.recording import recorder as module
-from saccade.sinks.recording.fragments import length_prefixed
-from saccade.sinks.recording.sound import SoundWriter
 from saccade.sinks.retention import elapsed_s
+from saccade.sinks.video.fragments import length_prefixed
+from saccade.sinks.video.sound import SoundWriter
 from saccade.sources.live.packets import CodedPacket, SoundPacket
 from tests.support.packets import coded, shown
 from tests.support.sinks.disk import FullDisk

@@ -14,7 +14,7 @@ from av.audio.codeccontext import AudioCodecContext
 from av.audio.fifo import AudioFifo
 from av.audio.resampler import AudioResampler
 
-from saccade.sinks.recording.fragments import VIDEO_SCALE, Sample, SoundTrack
+from saccade.sinks.video.fragments import VIDEO_SCALE, Sample, SoundTrack
 from saccade.sources.live.packets import SoundPacket
 
 log = logging.getLogger(__name__)
