@@ -1,6 +1,9 @@
-"""Events: rules applied to results over time.
+"""Events: evaluates rules on the results of a stream over time.
 
-A rule is a condition in words (`conditions`). A state machine watches it in each stream (`machine`). An event has a
-begin, updates and an end, with one record for every output (`record`). The `hub` publishes events to all subscribers.
-This package handles frames, results and analytics: no configuration files, servers or command line.
+`conditions` parses the condition of a rule. `machine` evaluates one rule in one stream as a state machine. `record`
+defines the event, which has a begin, updates and an end, and its JSON record. `hub` publishes events to all
+subscribers.
+
+The package handles frames, results and analytics. It does not depend on configuration files, servers or the command
+line.
 """

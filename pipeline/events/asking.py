@@ -1,6 +1,7 @@
-"""Asks a model the questions of rules about crops of frames, without blocking frames.
+"""Asks a model the questions of rules about crops of frames, without blocking the frames.
 
-A limited number of questions is in flight, each with a deadline; a late answer counts as no answer.
+The number of questions in flight is limited, and each question has a deadline. An answer after the deadline is
+ignored.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class AskEngine(Protocol):
         """Submit a question and return at once.
 
         Args:
-            image: (height, width, 3) uint8 RGB; must not change afterwards.
+            image: (height, width, 3) uint8 RGB. It must not change afterwards.
             text: the question.
             choices: the allowed answers; empty for free text.
-            deadline_s: time limit in seconds; after it, the work is dropped and the future fails.
+            deadline_s: time limit in seconds. When it has passed, the question is cancelled and the future fails.
 
         Returns:
             A future of the answer and the probability of each choice.
@@ -58,11 +59,11 @@ class AskEngine(Protocol):
 class ModelAskEngine:
     """Answers questions with an engine that supports `Query` tasks.
 
-    The questions of all streams form one stream of the engine, in which no question replaces another.
+    In the engine, the questions of all streams form one stream. A new question never replaces a waiting one.
 
     Args:
-        engine: the engine; the caller owns and closes it.
-        weight: scheduling weight of all questions together; the default weight of a camera is 1.
+        engine: the engine. The caller closes it.
+        weight: scheduling weight of all questions together. A camera has a weight of 1 by default.
     """
 
     def __init__(self, engine: Engine, weight: float = 4.0) -> None:
@@ -98,12 +99,12 @@ class _Asked:
 
 
 class Asker:
-    """The questions of one stream in flight. Not thread-safe.
+    """Asks the questions of one stream. Not thread-safe.
 
     Args:
         engine: answers the questions.
         deadline_s: time limit for an answer, in seconds.
-        wait: block until answers arrive, as is possible for files; otherwise answers arrive with a later frame.
+        wait: whether to block until the answers arrive, as for a file. Otherwise, answers arrive with a later frame.
     """
 
     def __init__(self, engine: AskEngine, *, deadline_s: float = 2.0, wait: bool = False) -> None:
@@ -114,7 +115,7 @@ class Asker:
         self._failing = ""
 
     def ask(self, question: Question, scene: Scene, image: NDArray[np.uint8]) -> bool:
-        """Ask about the frame of a scene; return False if too many questions are in flight."""
+        """Ask a question about the frame of a scene. Return False if too many questions are in flight."""
         if len(self._asked) >= MAX_ASKED and not self._wait:
             return False
         track = None if question.track == FRAME else scene.tracks[question.track]
@@ -128,7 +129,7 @@ class Asker:
         return True
 
     def answers(self) -> list[Answer]:
-        """Return the answers since the last call, including failed questions."""
+        """Return the answers since the last call. A failed question has an answer without text."""
         done = [one for one in self._asked if self._wait or one.future.done()]
         self._asked = [one for one in self._asked if one not in done]
         return [self._answer(one) for one in done]
@@ -155,7 +156,7 @@ class Asker:
 
 
 def crop(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Return the crop of an image around a box, in fractions of the image, with a margin."""
+    """Return the part of an image inside a box, plus a margin. The box is in fractions of the image."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = box[0] * width, box[1] * height, box[2] * width, box[3] * height
     dx = max(_MARGIN * (x2 - x1), (_LEAST - (x2 - x1)) / 2)

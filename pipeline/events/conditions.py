@@ -1,4 +1,4 @@
-"""The rule language: parses the `when` of a rule into a `Condition`.
+"""The rule language: parses the `when` key of a rule into a `Condition`.
 
     person in door for 10s                     car or "traffic light" in yard
     person crosses gate outward                count of person in lobby > 5 for 30s
@@ -6,7 +6,7 @@
     car stationary in yard for 5m              person moving in yard
     parcel appeared in porch                   parcel removed from porch
 
-The grammar is `GRAMMAR`, parsed by lark. An error names the column and the expected words.
+`GRAMMAR` defines the language, and lark parses it. An error names the column and the words that are expected there.
 """
 
 from __future__ import annotations
@@ -96,17 +96,18 @@ class Condition:
     """The condition of a rule.
 
     Attributes:
-        kind: `present` and `inside` hold per track; `crosses` holds for a track on the frame of its crossing; `removed`
-            holds for a track on the frame on which its place has been empty for long enough; `count` and `absent` hold
-            for the whole frame.
-        labels: labels of the objects that count; empty for all.
+        kind: `present` and `inside` apply to each track. `crosses` applies to a track, on the frame on which it
+            crosses. `removed` applies to a track, on the frame on which its place has been empty for long enough.
+            `count` and `absent` apply to the whole frame.
+        labels: labels of the objects to consider; empty for all.
         place: name of the zone, or of the line for `crosses`; None for the whole image.
         direction: direction of a crossing; None for both.
-        compare, number: the comparison of a `count`.
-        for_s: seconds for which the condition must have held.
-        between: start and end of the time of day in which the condition may hold; a start after the end spans midnight.
-        place_at: offset of the place in the text.
-        motion: only objects that move, stand or have appeared count; None for all.
+        compare, number: operator and number of a `count` condition.
+        for_s: how long the condition must hold before the event begins, in seconds.
+        between: start and end of the time of day in which the condition may hold. A start after the end spans
+            midnight.
+        place_at: position of the place name in the text.
+        motion: consider only objects that are moving, are stationary or have appeared; None for all objects.
     """
 
     kind: Kind
@@ -121,11 +122,11 @@ class Condition:
     motion: Motion | None = None
 
     def fits(self, count: int) -> bool:
-        """Return whether a count satisfies `compare` and `number`."""
+        """Return whether a number of objects satisfies a `count` condition."""
         return _COMPARE[self.compare](count, self.number)
 
     def open_at(self, now: time) -> bool:
-        """Return whether the condition may hold at a time of day."""
+        """Return whether a time of day is within `between`."""
         if self.between is None:
             return True
         begin, end = self.between
@@ -137,7 +138,7 @@ def parse(text: str) -> Condition:
     """Parse a condition.
 
     Raises:
-        PlacedError: if the text is not a condition; the message names the expected words, and `offset` their position.
+        PlacedError: if the text is not a condition. The message names the expected words, and `offset` their position.
     """
     try:
         tree = _parser().parse(text)
@@ -162,13 +163,13 @@ def _parser() -> Lark:
 
 
 class _Reader(Transformer[Token, Condition]):
-    """Builds a condition from a parsed tree; each method handles one rule of the grammar."""
+    """Builds a condition from a parse tree. Each method handles one rule of the grammar."""
 
     def name(self, words: list[Token]) -> Token:
         return Token("NAME", words[0].strip('"'), start_pos=words[0].start_pos)
 
     def labels(self, names: list[Token]) -> tuple[str, ...]:
-        """Return the label names; `any` gives an empty tuple."""
+        """Return the label names as a tuple. `any` gives an empty tuple."""
         return tuple(str(name) for name in names if name.type == "NAME")
 
     def present(self, found: list) -> Condition:  # type: ignore[type-arg]
@@ -204,7 +205,7 @@ class _Reader(Transformer[Token, Condition]):
         return self.absent([(), *found])
 
     def start(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """Return the condition with `for` and `between` applied."""
+        """Return the condition with the `for` and `between` clauses."""
         condition, _, duration, _, begin, _, end = found
         for_s = 0.0 if duration is None else _seconds(duration)
         between = None if begin is None else (time.fromisoformat(_padded(begin)), time.fromisoformat(_padded(end)))
@@ -246,7 +247,7 @@ def _explain(error: UnexpectedInput, text: str) -> str:
 
 
 def _hint(text: str, at: int) -> str:
-    """Return a hint for a common mistake at an offset; empty without a hint."""
+    """Return a hint if the text at an offset is a common mistake. Otherwise return an empty string."""
     if text[at : at + 1] == '"':
         return ": the quote is not closed" if text.count('"') % 2 else ""
     if re.match(r"and\b", text[at:], re.IGNORECASE):

@@ -1,7 +1,9 @@
-"""Publishes events to all subscribers in order, in a thread of its own, so that a slow subscriber never delays frames.
+"""Publishes events to all subscribers, in order.
 
-The queue is bounded; changes beyond the limit are dropped and counted. A subscriber that saw the begin of an event
-always sees its end.
+A separate thread calls them, so a slow subscriber never delays frames.
+
+The queue is bounded. Changes that do not fit are dropped and counted. A subscriber that receives the begin of an event
+always receives its end.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ Listener = Callable[[Mapping[str, Any]], None]
 
 
 class ChangeQueue:
-    """The queue of unpublished changes, oldest first. Not thread-safe.
+    """A bounded queue of changes that are not published yet, oldest first. Not thread-safe.
 
-    A full queue refuses changes, with two exceptions. It accepts lists of rules, which set retention times. It also
-    accepts the end of an event whose begin was accepted, so there are never more extra ends than begins. If the begin
-    of an event was refused, the next accepted update becomes its begin.
+    A full queue refuses changes, with two exceptions. It accepts lists of rules, because they set retention times. It
+    accepts the end of an event if it has accepted the begin, so the extra entries are at most one per open event. If
+    the begin of an event was refused, the next accepted update of the event becomes the begin.
 
     Args:
-        limit: number of queued changes at which the queue is full.
+        limit: number of changes at which the queue is full.
     """
 
     def __init__(self, limit: int) -> None:
@@ -54,7 +56,10 @@ class ChangeQueue:
         return len(self._waiting)
 
     def put(self, item: Change | RuleList | History | threading.Event) -> bool:
-        """Add a change, or a marker, which is always accepted; return False if the queue refuses the change."""
+        """Add a change. Return False if the queue refuses it.
+
+        A marker, which `flush` waits for, is always accepted.
+        """
         full = len(self._waiting) >= self._limit
         if isinstance(item, Change):
             return self._put_change(item, full)
@@ -64,7 +69,11 @@ class ChangeQueue:
         return True
 
     def take(self) -> Change | RuleList | History | threading.Event:
-        """Remove and return the oldest change; raises IndexError if the queue is empty."""
+        """Remove and return the oldest change.
+
+        Raises:
+            IndexError: if the queue is empty.
+        """
         return self._waiting.popleft()
 
     def _put_change(self, change: Change, full: bool) -> bool:
@@ -89,9 +98,9 @@ class ChangeQueue:
 
 
 class EventHub:
-    """Distributes the events of all streams. Thread-safe.
+    """Distributes the events of all streams to subscribers. Thread-safe.
 
-    Up to 10,000 changes are queued; further changes are dropped, counted and logged. See `ChangeQueue`.
+    Up to 10,000 changes are queued. Further changes are dropped, counted and logged, see `ChangeQueue`.
     """
 
     def __init__(self) -> None:
@@ -107,9 +116,12 @@ class EventHub:
         """Number of changes dropped because the queue was full."""
 
     def add(self, listener: Listener, stream: str | None = None, *, history: bool = False) -> Callable[[], None]:
-        """Call a listener for every change, or for one stream's changes; return a function that removes the listener.
+        """Subscribe a listener, and return a function that unsubscribes it.
 
-        With `history`, the listener also receives track paths, minute counts and finished media files.
+        Args:
+            listener: called with every change.
+            stream: name of a stream, to receive only its changes; None for all streams.
+            history: also call the listener with track paths, counts per minute and finished media files.
         """
         entry = listener, stream, history
         with self._changed:
@@ -137,7 +149,7 @@ class EventHub:
                 self._report_lost()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until all changes so far are published; return False on timeout."""
+        """Wait until all changes so far are published. Return False on timeout."""
         done = threading.Event()
         with self._changed:
             if self._thread is None or self._closed:
@@ -147,7 +159,10 @@ class EventHub:
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Publish the queued changes for up to some seconds, then stop. A second call does nothing."""
+        """Publish the queued changes and stop. Drop changes that cannot be published within some seconds.
+
+        A second call does nothing.
+        """
         self.flush()
         with self._changed:
             closed, self._closed, thread = self._closed, True, self._thread

@@ -1,6 +1,7 @@
-"""One rule in one stream, as a pure state machine: scenes in; begins, updates and ends of events out.
+"""Evaluates one rule in one stream as a state machine.
 
-Times come from the scenes. A rule has at most one open event, which lists every track that has fulfilled the condition.
+The machine receives scenes, and returns begins, updates and ends of events. It reads no clock, because each scene has
+its times. A rule has at most one open event. The event lists every track that has fulfilled the condition.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Names = Mapping[str, Collection[str]]
 
 
 class Moment(NamedTuple):
-    """A time on three clocks: stream time in seconds, `Frame.steady_at`, and the capture time shown to users."""
+    """A time on three clocks: stream time in seconds, `Frame.steady_at`, and the capture time that users see."""
 
     seconds: float
     steady_at: float
@@ -51,13 +52,13 @@ class Moment(NamedTuple):
 
 
 class Watch:
-    """Watches one condition from scene to scene.
+    """Evaluates one condition on each scene of a stream.
 
     Args:
-        condition: the condition to watch.
-        names: the model's labels for the labels of the condition.
-        gap_s: seconds without a frame after which earlier observations no longer count.
-        confirm: (k, n): a track counts once it was detected on k of its last n frames.
+        condition: the condition.
+        names: the labels that the model uses for each label of the condition.
+        gap_s: maximum time between two frames, in seconds. After a longer gap, the evaluation starts again.
+        confirm: (k, n): ignore a track until it was detected on k of its last n frames.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class Watch:
         """Stream time up to which `for` counts as fulfilled, because the condition held on another worker."""
 
     def update(self, scene: Scene) -> dict[int, Moment] | None:
-        """Process a scene; return the start time of each track for which the condition holds, or None for no track.
+        """Evaluate the condition on the next scene.
 
-        For a condition on the whole frame, the result holds the counted tracks, and key -1 has the start time of the
-        condition.
+        Returns:
+            For each track that fulfils the condition, the time since when it does; None if no track fulfils it. For a
+            condition on the whole frame, the counted tracks, and key -1 with the time since when the condition holds.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
@@ -116,7 +118,10 @@ class Watch:
         return held or None
 
     def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Return tracks that hold for the first time or without interruption; a parked car alarms only once."""
+        """Return the tracks of objects that fulfil the condition for the first time, or without interruption.
+
+        So a parked car starts only one event.
+        """
         places = {number: rest.place for number in held if (rest := scene.tracks[number].rest) is not None}
         kept = {n: held[n] for n, place in places.items() if place in self._holding or place not in self._told}
         self._holding = {places[number] for number in kept}
@@ -124,7 +129,7 @@ class Watch:
         return kept
 
     def _removed(self, scene: Scene, now: Moment) -> dict[int, Moment] | None:
-        """Return the objects whose places have just been empty for long enough."""
+        """Return the objects whose places became empty long enough ago on this frame."""
         due = {}
         for number, (track, empty_s) in scene.empty.items():
             place = self.condition.place
@@ -135,7 +140,7 @@ class Watch:
         return {track.number: now for track in due.values()} if due and self.condition.open_at(scene.clock) else None
 
     def _confirmed_of(self, scene: Scene, tracks: Iterable[Track]) -> Iterable[Track]:
-        """Return the tracks that were detected often enough, now or earlier."""
+        """Return the tracks that `confirm` accepts, on this frame or an earlier one."""
         if self._least == 1:
             return tracks
         fresh = {one.number for one in tracks if (one.looks & self._looks).bit_count() >= self._least}
@@ -143,12 +148,15 @@ class Watch:
         return [track for track in tracks if track.number in self._confirmed]
 
     def _has_place(self, scene: Scene) -> bool:
-        """Return whether the zone or line exists; it can be removed at any time, and then nothing is absent from it."""
+        """Return whether the zone or line of the condition exists. A user can remove it at any time.
+
+        Without the zone, an `absent` condition does not hold.
+        """
         place = self.condition.place
         return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
 
     def _concerned(self, scene: Scene) -> Iterable[Track]:
-        """Return the tracks that the condition refers to."""
+        """Return the tracks that match the labels, motion and place of the condition."""
         tracks: Iterable[Track] = scene.tracks.values()
         place, kind = self.condition.place, self.condition.kind
         if self._labels:
@@ -166,7 +174,7 @@ class Watch:
         return tracks
 
     def _moves(self, scene: Scene, track: Track) -> bool:
-        """Return whether a track moves, stands still or has appeared, as the condition requires."""
+        """Return whether a track fulfils the motion of the condition: it moves, is stationary or has appeared."""
         rest, motion = track.rest, self.condition.motion
         if rest is None:
             return False
@@ -181,7 +189,7 @@ class Watch:
         return 0.0 if scene.seconds <= self.carried_until else self.condition.for_s
 
     def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
-        """Return whether the condition has held long enough for a track; for zones, the dwell time decides."""
+        """Return whether a track has fulfilled the condition for `for` seconds. In a zone, this is the dwell time."""
         if self.condition.motion == "stationary":
             return True  # its time counts from when it came to its place
         if self.condition.motion == "moving":
@@ -199,9 +207,9 @@ class RuleState:
 
     Attributes:
         name: name of the rule.
-        holds: whether the condition is fulfilled, regardless of the model's answers.
-        p_yes: the probability of yes for the track closest to the expected answer; None without an answer about any
-            track that fulfils the condition.
+        holds: whether the condition is fulfilled. Answers of the model are not considered.
+        p_yes: the model's probability of yes, for the track that is closest to the expected answer. None if there is
+            no answer about a track that fulfils the condition.
         event: ID of the open event, or None.
         since: start of the open event, on the clock of `captured_at`.
     """
@@ -214,18 +222,18 @@ class RuleState:
 
 
 class RuleMachine:
-    """The events of one rule in one stream.
+    """Makes the events of one rule in one stream.
 
     Args:
-        rule: the rule to watch.
+        rule: the rule to evaluate.
         stream: name of the stream.
-        names: the model's labels for the labels of the rule.
+        names: the labels that the model uses for each label of the rule.
         gap_s: see `Watch`.
-        chance: returns random numbers from 0 to 1, used for IDs.
-        resumed: the rule's last event on the worker that ran the stream before. An open event continues under its ID on
-            two conditions: the first frame here follows within `RESUME_S` of its last frame, and the condition holds
-            again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its last frame. The cooldown of an
-            ended event continues.
+        chance: returns random numbers from 0 to 1, used for event IDs.
+        resumed: last event of the rule on the previous worker of the stream. An open event continues under the same ID
+            under two conditions: the first frame here follows its last frame within `RESUME_S`, and the condition
+            holds again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its last frame. The
+            cooldown of an ended event continues.
     """
 
     def __init__(
@@ -275,7 +283,7 @@ class RuleMachine:
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:
-        """Process the next scene and return the changes of events."""
+        """Evaluate the rule on the next scene and return the changes of events."""
         changes: list[Change] = []
         if self._first_s is None:
             self._first_s = scene.seconds
@@ -315,15 +323,15 @@ class RuleMachine:
         return changes
 
     def questions(self, scene: Scene) -> list[Question]:
-        """Return the questions to ask about the last scene; each counts as asked unless `refuse` is called."""
+        """Return the questions to ask about the last scene. Call `refuse` for each question that cannot be asked."""
         return self._questions.due(scene, self._held) if self.rule.asks else []
 
     def refuse(self, question: Question) -> None:
-        """Record that a question was not asked."""
+        """Handle a question that was not asked, because too many are in flight."""
         self._questions.refuse(question)
 
     def take(self, answer: Answer) -> None:
-        """Process an answer; it takes effect at the next step."""
+        """Handle an answer. It is used from the next step on."""
         self._questions.take(answer)
 
     def attributes(self, track: int) -> dict[str, str]:
@@ -331,11 +339,14 @@ class RuleMachine:
         return self._questions.attributes(track)
 
     def end(self) -> list[Change]:
-        """End the open event, because no more frames follow or frames were missing for too long."""
+        """End the open event, because the stream has ended or frames were missing for too long."""
         return self._stop(self._last_s)
 
     def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Return the held tracks plus the crossings that wait for answers or have them on this frame."""
+        """For a `crosses` rule with questions, add earlier crossings to the tracks that hold.
+
+        A crossing lasts one frame. It is remembered until its questions are answered.
+        """
         if self.rule.condition.kind != "crosses" or not self.rule.asks:
             return held
         self._crossed = {
@@ -431,9 +442,10 @@ class RuleMachine:
 
 
 def _end_time(event: Event) -> float:
-    """Return the end time of an event, shown to users: the start time plus the measured duration.
+    """Return the end time of an event for users: its start time plus its measured duration.
 
-    The system clock may have been set in the meantime, and the clocks of two workers may differ.
+    Reading the system clock at the end would be wrong if the clock was set during the event, or if the event ends on
+    another worker.
     """
     lasted = event.frame_at - event.start_at
     if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:
@@ -442,5 +454,8 @@ def _end_time(event: Event) -> float:
 
 
 def _soon_after(event: Event, scene: Scene) -> bool:
-    """Return whether a stream was away briefly enough for its event to continue; a file always restarts."""
+    """Return whether the gap between two workers is short enough for an event to continue.
+
+    For a file, return False.
+    """
     return scene.capture_clock != "file" and abs(scene.captured_at - event.frame_time) <= RESUME_S

@@ -1,7 +1,7 @@
-"""Tells moving objects from stationary objects, and remembers the places of stationary objects.
+"""Distinguishes moving from stationary objects, and remembers the places of stationary objects.
 
-A place outlives its track: an object that is lost and detected again at the same place under another track ID is the
-same object. Times come with the calls.
+A remembered place exists longer than the track. If an object is lost and later detected at the same place with another
+track ID, it is treated as the same object. The caller passes all times.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Rest:
     """The motion state of a track.
 
     Attributes:
-        place: ID of its place; a new ID after each move by its own size.
-        since_s: stream time at which it arrived at the place, in seconds.
-        moved: whether it has moved by its own size since it was first seen.
-        known: whether it was present at the start, or stands at a known place.
-        at: box on arrival.
+        place: ID of the object's place. The object gets a new ID each time it moves by its own size.
+        since_s: stream time at which the object arrived at the place, in seconds.
+        moved: whether the object has moved by its own size since it was first seen.
+        known: whether the object was present at the start, or is at a remembered place.
+        at: box of the object on arrival.
     """
 
     place: int
@@ -55,13 +55,13 @@ class Rest:
 
 @dataclass(slots=True)
 class Place:
-    """A place where an object stands or stood.
+    """A place where an object is or was stationary.
 
     Attributes:
         track: track ID of the object.
         label: label of the object.
         box: last box of the object.
-        since_s: stream time of its arrival, in seconds.
+        since_s: stream time at which the object arrived, in seconds.
         empty_s: how long the place has been visible without the object, in seconds.
         left: whether the object was seen to move away.
     """
@@ -75,13 +75,13 @@ class Place:
 
 
 class Places:
-    """The objects of one stream and their places; at most `MAX_PLACES`, each for a day."""
+    """Tracks the objects of one stream and their places. It remembers up to `MAX_PLACES` places, each for a day."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all objects and places, for example when a file restarts."""
+        """Delete all objects and places, for example when a looped file restarts."""
         self._rests: dict[int, Rest] = {}
         self._places: dict[int, Place] = {}
         self._ids = itertools.count(1)
@@ -90,16 +90,16 @@ class Places:
 
     @property
     def places(self) -> Mapping[int, Place]:
-        """The places where objects stand or stood, by ID."""
+        """The places where objects are or were stationary, by place ID."""
         return self._places
 
     def update(self, seconds: float, seen: Mapping[int, tuple[str, Rect]], alive: Mapping[int, object]) -> None:
         """Update the places with the objects of one frame.
 
         Args:
-            seconds: time of the frame.
-            seen: label and box of each track detected on the frame.
-            alive: all current tracks, including hidden tracks.
+            seconds: stream time of the frame.
+            seen: label and box of each track that was detected on the frame, by track ID.
+            alive: IDs of all current tracks, including tracks that were not detected on this frame.
         """
         if self._first_s is None:
             self._first_s = self._last_s = seconds
@@ -137,11 +137,14 @@ class Places:
                 place.empty_s += passed
 
     def of(self, track: int) -> Rest | None:
-        """Return the motion state of a track, or None if it was never seen."""
+        """Return the motion state of a track. Return None if the track was never seen."""
         return self._rests.get(track)
 
     def _recognized(self, label: str, box: Rect, alive: Mapping[int, object]) -> Rest | None:
-        """Return the state of a new track that is detected where an object with its label was lost, or None."""
+        """Return the motion state of a lost object with this label at this box, for a new track.
+
+        Return None without a match.
+        """
         for number, place in self._places.items():
             lost = place.track not in alive and not place.left and place.label == label
             if lost and overlap(place.box, box) >= _SAME:
@@ -158,7 +161,7 @@ class Places:
 
 
 def has_moved(old: Rect, new: Rect) -> bool:
-    """Return whether a box's centre has moved by the box's own size: its width sideways, its height vertically."""
+    """Return whether the centre of a box has moved by the box's width horizontally, or by its height vertically."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1

@@ -1,6 +1,8 @@
-"""The questions of a rule about its tracks, and the meaning of answers: verification, hysteresis and attributes.
+"""Decides which questions of a rule to ask about its tracks, and evaluates the answers.
 
-A pure state machine: scenes and answers in, questions out. It remembers the answers of each track.
+It handles verification, hysteresis and attributes, and remembers the answers for each track. It is a pure state
+machine:
+it receives scenes and answers, and returns questions.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Question:
     Attributes:
         rule: name of the rule.
         kind: purpose of the question.
-        name: name of the attribute; otherwise empty.
+        name: name of the attribute; empty for other kinds.
         track: track ID, or `FRAME` for the whole frame.
         text: text of the question.
         choices: the allowed answers; empty for free text.
@@ -55,8 +57,8 @@ class Answer:
 
     Attributes:
         question: the question.
-        text: the answer; None if the question failed or its deadline passed.
-        probabilities: probability of each choice, if there were choices.
+        text: the answer; None if the question failed or the deadline passed.
+        probabilities: probability of each choice; empty for free text.
     """
 
     question: Question
@@ -66,7 +68,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _State:
-    """State of one question about one track: time of the last question, the track's size then, and the answer."""
+    """The state of one question about one track: when it was asked, how large the track was then, and the answer."""
 
     pending: bool = False
     asked_s: float = float("-inf")
@@ -90,7 +92,7 @@ class Questions:
         self._states: dict[tuple[Kind, str, int], _State] = {}
 
     def due(self, scene: Scene, candidates: Collection[int]) -> list[Question]:
-        """Return the questions due for the tracks that fulfil the condition; each counts as asked."""
+        """Return the questions to ask now about the tracks that fulfil the condition, and mark them as asked."""
         rule, questions = self._rule, list[Question]()
         self._forget(scene, candidates)
         tracks = [number for number in candidates if number != FRAME] or ([FRAME] if candidates else [])
@@ -114,7 +116,7 @@ class Questions:
         return questions
 
     def take(self, answer: Answer) -> None:
-        """Process an answer; an answer about an ended track is ignored."""
+        """Handle an answer. An answer about an ended track is ignored."""
         question = answer.question
         state = self._states.get((question.kind, question.name, question.track))
         if state is None:
@@ -136,13 +138,13 @@ class Questions:
             state.on = False
 
     def refuse(self, question: Question) -> None:
-        """Record that a question was refused because too many are in flight; it is due again at once."""
+        """Mark a question as not asked, because too many are in flight. The next frame asks it again."""
         state = self._states.get((question.kind, question.name, question.track))
         if state is not None:
             state.pending, state.asked_s = False, float("-inf")
 
     def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
-        """Return the held tracks for which every answer is as expected."""
+        """Return the tracks that fulfil the condition and for which every answer is as expected."""
         rule = self._rule
         if not (rule.ask or rule.verify):
             return dict(held)
@@ -155,7 +157,12 @@ class Questions:
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
     def may_agree(self, track: int, there: bool) -> bool:
-        """Return whether a track's answers are, or may become, as expected; `there`: the track is visible."""
+        """Return whether all answers about a track are as expected, or can still become so.
+
+        Args:
+            track: track ID.
+            there: whether the track is on the current frame, so that questions about it can be asked.
+        """
         verified, asked = self._state("verify", "", track), self._state("ask", "", self._subject(track))
         if not self._verified(track):
             return there or verified.pending
@@ -164,12 +171,17 @@ class Questions:
         return there and (asked.text is None or asked.failed)
 
     def lacks(self, track: int, there: bool) -> bool:
-        """Return whether missing attributes of a track can still arrive; `there`: the track is visible."""
+        """Return whether an attribute of a track is missing and can still be answered.
+
+        Args:
+            track: track ID.
+            there: whether the track is on the current frame, so that questions about it can be asked.
+        """
         states = [self._state("attribute", name, track) for name in self._rule.attributes]
         return any(state.pending or (there and state.text is None and not state.failed) for state in states)
 
     def p_yes(self, tracks: Collection[int]) -> float | None:
-        """Return p(yes) of the rule's question for the track closest to the expected answer."""
+        """Return the probability of yes to `ask`, for the track that is closest to the expected answer."""
         numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
         known = [p for number in numbers if (p := self._state("ask", "", number).p_yes) is not None]
         if not known:
@@ -177,7 +189,7 @@ class Questions:
         return max(known) if self._rule.expect == YES else min(known)
 
     def answers(self, tracks: Collection[int]) -> dict[str, str]:
-        """Return the newest answer to each question about any of the tracks or the frame."""
+        """Return the newest answer to each question, about one of the tracks or the whole frame, by question text."""
         found = {}
         for kind, text in (("verify", self._rule.verify), ("ask", self._rule.ask)):
             for number in (FRAME, *tracks):
@@ -220,11 +232,14 @@ class Questions:
         return self._states.get((kind, name, number)) or _State()
 
     def _subject(self, track: int) -> int:
-        """Return the subject of `ask` for a track: the track itself or the whole frame."""
+        """Return what the `ask` question of a track is about: the track ID, or `FRAME`."""
         return FRAME if self._rule.scope == "frame" else track
 
     def _forget(self, scene: Scene, candidates: Collection[int]) -> None:
-        """Drop answers about ended tracks, and stale answers to `ask` without the condition fulfilled."""
+        """Delete answers about ended tracks.
+
+        Also delete old `ask` answers about tracks that do not fulfil the condition.
+        """
         wanted = {*candidates, FRAME} if candidates else set()
         for key, state in list(self._states.items()):
             kind, _, number = key

@@ -1,4 +1,4 @@
-"""The event and its record: one JSON format for files, WebSocket, MQTT, webhooks and the store."""
+"""Defines the event, and the JSON record that files, WebSocket, MQTT, webhooks and the store share."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Event:
         id: ID in Frigate's format: start time and six random letters or digits.
         rule: name of the rule.
         stream: name of the stream.
-        label: label of the best object, or the rule's label without an object.
-        tracks: IDs of the tracks that have fulfilled the condition, the newest 1000.
-        zones: zones in which these tracks are now.
-        entered_zones: zones in which these tracks have been.
-        since: time at which the condition started to hold, in seconds on the capture clock.
-        start_time: time at which the event began, after `for` seconds.
+        label: label of the best object; if there is no object, the label of the rule.
+        tracks: IDs of the tracks that have fulfilled the condition, at most the newest 1000.
+        zones: zones that contain these tracks now.
+        entered_zones: zones that these tracks have entered.
+        since: time since when the condition holds, in seconds on the capture clock.
+        start_time: time at which the event began. The condition had held for `for` seconds then.
         end_time: time at which the condition last held; None while the event is open.
         frame_time: time of the newest frame that shows the event.
         capture_clock: `rtcp` or `arrival` (Unix time), or `file` (seconds from the start of the file).
@@ -42,12 +42,13 @@ class Event:
         width, height: size of the image, in pixels.
         speed: speed of the best object, in image sizes per second.
         count: number of objects that fulfil the condition now.
-        p_yes: the model's probability of `yes` to the rule's question; None without an answer.
-        answers: the model's answer to each question.
-        attributes: attributes by name, from the newest track with an answer.
-        snapshot, clip: HTTP paths of the media, or None.
+        p_yes: the model's probability of yes to the rule's question; None if there is no answer.
+        answers: the model's answers, by question text.
+        attributes: attributes by name, from the newest track that has an answer.
+        snapshot, clip: HTTP paths of the media files, or None.
         since_at, start_at, frame_at: `since`, `start_time` and `frame_time` on the monotonic clock of
-            `Frame.steady_at`; not part of the record. Minus infinity if the event began on another worker.
+            `Frame.steady_at`. They are not part of the record. They are minus infinity if the event began on another
+            worker.
     """
 
     id: str
@@ -81,7 +82,7 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A begin, update or end of an event."""
+    """A begin, an update or an end of an event."""
 
     kind: Kind
     event: Event
@@ -89,7 +90,7 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class RuleList:
-    """The current rules of a stream, and the retention in seconds of rules that set their own."""
+    """The current rules of a stream, and the retention in seconds of each rule that sets one."""
 
     stream: str
     rules: tuple[str, ...]
@@ -98,7 +99,7 @@ class RuleList:
 
 @dataclass(slots=True, frozen=True)
 class TrackPath:
-    """The path of an ended track; `path` holds time, x and y, with positions in fractions of the image."""
+    """The path of an ended track: time, x and y of each point. x and y are fractions of the image."""
 
     stream: str
     number: int
@@ -111,7 +112,7 @@ class TrackPath:
 
 @dataclass(slots=True, frozen=True)
 class MinuteCounts:
-    """The counts of one minute of a stream; `counts` holds plain JSON values."""
+    """The counts of a stream in one minute, as JSON values."""
 
     stream: str
     start: int
@@ -120,7 +121,7 @@ class MinuteCounts:
 
 @dataclass(slots=True, frozen=True)
 class MediaDone:
-    """A media file of an event, `clip` or `snapshot`, is complete, or failed (`path` is None)."""
+    """Says that a media file of an event, `clip` or `snapshot`, is complete. If `path` is None, writing it failed."""
 
     stream: str
     event: str
@@ -133,25 +134,29 @@ _HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media"}
 
 
 def make_history_record(part: History) -> dict[str, Any]:
-    """Return the JSON-serializable record of a history item."""
+    """Return the record of a history item, ready for JSON."""
     return {"type": _HISTORY[type(part)], **asdict(part)}
 
 
 def new_id(start_time: float, chance: Callable[[], float] = random.random) -> str:
-    """Return a new event ID for a start time."""
+    """Return a new event ID that contains the start time."""
     letters = "".join(_LETTERS[int(chance() * len(_LETTERS)) % len(_LETTERS)] for _ in range(6))
     return f"{start_time:.6f}-{letters}"
 
 
 def read_event(record: Mapping[str, Any]) -> Event:
-    """Read an event from a record of `make_event_record`; raises KeyError or TypeError for any other record."""
+    """Return the event in a record that `make_event_record` made.
+
+    Raises:
+        KeyError, TypeError: if the record has another format.
+    """
     values = {name: record[name] for name in _SAME}
     values |= {name: tuple(record[name]) for name in ("tracks", "zones", "entered_zones")}
     return Event(**values, box=None if record["box_norm"] is None else tuple(record["box_norm"]))
 
 
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:
-    """Return the JSON-serializable record of a change, with boxes in pixels and in fractions of the image."""
+    """Return the record of a change, ready for JSON. It has boxes in pixels and in fractions of the image."""
     if isinstance(change, RuleList):
         listed = {"rules": list(change.rules), "keep_s": dict(change.keep_s)}
         return {"schema": SCHEMA, "type": "rules", "stream": change.stream, **listed}

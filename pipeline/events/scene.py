@@ -1,4 +1,4 @@
-"""Scenes: the tracks, zones and lines of one frame, as rules see them."""
+"""A scene is the input of rules: the tracks, zones and lines of one frame."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POINT = 0.05  # half the side of the box around a point, as a fraction of the i
 
 @dataclass(slots=True, frozen=True)
 class Track:
-    """A tracked object, as it was last seen.
+    """A tracked object, as it was on the last frame on which it was detected.
 
     Attributes:
         number: track ID.
@@ -42,10 +42,11 @@ class Track:
         box: x1, y1, x2, y2 in fractions of the image.
         zones: zones that contain the object.
         speed: speed in image sizes per second.
-        first_s: stream time of the first sighting, in seconds.
-        seen_s: stream time of the last sighting, in seconds.
-        looks: a bit for each of the last 64 frames, the newest lowest: whether the track was detected there.
-        rest: how it stands or moves; None if that is unknown.
+        first_s: stream time of the first detection, in seconds.
+        seen_s: stream time of the last detection, in seconds.
+        looks: bit mask of the last 64 frames; a bit is set if the track was detected on the frame. The lowest bit is
+            the newest frame.
+        rest: motion state of the object; None if unknown.
     """
 
     number: int
@@ -67,19 +68,20 @@ class Track:
 
 @dataclass(slots=True, frozen=True)
 class Scene:
-    """One frame, as rules see it.
+    """The tracks, zones and lines of one frame.
 
     Attributes:
         seconds: stream time, in seconds.
         captured_at, capture_clock, width, height: see `Frame`.
         clock: local time of day.
         steady_at: capture time on a monotonic clock, in seconds.
-        tracks: visible tracks by track ID, and missed tracks that may still return.
-        zones: by zone name, the dwell time in seconds of each track inside.
-        crossed: by line name, the direction of each track that crossed on this frame, `forward` or `backward`.
-        sharpness: measures the sharpness of a track's image when called.
-        empty: by ID, places whose object is not there now: the object as it was, and for how many seconds the place
-            has been seen empty.
+        tracks: tracks by track ID: those detected on this frame, and missed tracks that may still return.
+        zones: for each zone name, the dwell time in seconds of each track inside.
+        crossed: for each line name, the direction of each track that crossed the line on this frame, `forward` or
+            `backward`.
+        sharpness: function that measures the sharpness of a track's image.
+        empty: for each place ID whose object is missing now: the object as last seen, and for how many seconds the
+            place has been visible without the object.
     """
 
     seconds: float
@@ -96,7 +98,7 @@ class Scene:
     empty: Mapping[int, tuple[Track, float]] = field(default_factory=dict)
 
     def seen(self, track: Track) -> bool:
-        """Return whether a track was seen on this frame."""
+        """Return whether a track was detected on this frame."""
         return track.seen_s == self.seconds
 
 
@@ -104,7 +106,8 @@ class SceneReader:
     """Builds the scenes of one stream, in stream order.
 
     Args:
-        file_began: Unix time at which a file starts, for the time of day; live frames carry their own time.
+        file_began: Unix time at which a file starts. The time of day is derived from it. Frames of live streams have
+            their own time.
     """
 
     def __init__(self, file_began: float) -> None:
@@ -177,7 +180,7 @@ class SceneReader:
             self._drop(track, stream)
 
     def _rest(self, seconds: float) -> None:
-        """Add the motion state to each track."""
+        """Set the motion state of each track."""
         seen = {track.number: (track.label, track.box) for track in self._tracks.values() if track.seen_s == seconds}
         self._places.update(seconds, seen, self._tracks)
         places = self._places.places
@@ -198,7 +201,7 @@ class SceneReader:
 
 
 def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> float:
-    """Return the sharpness of an image region, 0 to 1: variance of the Laplacian relative to the brightness."""
+    """Return the sharpness of an image region, 0 to 1: the variance of the Laplacian, divided by the brightness."""
     height, width = image.shape[:2]
     x1, y1 = int(box[0] * width), int(box[1] * height)
     crop = image[y1 : max(y1 + 2, round(box[3] * height)), x1 : max(x1 + 2, round(box[2] * width))]
@@ -216,7 +219,7 @@ def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float
 
 
 class _Path:
-    """The path of a track: a position every half second; after 256 positions, the interval doubles."""
+    """The path of a track. It has a point every half second. After 256 points, the interval doubles."""
 
     def __init__(self, first_time: float) -> None:
         self.first_time = self.last_time = first_time

@@ -17,7 +17,7 @@ MAX_RULES = 64
 
 
 class Threshold(NullIsUnset):
-    """Hysteresis of the expected answer: probabilities between both thresholds change nothing."""
+    """The hysteresis of an answer. A probability between the two thresholds does not change the state."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,7 +66,7 @@ def _question(value: object) -> object:
 
 
 def _named_keys(value: object) -> object:
-    """Restore the keys `on` and `off`, which YAML parses as true and false."""
+    """Rename the keys True and False to `on` and `off`, because YAML parses these words as booleans."""
     if isinstance(value, Mapping):
         return {
             {True: "on", False: "off"}.get(key, key) if isinstance(key, bool) else key: v for key, v in value.items()
@@ -78,7 +78,7 @@ Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
 class RuleSettings(NullIsUnset):
-    """The settings of one rule: when an event begins and how long it lasts."""
+    """The settings of one rule. They define when an event begins and how long it lasts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -150,22 +150,22 @@ class RuleSettings(NullIsUnset):
 
     @property
     def asks(self) -> bool:
-        """Whether the rule asks a model any question."""
+        """Whether the rule asks a model a question."""
         return bool(self.ask or self.verify or self.attributes)
 
     @property
     def confirm_looks(self) -> tuple[int, int]:
-        """The setting `confirm` as (k, n): detected on k of n frames."""
+        """The setting `confirm` as (k, n): a track must be detected on k of n frames."""
         return _looks(self.confirm)
 
     @property
     def condition(self) -> Condition:
-        """The parsed `when`."""
+        """The condition that `when` describes."""
         return parse(self.when)
 
 
 def _named(value: object) -> object:
-    """Parse `name=condition` texts, as given on the command line."""
+    """Parse texts such as `name=condition` from the command line."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):
@@ -190,7 +190,7 @@ Rules = Annotated[list[RuleSettings], BeforeValidator(_named), Field(max_length=
 
 
 class EventSettings(NullIsUnset):
-    """The event settings of a stream, in a configuration and in the HTTP API."""
+    """The event settings of a stream, as in a configuration file or the HTTP API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -238,7 +238,7 @@ class EventSettings(NullIsUnset):
 
 
 def check_places(rules: list[RuleSettings], regions: Regions) -> None:
-    """Check that the zones and lines named by rules exist.
+    """Check that every zone and line that a rule names exists.
 
     Raises:
         PlacedError: if a zone or line is missing.
@@ -263,7 +263,7 @@ def _model(value: object) -> object:
 
 
 class AskSettings(NullIsUnset):
-    """A separate model for questions."""
+    """The settings of a separate model for questions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -280,7 +280,7 @@ AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
 
 
 class KeepSettings(NullIsUnset):
-    """Event settings shared by all streams: the model for questions and the event store."""
+    """The event settings that all streams share: the model for questions and the event store."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

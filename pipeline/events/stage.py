@@ -1,6 +1,6 @@
-"""The event stage of a stream: evaluates its rules and publishes events; results pass through unchanged.
+"""The stage of a stream that evaluates the rules and publishes events. Results pass through the stage unchanged.
 
-The stage can be configured from any thread while the stream runs.
+Any thread can change the rules while the stream runs.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ Publish = Callable[[Change | RuleList | History], None]
 
 @dataclass(slots=True, frozen=True)
 class Attributes:
-    """The model's answers about a track, by attribute name; part of a result."""
+    """The attributes of a track: the model's answers, by attribute name. They are added to the result."""
 
     key: ClassVar[str] = "attributes"
     track_id: int
     values: Mapping[str, str]
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return the track ID and the attributes."""
+        """Return a JSON object with the track ID and the attributes."""
         return {"track_id": self.track_id, **self.values}
 
 
 class EventStage:
-    """Evaluates the rules of one stream; runs after the analytics stage.
+    """Evaluates the rules of one stream. It must run after the analytics stage.
 
     Args:
         rules: the rules to evaluate.
         publish: called with every change of an event, in the thread of the stream.
-        names: returns the model's labels for a label of a rule.
-        asker: asks the model the questions of rules; without it, rules with questions make no events.
-        file_began: Unix time at which a file starts, for `between`; default: now.
+        names: returns the labels that the model uses for a label of a rule.
+        asker: asks the model the questions of rules. If None, rules with questions make no events.
+        file_began: Unix time at which a file starts, used for `between`; default: now.
         flush: called after the last change of the stream.
-        gap_s: see `RuleMachine`; must exceed the longest time for which a gate drops frames.
-        recorder: stores clips and snapshots of the events; None disables them.
-        minutes: returns the counts of the minutes that ended since the last call, and with True also of the current
-            minute. With it, the stage also publishes minute counts of live streams and track paths.
+        gap_s: see `RuleMachine`. It must be longer than the longest pause between frames that a gate causes.
+        recorder: records clips and snapshots of the events; None disables them.
+        minutes: returns the counts of the minutes that ended since the last call. Called with True, it also returns
+            the current minute. If it is set, the stage also publishes track paths, and counts per minute of live
+            streams.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class EventStage:
         """The open events that `close` has left for `resume`."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue the last event of each rule from another worker. Call before the first frame."""
+        """Continue the last event of each rule, which began on another worker. Call this before the first frame."""
         self._resumed = {event.rule: event for event in events}
 
     def configure(self, settings: EventSettings) -> None:
-        """Apply new rules from the next frame on; events of unchanged rules continue, and all others end.
+        """Replace the rules from the next frame on. Events of unchanged rules continue. All other events end.
 
         Thread-safe.
         """
@@ -101,13 +102,13 @@ class EventStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of open events, and the size of the video buffered for their clips."""
+        """The number of open events, and the bytes of video that are buffered for clips."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 
     @property
     def states(self) -> list[RuleState]:
-        """The state of each rule at the newest frame. Thread-safe."""
+        """The state of each rule on the newest frame. Thread-safe."""
         return [machine.state for machine in self._machines.values()]
 
     @property
@@ -117,7 +118,7 @@ class EventStage:
         return {event.id: event.frame_time for event in going if event is not None and event.end_time is None}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Evaluate every rule on the scene of the frame; return the result, with attributes if known."""
+        """Evaluate every rule on the frame. Return the result, with the attributes of its tracks."""
         rules = self._rules
         if not rules and not self._machines and not self._resumed and self._minutes is None:
             return result
@@ -172,7 +173,7 @@ class EventStage:
             self._flush()
 
     def _going(self) -> list[Event]:
-        """Return the last event of each rule, as in its record."""
+        """Return the last event of each rule, in the form in which it was published."""
         found = [*self._resumed.values(), *(one.event for one in self._machines.values() if one.event is not None)]
         return [read_event(make_event_record(Change("update", self._with_media(event)))) for event in found]
 
@@ -181,7 +182,7 @@ class EventStage:
         return replace(event, snapshot=snapshot, clip=clip)
 
     def _replace_rules(self, rules: tuple[RuleSettings, ...], stream: str) -> None:
-        """Apply new rules; events of removed or changed rules end."""
+        """Replace the rules. Events of removed or changed rules end."""
         self._shown = rules
         keep_s = {rule.name: rule.keep for rule in rules if rule.keep is not None}
         self._publish(RuleList(stream, tuple(rule.name for rule in rules), keep_s))
@@ -218,7 +219,7 @@ class EventStage:
         return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)
 
     def _tell_history(self, last: bool = False) -> None:
-        """Publish the ended tracks and minutes."""
+        """Publish the ended tracks and the counts of ended minutes."""
         for path in self._reader.take_ended():
             self._publish(path)
         if self._minutes is not None and self._live:
@@ -240,5 +241,5 @@ class EventStage:
 
 
 def event_stage(stages: Iterable[object]) -> EventStage | None:
-    """Return the `EventStage` in a stream's stages, or None if there is none."""
+    """Return the `EventStage` among the stages of a stream. Return None if there is none."""
     return next((stage for stage in stages if isinstance(stage, EventStage)), None)

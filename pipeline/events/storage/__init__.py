@@ -1,1 +1,1 @@
-"""Storage of events: records in SQLite (`store`, `store_reader`), snapshots and clips (`recorder`, `clips`)."""
+"""Stores events: records in SQLite (`store`, `store_reader`), media files in a folder (`recorder`, `clips`)."""

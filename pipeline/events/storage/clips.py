@@ -1,7 +1,7 @@
-"""Clips of events, cut from encoded packets: from the packet ring of a live stream, or from a file.
+"""Makes clips of events from encoded packets, either of a live stream's packet ring or of a file.
 
-A clip starts at the last key frame before its start time. Codecs that browsers can play from MP4 are copied. Other
-codecs, such as a camera's MJPEG or a browser's VP8, are transcoded to H.264.
+A clip starts at the last key frame before the requested start. Codecs that browsers can play from MP4 are copied.
+Other codecs, such as a camera's MJPEG or a browser's VP8, are transcoded to H.264.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _NOTHING = "no video of this time is available"
 
 
 class PacketRing:
-    """The newest packets of one live stream. Thread-safe.
+    """A ring buffer of the newest packets of one live stream. Thread-safe.
 
-    The ring keeps the packets of the last `keep_s` seconds, starting at a key frame, and older packets while a hold
-    exists. All times are `CodedPacket.arrived_at`, a monotonic clock.
+    It contains the packets of the last `keep_s` seconds and starts at a key frame. A hold keeps older packets, too,
+    until it is released. All times are `CodedPacket.arrived_at`, on a monotonic clock.
 
     Args:
-        keep_s: how long packets without a hold are kept, in seconds.
+        keep_s: how long packets are kept without a hold, in seconds.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -65,8 +65,8 @@ class PacketRing:
     def add(self, packet: CodedPacket) -> None:
         """Add the next packet.
 
-        After a jump in timestamps, for example on a reconnect, the ring waits for the next key frame. Video with new
-        codec parameters replaces all older packets.
+        After a jump of the timestamps, for example on a reconnect, packets are ignored until the next key frame. If
+        the codec parameters have changed, all older packets are deleted.
         """
         with self._lock:
             if self._packets and jumps(self._packets[-1].pts, self._packets[-1], packet):
@@ -90,27 +90,30 @@ class PacketRing:
 
     @property
     def bytes(self) -> int:
-        """The size of the packets in bytes, at most 256 MB."""
+        """The total size of the packets in bytes, at most 256 MB."""
         return self._bytes
 
     @property
     def newest(self) -> float | None:
-        """The arrival time of the newest packet, or None for an empty ring."""
+        """The arrival time of the newest packet. None if the ring is empty."""
         with self._lock:
             return self._packets[-1].arrived_at if self._packets else None
 
     def hold(self, name: str, since: float) -> None:
-        """Keep all packets that arrive from `since` on, until `release`."""
+        """Keep all packets that arrived at or after a time, until `release` is called with the same name."""
         with self._lock:
             self._held[name] = since
 
     def release(self, name: str) -> None:
-        """Remove a hold."""
+        """Remove a hold, by name."""
         with self._lock:
             self._held.pop(name, None)
 
     def cut(self, begin: float, end: float) -> list[CodedPacket]:
-        """Return the packets that arrived between two times, starting with the key frame before `begin` if present."""
+        """Return the packets that arrived between two times.
+
+        They start with the last key frame before `begin`, if present.
+        """
         with self._lock:
             packets = [packet for packet in self._packets if packet.arrived_at <= end]
         first = 0
@@ -133,7 +136,10 @@ class PacketRing:
 
 
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
-    """Return presentation times without jumps: a jump of the sender's clock is replaced by the elapsed local time."""
+    """Return presentation times without jumps.
+
+    A jump of the sender's clock is replaced by the time between the arrivals.
+    """
     placed: list[int] = []
     shift, step = 0, round(Fraction(1, 25) / CLOCK)
     before: CodedPacket | None = None  # the packet with the latest presentation time so far
@@ -151,12 +157,12 @@ def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
 
 
 def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None = None) -> float:
-    """Write packets, starting with a key frame, as an MP4 for browsers; return its duration in seconds.
+    """Write packets as an MP4 that browsers can play. Return its duration in seconds.
 
     Args:
-        packets: packets in decode order.
+        packets: packets in decode order, starting with a key frame.
         path: path of the new file.
-        before: an earlier clip of this function to prepend; skipped if it is unreadable or has another codec or size.
+        before: an earlier clip to prepend. It is ignored if it is unreadable or has another codec or size.
 
     Raises:
         ValueError: if there is no video to write.
@@ -197,7 +203,10 @@ def _matrix_of(packets: Sequence[CodedPacket]) -> tuple[int, ...] | None:
 
 
 def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPacket]:
-    """Return a clip's packets, shifted to end just before `packets`; empty if the video formats differ."""
+    """Return the packets of an earlier clip, shifted to end just before `packets`.
+
+    Return none if the formats differ.
+    """
     head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
     codec, found = packets[0].codec, []
     with suppress(av.error.FFmpegError, OSError):
@@ -223,9 +232,10 @@ def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPac
 
 
 def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
-    """Write the part of a file between two times, in seconds of its frames; return the duration in seconds.
+    """Write the part of a file between two times as a clip. Return its duration in seconds.
 
-    The clip keeps the rotation and the pixel aspect ratio of the file.
+    The times are in seconds, on the clock of the file's frames. The clip has the rotation and the pixel aspect ratio
+    of the file.
 
     Raises:
         ValueError: if the video cannot be copied, or there is no video to write.
@@ -257,7 +267,10 @@ def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
 
 
 def _between(packets: Iterable[Packet[VideoStream]], first: int, last: int) -> Iterator[Packet[VideoStream]]:
-    """Yield the packets from the last key frame at or before `first`, or from the first key frame, up to `last`."""
+    """Yield the packets between two times. They start with the last key frame at or before `first`.
+
+    If there is no such key frame, they start with the first key frame.
+    """
     held: list[Packet[VideoStream]] | None = []
     for packet in packets:
         time = packet.pts if packet.dts is None else packet.dts
@@ -295,7 +308,7 @@ def _copy(taken: VideoStream, packets: Iterable[Packet[VideoStream]], out: Outpu
 
 @dataclass(slots=True, frozen=True)
 class _Shown:
-    """An upright image to be encoded.
+    """A frame to be encoded, already rotated upright.
 
     Attributes:
         image: (height, width, 3) uint8 RGB.
@@ -319,7 +332,7 @@ def _frames_between(file: FileIndex, begin: float, end: float) -> Iterator[_Show
 
 
 def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
-    """Yield the decoded frames of packets; packets that cannot be decoded are skipped."""
+    """Decode packets and yield the frames. Packets that cannot be decoded are skipped."""
     decoder = av.CodecContext.create(packets[0].codec, "r")
     assert isinstance(decoder, VideoCodecContext)
     if packets[0].parameter_sets:
@@ -340,7 +353,7 @@ def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
 
 
 def _code(frames: Iterable[_Shown], path: Path) -> float:
-    """Encode frames as H.264; return the duration in seconds."""
+    """Encode frames as H.264. Return the duration in seconds."""
     with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
         stream: VideoStream | None = None
         muxer, reformatter = Muxer(out), VideoReformatter()

@@ -1,6 +1,6 @@
-"""The SQLite file of a store: schema migrations, and the recovery from a damaged file.
+"""The SQLite file of a store: schema migrations, and recovery from a damaged file.
 
-`PRAGMA user_version` holds the number of migrations that were applied.
+`PRAGMA user_version` is the number of migrations that have been applied.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TROUBLE = {
 
 
 class NewerError(Exception):
-    """A file was written by a newer version of Saccade. It was not changed."""
+    """A newer version of Saccade has written the file. The file was not changed."""
 
 
 def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
-    """Migrate a file to the newest version, each migration in one transaction; a crash leaves the previous version.
+    """Migrate a file to the newest schema. Each migration is one transaction, so a crash leaves the previous schema.
 
     Raises:
         NewerError: if a newer version of Saccade has written the file.
@@ -45,11 +45,12 @@ def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
 
 
 def check_version(path: Path, ladder: Ladder) -> None:
-    """Check that no newer version has written a file, before any other access.
+    """Check that no newer version of Saccade has written a file. Call this before any other access to the file.
+
+    A missing or unreadable file passes, because opening it reports the error.
 
     Raises:
-        NewerError: if a newer version has written the file. A missing or unreadable file passes; opening it reports the
-            error.
+        NewerError: if a newer version has written the file.
     """
     if not path.is_file():
         return
@@ -63,18 +64,21 @@ def check_version(path: Path, ladder: Ladder) -> None:
 
 
 def is_damaged(error: Exception) -> bool:
-    """Return whether an error means that the file's content is damaged, and not that it cannot be written now."""
+    """Return whether an error means that the content of the file is damaged.
+
+    A full disk, for example, is no damage.
+    """
     code = _code(error)
     return code & 0xFF in _DAMAGED or code in _DAMAGED_EXTENDED
 
 
 def is_index_damaged(error: Exception) -> bool:
-    """Return whether an error means that a full-text index is damaged; `is_sound` does not check these indexes."""
+    """Return whether an error means that a full-text index is damaged. `is_sound` does not check these indexes."""
     return _code(error) == sqlite3.SQLITE_CORRUPT_VTAB or "vtable constructor failed" in str(error)
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether SQLite finds every page intact; reads the whole file."""
+    """Return whether SQLite finds every page intact. The check reads the whole file."""
     try:
         return bool(db.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
     except sqlite3.Error:
@@ -82,14 +86,18 @@ def is_sound(db: sqlite3.Connection) -> bool:
 
 
 def is_trouble(error: Exception) -> bool:
-    """Return whether an error is caused by the disk or another process, so that the file may be usable later."""
+    """Return whether the disk or another process causes an error, so that the file may be usable later."""
     return isinstance(error, OSError) or (_code(error) & 0xFF in _TROUBLE and not is_damaged(error))
 
 
 def move_aside(paths: Iterable[Path]) -> Path | None:
-    """Move the existing files of `paths` into a new folder `damaged-TIME` beside them; return the folder, or None.
+    """Move existing files to a new folder `damaged-TIME` next to them.
 
-    All paths must be in one folder. The result is None if no path exists.
+    Args:
+        paths: files, all in one folder.
+
+    Returns:
+        The new folder, or None if no file exists.
 
     Raises:
         OSError: if the files cannot be moved, for example on a read-only disk.

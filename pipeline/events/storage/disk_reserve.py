@@ -1,4 +1,7 @@
-"""A reserve file of 1 MB, released when the disk is full, so that deletions can still be recorded."""
+"""Reserves 1 MB of disk space.
+
+The reserve is released when the disk is full, so that SQLite can still record deletions.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _BYTES = 1 << 20  # enough for SQLite to delete hundreds of events
 
 
 class DiskReserve:
-    """A reserve file of 1 MB.
+    """A file of 1 MB that reserves disk space.
 
     Args:
         path: path of the file.
@@ -22,7 +25,7 @@ class DiskReserve:
         self._path = path
 
     def take(self) -> None:
-        """Create the file, unless it exists or the disk is full."""
+        """Create the file. Do nothing if it exists or the disk is full."""
         if self._path.exists():
             return
         try:
@@ -31,7 +34,7 @@ class DiskReserve:
             self.release()
 
     def release(self) -> bool:
-        """Delete the file to free its space; return False if it does not exist."""
+        """Delete the file to free the disk space. Return False if the file does not exist."""
         try:
             self._path.unlink()
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Records the media of events: a clip with seconds before and after, and the best image.
+"""Records media files of events: a clip and a snapshot.
 
-One thread writes the files from a bounded queue, so a slow disk never delays frames. Files beyond the queue's limit are
-dropped and counted.
+The clip has some seconds of video before and after the event. The snapshot shows the best frame. One thread writes the
+files from a bounded queue, so a slow disk never delays frames. If the queue is full, files are dropped and counted.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ Noted = Callable[[MediaDone], None]
 
 
 class MediaWriter:
-    """Writes files in its own thread, as NAME.part until they are complete.
+    """Writes media files in a separate thread. A file is named NAME.part until it is complete.
 
     Args:
         folder: target folder.
-        noted: called with the outcome of each file.
+        noted: called with each file that is complete or has failed.
     """
 
     def __init__(self, folder: Path, noted: Noted) -> None:
@@ -68,16 +68,16 @@ class MediaWriter:
         self._thread.start()
 
     def path(self, event: str, kind: str) -> Path:
-        """Return the path of a media file of an event; the file may not exist."""
+        """Return the path of a media file of an event. The file may not exist."""
         return self._folder / f"{event}{MEDIA[kind]}"
 
     def write(self, file: MediaDone, work: Callable[[Path], object] | None, *, whole: bool = True) -> None:
-        """Queue a media file for writing by `work`, which receives the path; returns at once.
+        """Queue a media file and return at once.
 
         Args:
             file: the media file.
-            work: writes the file; None reports the existing file.
-            whole: whether this completes the file; if not, nothing is reported yet.
+            work: called with a path, writes the file there. None reports a file that already exists.
+            whole: whether the file is complete then. An incomplete file is not reported to `noted`.
         """
         try:
             self._waiting.put_nowait((file, work, whole))
@@ -87,7 +87,7 @@ class MediaWriter:
                 self._noted(file)
 
     def close(self) -> None:
-        """Write the queued files, for up to 20 s. A second call does nothing."""
+        """Write the queued files, for up to 20 s, and stop. A second call does nothing."""
         if self._thread.is_alive():
             deadline = time.monotonic() + _CLOSE_S
             self._closed = True
@@ -127,7 +127,7 @@ class MediaWriter:
 
 @dataclass(slots=True)
 class _Recording:
-    """The media state of one event; times are on the clock of `Frame.steady_at`."""
+    """The recording of one event. All times are on the clock of `Frame.steady_at`."""
 
     begin: float
     end: float
@@ -142,14 +142,15 @@ class _Recording:
 
 
 class Recorder:
-    """Records the events of one stream.
+    """Records clips and snapshots of the events of one stream.
 
-    Call `note` and `close` in the stream's thread; packets may come from any thread.
+    Call `note` and `close` in the thread of the stream. Packets may come from any thread.
 
     Args:
         writer: writes the files.
         before_s, after_s: seconds of video before and after an event.
-        file: the source file, from `FileSource.index`; None for a live source, whose packets go to `ring.add`.
+        file: the source file, from `FileSource.index`. None for a live source, whose packets are added with
+            `ring.add`.
     """
 
     def __init__(
@@ -167,19 +168,19 @@ class Recorder:
 
     @property
     def kept(self) -> dict[str, int]:
-        """Bytes of video held for clips, and the number of unwritten clips. Thread-safe."""
+        """The bytes of video that are buffered for clips, and the number of unwritten clips. Thread-safe."""
         return {"clip_bytes": self.ring.bytes, "clips": len(self._recordings) + len(self._ending)}
 
     @property
     def has_clips(self) -> bool:
-        """Whether video to cut clips from is available."""
+        """Whether there is video from which clips can be cut."""
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:
-        """Continue the media of an event from another worker, if its files are on this machine.
+        """Continue the media files of an event that began on another worker, if the files are on this machine.
 
-        The snapshot stays, and new video is appended to the clip. The snapshot is written first; if it is missing here,
-        another machine has the files and they stay unchanged.
+        New video is appended to the clip, and the snapshot stays as it is. A snapshot is always written before the
+        clip. So if it is missing here, another machine has the files, and the event is not recorded here.
         """
         if not self._writer.path(event.id, "snapshot").exists():
             self._stream = event.stream
@@ -192,7 +193,13 @@ class Recorder:
         self.ring.hold(event.id, recording.begin)
 
     def note(self, event: Event, frame: Frame, outlines: Sequence[Outline] = ()) -> None:
-        """Record an open or just-ended event with the frame that shows it and the outlines on this frame."""
+        """Record an event that is open or has just ended.
+
+        Args:
+            event: the event.
+            frame: the frame that shows the event.
+            outlines: outlines to draw into the snapshot.
+        """
         if event.id in self._elsewhere:
             return
         recording = self._recordings.get(event.id)
@@ -208,7 +215,7 @@ class Recorder:
             self._end(event)
 
     def advance(self, now: float) -> None:
-        """Cut the clips whose time is over, and save a partial clip of each long event once.
+        """Cut each clip whose end time has passed. Also save a partial clip of each long event once.
 
         Args:
             now: time of the newest frame, as in `Frame.steady_at`.
@@ -230,7 +237,7 @@ class Recorder:
                     self._writer.write(file, partial(write_clip, packets), whole=False)
 
     def finish(self, event: Event) -> None:
-        """Record that an event has ended without a frame."""
+        """Record an event that has ended without another frame."""
         if event.id in self._elsewhere:
             self._elsewhere.remove(event.id)
             for kind in MEDIA:
@@ -239,7 +246,7 @@ class Recorder:
             self._end(event)
 
     def close(self) -> None:
-        """Cut every clip with the available packets."""
+        """Cut the clips of all open events from the packets so far."""
         for name, recording in list(self._recordings.items()):
             self._finish(name, recording.end)
         self.advance(float("inf"))
@@ -264,7 +271,7 @@ class Recorder:
             self._ending[name] = recording
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
-        """Keep the frame's image if it shows the event better, by score, size and sharpness of its best object."""
+        """Use the frame as the snapshot if its best object has a better score, size and sharpness."""
         if event.frame_at != frame.steady_at:
             return  # this frame does not show the event
         quality = 1e-9

@@ -1,14 +1,17 @@
-"""The event store: events, tracks and counts in SQLite, with snapshots and clips in the same folder.
+"""The event store: events, tracks and counts in SQLite, and snapshots and clips in the same folder.
 
     FOLDER/events.db           the database, see `store_reader.LADDER`; one thread writes it, any thread reads it
-    FOLDER/media/ID.jpg, .mp4  media named after their event; NAME.part until they are complete
-    FOLDER/reserve             disk space released on a full disk, see `disk_reserve`
-    FOLDER/damaged-TIME/       an unreadable database with its media
+    FOLDER/media/ID.jpg, .mp4  media files, named by event ID; NAME.part while a file is incomplete
+    FOLDER/reserve             disk space that is released when the disk is full, see `disk_reserve`
+    FOLDER/damaged-TIME/       a damaged database with its media files
 
-While the disk is full or read-only, records wait in memory and callers never block. Dropped changes are counted, and an
-event whose end was dropped is ended. Committed data survives `kill -9`. The next start ends events left open, unless a
-worker may continue them. It also deletes media without an event and records complete media that were not recorded yet.
-A damaged file is moved aside at any time and replaced by an empty one.
+While the disk is full or read-only, records wait in memory, and callers never block. If too many wait, changes are
+dropped and counted. An event whose end was dropped is ended later. Committed data survives `kill -9`.
+
+At the next start, open events are ended, unless a worker may continue them. Media files without an event are deleted.
+Complete media files that were not recorded are recorded.
+
+If the database is damaged, at any time, it is moved aside and replaced by an empty one.
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ class _Job:
 
     Attributes:
         write: executes the changes.
-        lasting: retry later if the disk cannot be written now; no caller waits for the result.
-        frees: the job deletes data; on a full disk it runs at once, using the reserve.
+        lasting: whether to retry the job later if the disk cannot be written now. No caller waits for the result.
+        frees: whether the job deletes data. On a full disk, it runs at once and uses the reserve.
     """
 
     write: Write
@@ -88,14 +91,14 @@ class _Job:
 
 
 class EventStore(EventReader):
-    """The event store in a folder. One process at a time may write it. Thread-safe.
+    """The event store in a folder. Only one process at a time can write it. Thread-safe.
 
     Args:
-        folder: folder of the store; created if missing.
-        keep_s: retention in seconds for events of rules without their own retention; None keeps all.
-        max_bytes: limit of all media in bytes; beyond it, the oldest events are deleted with their media. None for no
-            limit.
-        keep_open: keep events open that were open when the last process ended; workers may still be writing them.
+        folder: folder of the store. It is created if it is missing.
+        keep_s: retention of events in seconds, unless their rule sets one. None keeps events forever.
+        max_bytes: limit of all media files, in bytes. Beyond it, the oldest events are deleted with their media files.
+            None sets no limit.
+        keep_open: keep events open that a previous process left open, because workers may still be writing them.
 
     Raises:
         StoreError: if the folder is unusable, another process is writing it, or a newer version of Saccade wrote it.
@@ -158,11 +161,11 @@ class EventStore(EventReader):
     # ---- writing
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Store the record of an event, a track or a minute; returns at once.
+        """Queue the record of an event, a track or a minute for storage. Returns at once.
 
         If 10,000 records already wait for the disk, the record is dropped, counted and logged.
 
-        A record of type `rules` sets the retention of the rules' events.
+        A record of type `rules` is not stored. It sets the retention of events, by rule.
         """
         kind = record["type"]
         if kind == "rules":
@@ -190,11 +193,11 @@ class EventStore(EventReader):
             return [json.loads(text) for _, text in db.execute(_OPEN)]
 
     def note_media(self, event: str, kind: str) -> None:
-        """Record that a media file of an event is complete or was deleted."""
+        """Record that a media file of an event is complete, or that writing it failed."""
         self._do(lambda db: self._note(db, event, kind), lasting=True)
 
     def delete(self, event: str) -> bool:
-        """Delete an event with its media; return False if the ID is unknown."""
+        """Delete an event with its media files. Return False if the ID is unknown."""
         return bool(self._result(self._do(lambda db: self._delete(db, [event]), frees=True)))
 
     def flush(self) -> None:
@@ -202,12 +205,15 @@ class EventStore(EventReader):
         self._result(self._do(lambda db: None))
 
     def prune(self) -> int:
-        """Delete expired events and events beyond the size limit; return the number of deleted events."""
+        """Delete expired events, and the oldest events beyond the size limit. Return the number of deleted events."""
         count: int = self._result(self._do(self._prune, frees=True))
         return count
 
     def close(self) -> None:
-        """Store the queued records for up to some seconds, then stop. A second call does nothing."""
+        """Store the queued records and stop. Drop records that cannot be stored within some seconds.
+
+        A second call does nothing.
+        """
         with self._closing:
             if self._closed:
                 return
@@ -223,7 +229,11 @@ class EventStore(EventReader):
     # ---- within
 
     def _lock(self, folder: Path) -> int:
-        """Create the folders and lock the store; raises BlockingIOError if another process holds the lock."""
+        """Create the folders and lock the store.
+
+        Raises:
+            BlockingIOError: if another process has the lock.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         strange = [path for path in (self.media_folder, folder / "lock") if path.is_dir() != (path.name == "media")]
         if any(path.exists() for path in strange):
@@ -238,7 +248,7 @@ class EventStore(EventReader):
         return lock
 
     def _open(self, keep_open: bool) -> None:
-        """Migrate the file. An unusable file is moved aside first; on a full disk, the reserve is released."""
+        """Migrate the database. A damaged database is first moved aside. On a full disk, the reserve is released."""
         if os.path.lexists(self._path) and not self._path.is_file():
             self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):
@@ -255,12 +265,16 @@ class EventStore(EventReader):
             self._recover(keep_open)
 
     def _is_empty(self) -> bool:
-        """Return whether nothing was ever stored, judged by file sizes."""
+        """Return whether the store has never stored a record. The size of the files shows this."""
         files = [self._path, self._path.with_name(self._path.name + "-wal")]
         return not any(path.exists() and path.stat().st_size for path in files)
 
     def _replace(self, why: object) -> None:
-        """Move the file and its media aside; raises OSError if this fails."""
+        """Move the database and its media files aside.
+
+        Raises:
+            OSError: if this fails.
+        """
         paths = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
         elsewhere = self.media_folder.is_symlink()  # possibly on another disk; the media stay there
         aside = move_aside(paths if elsewhere else [*paths, self.media_folder])
@@ -282,7 +296,7 @@ class EventStore(EventReader):
         )
 
     def _trouble_with_file(self) -> str | None:
-        """Return why the open file is no longer the file on disk, which SQLite does not detect, or None."""
+        """Return why the open database is no longer the file on disk, or None. SQLite does not detect this."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -297,7 +311,7 @@ class EventStore(EventReader):
         return None
 
     def _opened(self) -> sqlite3.Connection:
-        """Open a connection for the writer thread and remember the file's identity."""
+        """Open a connection for the writer thread, and remember which file it has opened."""
         db = self._connect()
         migrate(db, LADDER)
         found = self._path.stat()
@@ -371,7 +385,7 @@ class EventStore(EventReader):
             log.warning("%s: %d changes could not be stored", self._path, self._lost + len(self._unwritten))
 
     def _commit(self, jobs: list[_Job]) -> None:
-        """Commit jobs in one transaction; on failure, one by one, so that a faulty job does not affect others."""
+        """Commit jobs in one transaction. If this fails, commit them one by one, so that a faulty job fails alone."""
         results: list[Any] = []
         self._deleted_media.clear()
         try:
@@ -391,7 +405,7 @@ class EventStore(EventReader):
             job.done.set_result(result)
 
     def _failed(self, jobs: list[_Job], error: Exception) -> None:
-        """Retry jobs that failed together, postpone them, or drop the faulty job."""
+        """Handle jobs that failed. Retry them one by one, postpone them, or drop a faulty job."""
         if is_damaged(error):
             if self._begin_anew(error):
                 self._commit(jobs)
@@ -414,11 +428,14 @@ class EventStore(EventReader):
         return isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
 
     def _mend(self, error: Exception) -> bool:
-        """Replace the file unless it is sound (a reader's error may be temporary); return False on failure."""
+        """Check the database after a reader's error, which may be temporary. Replace it if it is damaged.
+
+        Return False if it cannot be replaced now.
+        """
         return (is_sound(self._db) and not is_index_damaged(error)) or self._begin_anew(error)
 
     def _begin_anew(self, why: object) -> bool:
-        """Replace a damaged file by an empty one; return False if this is impossible now."""
+        """Replace a damaged database by an empty one. Return False if this is not possible now."""
         damaged = self._db
         try:
             with self._opening:
@@ -434,14 +451,14 @@ class EventStore(EventReader):
         return True
 
     def _end_lost(self) -> None:
-        """End the events whose end was dropped; otherwise they stay open until the next start."""
+        """End the stored events whose end was dropped. Otherwise they would stay open until the next start."""
         with self._closing:
             going = set(self._going)
         left = [row for row in self._db.execute(_OPEN).fetchall() if row[0] not in going]
         _end_events(self._db, left)
 
     def _prune_first(self) -> None:
-        """Prune; if this fails on a full disk, delete the files of expired events first."""
+        """Prune the store. If this fails on a full disk, delete the files of expired events first and try again."""
         pruning = _Job(self._prune, frees=True)
         self._commit([pruning])
         if pruning.done.exception() is not None and self._deleted_media:
@@ -456,7 +473,7 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Postpone jobs marked `lasting` until the disk can be written again, and fail all other jobs."""
+        """Postpone jobs with `lasting` until the disk can be written again. Fail all other jobs."""
         if error is not None:
             if not self._retry_at:
                 log.warning(
@@ -482,21 +499,27 @@ class EventStore(EventReader):
         return db
 
     def _now(self) -> float:
-        """Return the Unix time, always later than that of any stored event."""
+        """Return the current Unix time, or a slightly later time if an event already has that time."""
         self._stored_at = max(time.time(), self._stored_at + 1e-6)
         return self._stored_at
 
     def _clock(self) -> float:
-        """Return seconds on the store's monotonic clock, which starts from Unix time or the newest stored time."""
+        """Return the time of the store's monotonic clock, in seconds.
+
+        The clock starts at the Unix time or at the newest stored time, whichever is later.
+        """
         return self._ahead + elapsed_s()
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
-        """Return when an event of a rule with its own retention expires; None for the retention of the store."""
+        """Return when an event expires, if its rule sets a retention.
+
+        Return None if the retention of the store applies.
+        """
         keep_s = self._rule_keep_s.get(record["stream"], {}).get(record["rule"])
         return None if keep_s is None else self._clock() + keep_s
 
     def _recover(self, keep_open: bool) -> None:
-        """Create the schema, end events left open, and reconcile media with events."""
+        """Create the schema, end events left open, and make the stored media states match the files."""
         begun = time.time()
         with closing(self._connect()) as db:
             migrate(db, LADDER)
@@ -555,7 +578,7 @@ class EventStore(EventReader):
         return count
 
     def _write_event(self, db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
-        """Insert or update an event; the recorded state of its media files stays unchanged."""
+        """Insert or update an event. The stored state of its media files does not change."""
         zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
         found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
         text = " ".join((record["label"], record["rule"], *found))
@@ -615,7 +638,7 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """End events, given as ID and record, at their last frame."""
+    """End events at their last frame. Each event is given as ID and record."""
     for event, text in rows:
         record = json.loads(text)
         record |= {"type": "end", "end_time": record["frame_time"], "count": 0}

@@ -1,7 +1,7 @@
-"""Reads an event store: its schema, and queries with their SQL, newest first and page by page.
+"""Reads an event store. Defines the schema, and queries that return events newest first, in pages.
 
-A condition on several columns first uses the full-text index, which merges its sorted lists of rows, so the rarest
-condition decides the time. Each match is then checked exactly.
+A query with several conditions first uses the full-text index. The index combines the conditions and starts with the
+rarest one, so a rare condition makes the query fast. Then each match is checked exactly.
 """
 
 from __future__ import annotations
@@ -92,16 +92,17 @@ _WORD = re.compile(r"[^\W_]+")  # the tokenization of the index
 
 @dataclass(slots=True, frozen=True)
 class EventQuery:
-    """A query for events; None and empty values match everything.
+    """A query for events. An attribute that is None or empty matches every event.
 
     Attributes:
         stream, rule, label, zone: exact names.
         since: lowest `start_time`, in seconds.
-        words: words that must all appear in labels, answers or attributes; the last word may be a prefix of two or more
-            letters.
-        after: Unix time for paging: only events stored before it, which follow the last event of a page.
-        until: Unix time: only events stored at or before it.
-        media: only events with a snapshot or clip, including pending files.
+        words: words that must all appear in labels, answers or attributes. The last word may be a prefix of two or
+            more letters.
+        after: return only events that were stored before this Unix time. For the next page, use the storage time of
+            the last event.
+        until: return only events that were stored at or before this Unix time.
+        media: return only events with a snapshot or clip, including files that are still being written.
         limit: maximum number of events.
 
     Raises:
@@ -123,10 +124,10 @@ class EventQuery:
             raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
     def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
-        """Return a statement that selects `record` and `stored_at`, and its values.
+        """Return an SQL statement that selects `record` and `stored_at`, and the values of its parameters.
 
         Args:
-            first_row: the first row that can be as new as `since`.
+            first_row: lowest row ID that an event since `since` can have.
         """
         where: list[str] = []
         values: list[object] = []
@@ -160,7 +161,10 @@ class EventQuery:
         ]
 
     def _match(self) -> str:
-        """Return the condition for the full-text index; quoting removes any query syntax from the words."""
+        """Return the search expression for the full-text index.
+
+        Words are quoted, so they cannot contain query syntax.
+        """
         parts = []
         for column, value in (
             ("stream", self.stream),
@@ -179,7 +183,12 @@ class EventQuery:
 def walk_pages(
     page: Callable[[EventQuery], list[tuple[dict[str, Any], float]]], query: EventQuery
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield all events of a query with their storage times; `page` returns up to one more event than the limit."""
+    """Yield all events of a query with their storage times.
+
+    Args:
+        query: the query. Its limit is the page size.
+        page: returns the events of one page, plus one more event if there is a next page.
+    """
     while True:
         found = page(query)
         yield from found[: query.limit]
@@ -189,19 +198,30 @@ def walk_pages(
 
 
 def media_path(folder: Path, event: str, kind: str) -> Path | None:
-    """Return the path of a media file, `snapshot` or `clip`, in the media folder; None for an invalid event ID."""
+    """Return the path of a media file, `snapshot` or `clip`, in the media folder.
+
+    Return None for an invalid event ID.
+    """
     return folder / f"{event}{MEDIA[kind]}" if _ID.fullmatch(event) else None
 
 
 def time_of_text(text: str) -> float:
-    """Parse a Unix time or an age, such as `1795262111`, `15m` or `1d`; return Unix time or raise ValueError."""
+    """Parse a Unix time or an age, such as `1795262111`, `15m` or `1d`. Return the Unix time.
+
+    Raises:
+        ValueError: if the text is neither.
+    """
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNITS[found[2]]
     return finite(text, "since should be a Unix time in seconds, such as 1795262111, or an age, such as 1d")
 
 
 def finite(text: str, complaint: str) -> float:
-    """Parse a finite number; raises ValueError with the message `complaint` if the text is not a finite number."""
+    """Parse a finite number.
+
+    Raises:
+        ValueError: if the text is not a finite number. The message is `complaint`.
+    """
     try:
         number = float(text)
     except ValueError:
@@ -216,7 +236,7 @@ class StoreError(Exception):
 
     Args:
         message: the message.
-        disk: whether the disk is at fault and not the request; the rest of Saccade can then run without a store.
+        disk: whether the disk causes the error, and not the request. Saccade can then run without a store.
     """
 
     def __init__(self, message: str, *, disk: bool = False) -> None:
@@ -225,7 +245,7 @@ class StoreError(Exception):
 
 
 class EventReader:
-    """Reads the event store in a folder, even while another process writes it. Thread-safe.
+    """Reads the event store in a folder. Another process may write the store at the same time. Thread-safe.
 
     Args:
         folder: folder of the store.
@@ -263,7 +283,9 @@ class EventReader:
         return [record for record, _ in self.page(query)]
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return the records of matching events, newest first, each with its unique storage time.
+        """Return the records of matching events, newest first. Each comes with the time at which it was stored.
+
+        No two events have the same storage time.
 
         Args:
             query: the query.
@@ -281,11 +303,11 @@ class EventReader:
             return [(json.loads(record), stored_at) for record, stored_at in rows]
 
     def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
-        """Yield all events of a query with their storage times, in pages of the query's limit."""
+        """Yield all events of a query with their storage times. They are read in pages of the query's limit."""
         return walk_pages(lambda query: self.page(query, 1), query)
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """Return the record of an event with the paths of its tracks; None if the ID is unknown."""
+        """Return the record of an event with the paths of its tracks. Return None if the ID is unknown."""
         with self._reading() as db:
             found = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
             if found is None:
@@ -302,7 +324,7 @@ class EventReader:
             return record
 
     def rules(self, stream: str | None = None, most: int = 200) -> list[str]:
-        """Return the sorted names of rules with events, of one stream or of all streams."""
+        """Return the sorted names of rules that have events, in one stream or in all streams."""
         where, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
         with self._reading() as db:
             # Only the newest events: 300,000 take 0.5 s, 20,000 take 11 ms.
@@ -314,7 +336,7 @@ class EventReader:
             return sorted(rule for (rule,) in rows)
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the counts of each minute that starts at or after `since`."""
+        """Return the counts of a stream for each minute that starts at or after `since`."""
         with self._reading() as db:
             rows = db.execute(
                 "SELECT start, counts FROM minutes WHERE stream = ? AND start >= ? ORDER BY start LIMIT 10080",
@@ -323,23 +345,30 @@ class EventReader:
             return [{"start": start, **json.loads(counts)} for start, counts in rows]
 
     def media(self, event: str, kind: str) -> Path | None:
-        """Return the path of a media file of an event, `snapshot` or `clip`; None if it does not exist."""
+        """Return the path of a media file of an event, `snapshot` or `clip`.
+
+        Return None if the file does not exist.
+        """
         path = self.media_path(event, kind)
         return path if path is not None and path.exists() else None
 
     def media_path(self, event: str, kind: str) -> Path | None:
-        """Return where a media file of an event belongs; None for an invalid event ID."""
+        """Return the path at which a media file of an event is stored. Return None for an invalid event ID."""
         return media_path(self.media_folder, event, kind)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections to the database."""
         with suppress(queue.Empty):
             while True:
                 self._readers.get_nowait()[1].close()
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a connection for reading; raises StoreError if the file cannot be read."""
+        """Provide a connection for reading.
+
+        Raises:
+            StoreError: if the database cannot be read.
+        """
         generation, db = self._generation, None
         try:
             with self._opening:
@@ -363,7 +392,10 @@ class EventReader:
                 self._readers.put((generation, db))
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
-        """Record that a file could not be read; only the writing process can repair it."""
+        """Handle a database that cannot be read.
+
+        Does nothing here, because only the writing process can repair it.
+        """
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)
