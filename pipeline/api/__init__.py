@@ -1,6 +1,6 @@
 """The HTTP API: streams, events, video, metrics, the console and the demo.
 
-The names below are imported on first use, because they import FastAPI and aiortc.
+The names of `__all__` are imported on first use, because their modules import FastAPI and aiortc.
 """
 
 from __future__ import annotations

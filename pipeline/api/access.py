@@ -1,16 +1,16 @@
-"""Access control of the HTTP API: clients with roles, tokens and streams from a file, and an audit log.
+"""Access control of the HTTP API. A file defines clients with roles, tokens and streams. Changes go to an audit log.
 
     clients:
       - {name: anna, role: operator, token: …, streams: [yard]}  # or token_file; without streams, all streams
     proxy:                                # a reverse proxy that authenticates users
       addresses: [127.0.0.1]              # the headers are ignored in requests from other addresses
       user: X-Forwarded-User
-      role: X-Forwarded-Groups            # the highest of the roles that its values map to
+      role: X-Forwarded-Groups            # if its values map to several roles, the highest one applies
       roles: {admins: admin, guards: viewer}
     audit: audit.jsonl                    # one line per change: time, client, change and HTTP status
 
-A viewer reads. An operator also changes prompts, zones and rules, and queries the model. An admin also adds and removes
-streams, and reads and writes the configuration.
+A viewer can read. An operator can also change prompts, zones and rules, and query the model. An admin can also add and
+remove streams, and read and write the configuration.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _File(BaseModel):
 
 
 class Access(HttpAuth):
-    """Identifies clients by a single token with full access."""
+    """Access control with a single token. A client with the token is an admin."""
 
     @property
     def guarded(self) -> bool:
@@ -119,15 +119,15 @@ class Access(HttpAuth):
         return self._token is not None
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client of a request, or None without access."""
+        """Return the client of a request. Return None if access is denied."""
         return ANYONE if self._token is None or self.has_token(request, self._token) else None
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Record a change in the audit log, with its HTTP status and the client's address. May block."""
+        """Record a change in the audit log, with the HTTP status and the client's address. May block."""
 
 
 class RoleAccess(Access):
-    """Identifies clients by an access file.
+    """Access control with an access file.
 
     Args:
         path: path of the file.
@@ -152,7 +152,7 @@ class RoleAccess(Access):
         self._lock = threading.Lock()
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client of a request, or None without access."""
+        """Return the client of a request. Return None if access is denied."""
         found = None
         for token, client in self._clients.items():  # compares all tokens, so that the time reveals nothing
             if self.has_token(request, token):
@@ -175,7 +175,7 @@ class RoleAccess(Access):
                 file.write(json.dumps(line) + "\n")
 
     def _behind_proxy(self, request: Request) -> Client | None:
-        """Return the client that a trusted proxy has authenticated, or None."""
+        """Return the client that a trusted proxy has authenticated. Return None if there is none."""
         proxy, name = self._proxy, ""
         if proxy is None or not _is_among(address_of(request), proxy.addresses):
             return None
@@ -187,10 +187,10 @@ class RoleAccess(Access):
 
 
 class WorkerAccess(Access):
-    """Admits the controller process and uses the client that it names.
+    """Access control of a worker. It admits only the controller process, which names the client of each request.
 
     Args:
-        secret: shared secret of both processes.
+        secret: secret that both processes know.
     """
 
     guarded = True
@@ -199,7 +199,7 @@ class WorkerAccess(Access):
         super().__init__(secret)
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client of a request, or None without access."""
+        """Return the client of a request. Return None if access is denied."""
         if super().identify(request) is None:
             return None
         try:
@@ -215,12 +215,12 @@ def client_of(request: Request) -> Client:
 
 
 def headers_for(client: Client) -> dict[str, str]:
-    """Return the headers that pass a client to a worker, in addition to the secret."""
+    """Return the headers that tell a worker which client sent a request. The secret is not included."""
     return {CLIENT_HEADER: client.model_dump_json(include={"name", "role", "streams"})}
 
 
 def address_of(request: Request) -> str | None:
-    """Return the address of a request's client, or None."""
+    """Return the IP address of a request's client. Return None if it is unknown."""
     return request.client.host if request.client else None
 
 
@@ -237,7 +237,7 @@ class AccessGuard(Guard):
         self._access = access
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check the client of a request; a route without a role needs an admin."""
+        """Check that the client may send a request. A route without a role requires an admin."""
         if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its name resolve to this machine (DNS rebinding) and read without a token.
             raise HttpError(403, "without a token, use an IP address or localhost in the URL")
@@ -259,7 +259,7 @@ class AccessGuard(Guard):
             raise HttpError(403, f"{client.name} can only access {', '.join(client.streams)}")
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """Return an error response: one line, or under /v1 an error object as in OpenAI's API."""
+        """Return an error response of one line. Under /v1, the body is an error object as in OpenAI's API."""
         described: Any = line
         if request.scope["path"].startswith("/v1/"):
             kind = {401: "authentication_error", 403: "permission_error"}.get(status)
@@ -268,7 +268,7 @@ class AccessGuard(Guard):
         return JSONResponse({"error": described}, status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Record a change, except for video sessions, questions and rule checks."""
+        """Record a change in the audit log. Video sessions, questions and rule checks are not recorded."""
         client: Client | None = request.scope.get(_CLIENT)
         if client is None or request.method in _READING or _is_no_change(request.scope["path"]):
             return
@@ -287,7 +287,7 @@ def _is_no_change(path: str) -> bool:
 
 
 def _is_local_name(place: str) -> bool:
-    """Return whether a `Host` header is an address or localhost."""
+    """Return whether a `Host` header is an IP address or localhost."""
     with suppress(ValueError):
         return is_address_or_localhost(urlsplit(f"//{place}").hostname or "")
     return False

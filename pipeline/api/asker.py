@@ -1,6 +1,6 @@
-"""Runs the model for HTTP requests, a few at a time, so that they never starve the streams.
+"""Runs the model for HTTP requests. Few requests run at a time, so that the streams always get a share of the engine.
 
-A request waits before its body is read, so waiting requests need no memory, and a slow client does not block the
+A request waits before its body is read. So waiting requests need no memory, and a slow client does not block the
 engine. Images are decoded in threads.
 """
 
@@ -45,7 +45,7 @@ class Asker:
 
     Args:
         engine: the engine.
-        at_once: maximum number of requests in flight; None for one on a CPU and eight on a GPU.
+        at_once: maximum number of requests in flight. None means one on a CPU and eight on a GPU.
     """
 
     def __init__(self, engine: Engine, at_once: int | None = None) -> None:
@@ -55,19 +55,23 @@ class Asker:
 
     @property
     def model_name(self) -> str:
-        """The model's name for clients; for a model in a folder, only the folder's name."""
+        """The name of the model, without the path of its folder."""
         name = self.engine.model.name
         return Path(name).name if os.path.isdir(name) else name
 
     async def decode(self, decode: Callable[[], T]) -> T:
-        """Decode client data in a thread; a ValueError becomes an HTTP error."""
+        """Call a function that decodes client data, in a thread. A ValueError becomes an HTTP error."""
         try:
             return await asyncio.to_thread(decode)
         except ValueError as error:
             raise HttpError(400, str(error)) from None
 
     async def result(self, image: RgbImage | None, tasks: Sequence[Task]) -> Result:
-        """Return the engine's result; raises an HTTP error on failure."""
+        """Wait for the engine and return its result.
+
+        Raises:
+            HttpError: if the engine fails.
+        """
         try:
             async with _held(self._turns):
                 future = await asyncio.to_thread(self.engine.submit, image, tasks, deadline_s=ANSWER_S, stream=_STREAM)
@@ -81,9 +85,12 @@ class Asker:
         task: Query | Caption | Segment,
         done: Callable[[Result], object] = lambda result: None,
     ) -> AsyncGenerator[str]:
-        """Yield the pieces of a text as they are generated; closing the generator cancels the rest.
+        """Yield a text in pieces while the engine generates it. Closing the generator cancels the rest.
 
-        At the end, `done` is called with the complete result. An HTTP error is raised on failure.
+        At the end, `done` is called with the complete result.
+
+        Raises:
+            HttpError: if the engine fails.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[str | Exception | Result] = asyncio.Queue()
@@ -130,28 +137,32 @@ async def _held(places: asyncio.Semaphore) -> AsyncIterator[None]:
 
 
 def as_http(error: Exception) -> HttpError:
-    """Return the HTTP error for an error of the engine."""
+    """Convert an error of the engine to an HTTP error."""
     return HttpError(503 if isinstance(error, DeadlineError | EngineClosedError) else 400, str(error))
 
 
 class Bodies:
-    """Limits the number of requests with images in memory."""
+    """Limits the memory for request bodies with images."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(_BODIES)
 
     def place(self) -> AbstractAsyncContextManager[None]:
-        """Reserve memory for a request; raises HttpError 503 after 60 s."""
+        """Wait until there is memory for a request, and reserve it.
+
+        Raises:
+            HttpError: with status 503 after 60 s.
+        """
         return _held(self._places)
 
 
 @dataclass(slots=True, frozen=True)
 class Askers:
-    """The engines for HTTP requests.
+    """The engines that handle HTTP requests.
 
     Attributes:
-        finding: the engine for detection.
-        talking: the engine for text.
+        finding: engine for detection.
+        talking: engine for text.
     """
 
     finding: Asker
@@ -159,14 +170,17 @@ class Askers:
 
 
 class ModelRoute(WorkerRoute):
-    """A route whose body contains an image. It reserves memory before the body is read, until the response is sent."""
+    """A route whose request body contains an image.
+
+    Memory is reserved before the body is read, until the response is sent.
+    """
 
     most = 16 * 1024 * 1024
     mistake = 400
     surrogates = False
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request in this process, within the limit on bodies in memory."""
+        """Handle a request in this process. Wait until there is memory for its body."""
         bodies: Bodies = scope["app"].state.parts[Bodies]
         async with bodies.place():
             await super().handle_here(scope, receive, send)

@@ -1,6 +1,6 @@
-"""Runs blocking calls for an event loop, each in a daemon thread, with a limit on their number and a time limit.
+"""Runs blocking calls for an event loop. Each call has a daemon thread and a time limit, and their number is limited.
 
-A `ThreadPoolExecutor` would not work: at exit, the interpreter waits for its threads even if they hang.
+A `ThreadPoolExecutor` is unsuitable: at exit, the interpreter waits for its threads, even if they hang.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ class BusyError(Exception):
 
 
 class BlockingCalls:
-    """Runs calls of one kind, so that hanging calls do not block calls of other kinds.
+    """Runs one type of blocking calls.
+
+    Each type has its own limit, so hanging calls do not block calls of other types.
 
     Args:
         count: maximum number of concurrent calls.
         limit_s: time limit of a call, in seconds.
-        busy: message if too many calls are running, such as "too many changes are being made".
-        late: HTTP status and message after the time limit.
+        busy: error message if too many calls are running, such as "too many changes are being made".
+        late: HTTP status and error message when the time limit has passed.
     """
 
     def __init__(self, count: int, limit_s: float, busy: str = "", late: tuple[int, str] = (503, "")) -> None:
@@ -38,7 +40,11 @@ class BlockingCalls:
         self._late = late
 
     async def ask(self, call: Callable[..., T], *given: object, undo: Callable[[T], object] = lambda result: None) -> T:
-        """Run a call for a request; raises HttpError if too many calls are running, or on timeout."""
+        """Run a call for an HTTP request and return its result.
+
+        Raises:
+            HttpError: if too many calls are running, or the time limit has passed.
+        """
         try:
             return await self.run(partial(call, *given), undo)
         except BusyError:
@@ -47,7 +53,7 @@ class BlockingCalls:
             raise HttpError(*self._late) from None
 
     async def run(self, call: Callable[[], T], undo: Callable[[T], object] = lambda result: None) -> T:
-        """Run `call` and return its result.
+        """Run a call and return its result.
 
         Args:
             call: the call.
@@ -55,7 +61,7 @@ class BlockingCalls:
 
         Raises:
             BusyError: if the maximum number of calls is already running.
-            TimeoutError: after the time limit; the thread continues until the call returns.
+            TimeoutError: if the time limit has passed. The thread continues until the call returns.
         """
         if not self._free.acquire(blocking=False):
             raise BusyError

@@ -1,12 +1,15 @@
-"""JSON schemas of boxes for chat completions: the labels to detect, and the format of the answer.
+"""Supports JSON schemas of boxes in chat completions.
 
-A schema must contain an array of objects, alone or as a property. Supported properties are a label (`label`, `name`,
-`class`, `object`), a score (`score`, `confidence`) and a position. A position is `box`, `bbox`, `bbox_2d` or `box_2d`
-as [x1, y1, x2, y2]; `x_min`, `y_min`, `x_max`, `y_max`; `x1`, `y1`, `x2`, `y2`; or for points `x` and `y`, or `point`
-as [x, y].
+A schema gives the labels to detect and the format of the answer.
 
-Integers are pixels of the image, numbers are fractions of it. The labels are the `enum` of the label property; without
-an `enum`, the prompt is the label.
+A schema must contain an array of objects, either as the whole document or as a property. An object can have a label
+(`label`, `name`, `class`, `object`), a score (`score`, `confidence`) and a position. A position is one of:
+    `box`, `bbox`, `bbox_2d` or `box_2d`, as [x1, y1, x2, y2]
+    `x_min`, `y_min`, `x_max`, `y_max`, or `x1`, `y1`, `x2`, `y2`
+    `x` and `y`, or `point` as [x, y], for points
+
+Coordinates of type integer are pixels, and coordinates of type number are fractions of the image. The labels are the
+`enum` of the label property. If there is no `enum`, the prompt is the label.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class BoxSchema:
         labels: labels to detect; empty if the prompt is the label.
         points: whether to detect points instead of boxes.
         key: property that contains the array; None if the array is the whole answer.
-        fields: properties of an object, each with a function that formats its value.
+        fields: properties of an object. Each has a function that formats the value.
     """
 
     labels: list[str]
@@ -73,7 +76,7 @@ class BoxSchema:
         return cls(labels, points, key, fields)
 
     def answer(self, result: Result) -> Any:
-        """Return the detections in the format of the schema."""
+        """Format the detections as the schema requires."""
         width, height = result.detections.width, result.detections.height
         found: list[Box | Spot] = [*(result.points.points if self.points else result.detections.boxes)]
         values = [{name: write(one, width, height) for name, write in self.fields.items()} for one in found]
@@ -81,7 +84,10 @@ class BoxSchema:
 
 
 def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the property that contains the array, and the schema of its items; `$defs` references are resolved."""
+    """Return the property that contains the array, and the schema of the array's items.
+
+    `$defs` references are resolved.
+    """
     definitions = schema.get("$defs") or schema.get("definitions") or {}
 
     def resolved(part: Any) -> Mapping[str, Any]:
@@ -108,7 +114,7 @@ def _labels_in(described: Mapping[str, Any]) -> list[str]:
 
 
 def _place(name: str, properties: Mapping[str, Any], described: Mapping[str, Any]) -> Write | None:
-    """Return the function that formats a position property, or None for another property."""
+    """Return the function that formats a position property. Return None for any other property."""
     items = described.get("items")
     kind = items if isinstance(items, Mapping) else described
     pixels = kind.get("type") == "integer"

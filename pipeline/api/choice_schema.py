@@ -1,8 +1,9 @@
-"""JSON schemas of one choice for chat completions: the choices, and the format of the answer.
+"""Supports JSON schemas of one choice in chat completions. A schema gives the choices and the format of the answer.
 
-A schema must be a string with an `enum`, alone or as the only property of an object. Probabilities are returned as
-OpenAI's `logprobs`: one certain token before the choice, one token for the choice with the other choices as
-alternatives, and one certain token after it.
+A schema must be a string with an `enum`, either as the whole document or as the only property of an object.
+
+The probabilities are returned as OpenAI's `logprobs`, with three tokens. The second token is the choice, and its
+alternatives are the other choices. The text before and after the choice are tokens of probability 1.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ChoiceSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> ChoiceSchema | None:
-        """Parse a schema; None if it does not describe a choice.
+        """Parse a schema. Return None if the schema does not describe a choice.
 
         Raises:
             ValueError: if the choices are not 1 to 64 strings.
@@ -55,11 +56,17 @@ class ChoiceSchema:
         return cls(tuple(values), key)
 
     def answer(self, choice: str) -> str:
-        """Return a choice in the format of the schema."""
+        """Format a choice as the schema requires."""
         return "".join(self._parts(choice))
 
     def logprobs(self, text: Text, most: int) -> dict[str, Any]:
-        """Return the probabilities of an answer as `logprobs`, with its `most` most probable choices."""
+        """Return the probabilities of an answer as `logprobs`.
+
+        Args:
+            text: the chosen answer.
+            probabilities: probability of each choice.
+            most: number of choices to include, the most probable first.
+        """
         before, _, behind = self._parts(text.text)
         probabilities = dict(text.probabilities or {text.text: 1.0})
         ranked = sorted(probabilities.items(), key=lambda one: -one[1])[:most]

@@ -43,7 +43,7 @@ class SavedTo(BaseModel):
 
 
 class ConfigChanges(BaseModel):
-    """The changes, one line each."""
+    """The changes of the configuration, one line each."""
 
     changes: list[AnyText]
 
@@ -56,7 +56,7 @@ async def show(controller: Wanted) -> HasFile:
 
 @routes.post("/config/save", role="admin")
 async def save(controller: Wanted, calls: Calls) -> SavedTo:
-    """Save all changes to the configuration file; its comments are kept."""
+    """Save all changes to the configuration file. Comments in the file are preserved."""
     _require_file(controller)
     try:
         return SavedTo(file=await calls.ask(controller.save))
@@ -66,7 +66,7 @@ async def save(controller: Wanted, calls: Calls) -> SavedTo:
 
 @routes.post("/config/reload", role="admin")
 async def reload(controller: Wanted, calls: Calls) -> ConfigChanges:
-    """Reload the configuration file."""
+    """Reload the configuration file and return the changes."""
     _require_file(controller)
     return ConfigChanges(changes=await calls.ask(controller.reload))
 
@@ -76,7 +76,7 @@ _TEXT = {"requestBody": {"required": True, "content": {YAML: {"schema": {"type":
 
 @routes.post("/config/diff", role="admin", openapi_extra=_TEXT)
 async def diff(request: Request, controller: Wanted, calls: Calls) -> ConfigChanges:
-    """Return what a new configuration text would change, without applying it."""
+    """Return the changes that a new configuration text would cause. Nothing is applied."""
     text = await read_text(request, MAX_BODY_BYTES, "a configuration")
     return ConfigChanges(changes=await calls.ask(controller.preview, text))
 

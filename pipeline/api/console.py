@@ -1,7 +1,7 @@
-"""Routes for the console: the model, and still frames of every stream.
+"""Routes for the console: the model, and single frames of every stream.
 
-Over a video's data channel, a page can change the prompts of its stream: {"detect": ["cat"]}. The answer is {"prompts":
-{…}, "colors": {…}} or {"error": "…"}.
+A page can change the prompts of its stream over the data channel of the video. It sends {"detect": ["cat"]}. The
+answer is {"prompts": {…}, "colors": {…}} or {"error": "…"}.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Publishing:
 
 
 class ModelShown(BaseModel):
-    """The model, the initial prompts, and the permissions of the client."""
+    """The model, the initial prompts, and whether the client may change streams."""
 
     model: str
     device: str
@@ -68,7 +68,7 @@ class ModelShown(BaseModel):
 
 @routes.get("/model", role="viewer", limited="always")
 async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, the(Publishing)]) -> ModelShown:
-    """Return the model, its labels, the initial prompts and the permissions of the client."""
+    """Return the model, its labels, the initial prompts, and whether the client may change streams."""
     info = controller.runner.model
     classes = None if info.classes is None else list(info.classes)
     asked = publishing.prompts or Prompts()
@@ -89,7 +89,7 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 @seeing.get("/names", role="viewer", limited="always")
 async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any]:
-    """Return the model's labels for a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
+    """Return the labels that the model uses for a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
     try:
         found = here.local.engine.resolve([of[:_LONGEST_NAME]])
     except EngineError as error:
@@ -105,7 +105,10 @@ async def frame(
     overlay: str = "on",
     width: str | None = None,
 ) -> Response:
-    """Return the stream's next frame with its overlay; `?overlay=off` removes the overlay, `?width=640` scales it."""
+    """Return the next frame of a stream as JPEG, with the overlay.
+
+    `?overlay=off` removes the overlay. `?width=640` scales the image.
+    """
     pixels = width_of(request)
     try:
         future = videos.next(name)
@@ -125,7 +128,7 @@ async def frame(
 
 
 def answer_page(here: Here, stream: str, text: str) -> str:
-    """Apply a page's message on the data channel to the prompts of its stream; return the current prompts."""
+    """Apply the prompts that a page sends over the data channel. Return the current prompts."""
     try:
         wanted = Prompts.model_validate(parse_json(text))
         if wanted.model_fields_set:
@@ -146,5 +149,5 @@ def _described(prompts: Prompts) -> dict[str, Any]:
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """Return the colours of labels, as used in the overlay."""
+    """Return the colours that the overlay uses for labels."""
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}

@@ -1,7 +1,7 @@
-"""`saccade demo`: a console page with a camera, a clip, a video file or a running stream.
+"""`saccade demo`: serves a console page that shows a camera, a clip, a video file or a running stream.
 
-The page can also publish its own video with WHIP (RFC 9725). On a data channel "results", it receives records and can
-change its prompts.
+The page can also publish its own video with WHIP (RFC 9725). Over a data channel named "results", the page receives
+records and can change the prompts of its stream.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ MAX_PUBLISHERS = 4
 
 
 class _Cameras(Controller):
-    """A controller that loops every added file, as if it were a camera."""
+    """A controller that loops every added file, so that a file behaves like a camera."""
 
     def add(self, config: StreamConfig) -> StreamStatus:
         return super().add(config.model_copy(update={"loop": True}))
 
 
 class Demo:
-    """The demo page and its streams, served from construction until `close`.
+    """Serves the demo page and its streams, until `close` is called.
 
     Attributes:
         controller: controller of the running streams.
         url: URL of the page.
 
     Args:
-        engine: the engine; the caller owns it.
+        engine: the engine. The caller closes it.
         prompts: initial prompts.
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token of the page; None for no authentication.
         tls: TLS context with the server's certificate; None for no encryption.
-        base: initial streams, started by `controller.start`.
+        base: initial streams, which `controller.start` starts.
         allow_sources: sources that POST /streams may open, see `SourcePolicy`.
-        silence_s: silent pages are disconnected after this time, in seconds.
+        silence_s: time after which a page that sends nothing is disconnected, in seconds.
 
     Raises:
         ConfigError: if the address is not available, a public address has no token, or the model does not support the
@@ -136,7 +136,7 @@ class Demo:
     # ---- on the event loop
 
     def _take(self, source: WebRtcSource) -> None:
-        """Start a stream of a page's video; it ends when the page disconnects."""
+        """Start a stream of the video that a page publishes. The stream ends when the page disconnects."""
 
         def send(frame: Frame, result: Result, latency: Latency) -> None:
             if source.messages.open:
@@ -162,17 +162,17 @@ _Whip = Annotated[WebRtcServer, the(WebRtcServer)]
 
 @routes.post("/whip", role="operator", limited="always", status_code=201, openapi_extra=SDP_BODY)
 async def _publish(request: Request, whip: _Whip) -> Response:
-    """Publish a page's video: the body is an SDP offer; the response's `Location` is the session."""
+    """Publish the video of a page. The body is an SDP offer. The `Location` header of the response is the session."""
     return await whip.post(request)
 
 
 @routes.delete("/whip/{session}", role="operator", limited="always")
 async def _leave(session: str, request: Request, whip: _Whip) -> Response:
-    """End a session."""
+    """End a publishing session."""
     return await whip.end(request)
 
 
 @routes.post("/offer", role="admin")
 async def _offer(request: Request, whip: _Whip) -> Response:
-    """Publish video with an offer and answer in JSON."""
+    """Publish the video of a page, with SDP offer and answer in JSON."""
     return await whip.offer(request)

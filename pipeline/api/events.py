@@ -36,12 +36,12 @@ routes = Routes("events")
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """Access to stored events.
+    """Provides stored events to the route handlers.
 
     Attributes:
         store: event store of this machine, or of all machines.
-        search: searches events with a model, or None.
-        searching: held until a search has ended, even if the client is gone.
+        search: searches events with a model; None if this is unsupported.
+        searching: lock of a search. It is held until the search has ended, even if the client has disconnected.
     """
 
     store: StoredEvents
@@ -50,12 +50,12 @@ class Stored:
 
     @property
     def away(self) -> dict[str, list[str]]:
-        """The unreachable machines, as a part of a response."""
+        """Return a part of a response that names the unreachable machines."""
         names = list(self.store.away)
         return {"away": names} if names else {}
 
     def missing(self, what: str) -> HttpError:
-        """Return the error for a missing item."""
+        """Return the error for an event or file that does not exist."""
         if names := self.away.get("away"):
             return HttpError(503, f"no reachable machine has the event; unreachable: {', '.join(names)}")
         return HttpError(404, what)
@@ -65,7 +65,7 @@ Events = Annotated[Stored, the(Stored)]
 
 
 class EventList(BaseModel):
-    """Events, newest first, and the value of `after` for the next page; `away` lists unreachable machines."""
+    """Events, newest first, and the value of `after` for the next page. `away` lists the unreachable machines."""
 
     events: list[dict[str, Any]]
     after: str | None = None
@@ -73,14 +73,14 @@ class EventList(BaseModel):
 
 
 class RuleNames(BaseModel):
-    """The names of rules with events."""
+    """The names of rules that have events."""
 
     rules: list[str]
     away: list[str] | None = None
 
 
 class History(BaseModel):
-    """The counts of each stored minute."""
+    """The counts of each minute that has stored counts."""
 
     minutes: list[dict[str, Any]]
     away: list[str] | None = None
@@ -105,7 +105,7 @@ Asked = Annotated[Filters, Query()]
 
 @routes.get("/events", role="viewer", limited="asked", response_model_exclude_unset=True)
 async def list_events(request: Request, filters: Asked, events: Events) -> EventList:
-    """Return a page of events."""
+    """Return one page of stored events, newest first."""
     query = _query_of(_given(request))
     found = await asyncio.to_thread(events.store.page, query)
     # The storage time and not the ID, because the last event of a page may be deleted before the next request.
@@ -115,10 +115,10 @@ async def list_events(request: Request, filters: Asked, events: Events) -> Event
 
 @routes.get("/events/search", role="operator", limited="asked")  # operator: it only reads, but uses the model
 async def search(request: Request, filters: Asked, events: Events) -> Response:
-    """Search events with the model; best matches first, each with `match`.
+    """Search events with the model. The best matches come first, and each has its probability as `match`.
 
-    With `Accept: text/event-stream`, the response reports progress first: `{"done": 3, "of": 50}`. `away` lists
-    unreachable machines.
+    With `Accept: text/event-stream`, the response first reports the progress: `{"done": 3, "of": 50}`. `away` lists
+    the unreachable machines.
     """
     given = _given(request)
     text = given.pop("q", "")
@@ -140,7 +140,7 @@ async def search(request: Request, filters: Asked, events: Events) -> Response:
 
 @routes.get("/events/rules", role="viewer", limited="asked", response_model_exclude_unset=True)
 async def rules(events: Events, stream: str | None = None) -> RuleNames:
-    """Return the names of rules with events."""
+    """Return the names of rules that have events."""
     return RuleNames(rules=await asyncio.to_thread(events.store.rules, stream), **events.away)
 
 
@@ -162,19 +162,19 @@ async def delete(id: str, events: Events) -> None:
 
 @routes.get("/events/{id}/clip.mp4", role="viewer", response_class=Response)
 async def clip(id: str, request: Request, events: Events) -> Response:
-    """Return the clip of an event; supports range requests."""
+    """Return the clip of an event. Range requests are supported."""
     return await _media(id, "clip", request, events)
 
 
 @routes.get("/events/{id}/snapshot.jpg", role="viewer", response_class=Response)
 async def snapshot(id: str, request: Request, events: Events) -> Response:
-    """Return the snapshot of an event; supports range requests."""
+    """Return the snapshot of an event. Range requests are supported."""
     return await _media(id, "snapshot", request, events)
 
 
 @routes.get("/streams/{name}/history", role="viewer", response_model_exclude_unset=True)
 async def history(name: str, events: Events, since: str = "0") -> History:
-    """Return the counts of each stored minute."""
+    """Return the counts of each minute that has stored counts."""
     try:
         start = time_of_text(since)
     except ValueError as error:
@@ -198,7 +198,7 @@ def media_file(path: Path, kind: str) -> Response:
 
 
 def _given(request: Request) -> dict[str, str]:
-    """Return the filters of a request; for a duplicate, the first value."""
+    """Return the filters of a request. If a filter is repeated, its first value counts."""
     return dict(reversed(request.query_params.multi_items()))
 
 
@@ -216,7 +216,10 @@ class _GoneError(Exception):
 async def _steps(
     events: Stored, search: Search, text: str, query: EventQuery, done: list[Searched]
 ) -> AsyncGenerator[str]:
-    """Run a search: yield the progress as JSON and put the results into `done`. Closing the generator stops it."""
+    """Run a search. Yield the progress as JSON, and put the results into `done`.
+
+    Closing the generator stops the search.
+    """
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[str | Searched | Exception] = asyncio.Queue()
     gone = threading.Event()

@@ -1,4 +1,4 @@
-"""Converts between filters in the URL of a request and event queries."""
+"""Converts the filters in a URL to an event query, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "to
 
 
 def query_of(given: dict[str, str]) -> EventQuery:
-    """Return the query of a request's filters; raises ValueError with a message for the user."""
+    """Return the event query for the filters of a request.
+
+    Raises:
+        ValueError: if a filter is invalid. The message is for the user.
+    """
     if unknown := next((name for name in given if name not in _KNOWN), None):
         raise ValueError(f"unknown filter '{unknown[:40]}'; available: {', '.join(_KNOWN[:-1])}")
     limit = given.get("limit", "50")
@@ -29,7 +33,7 @@ def query_of(given: dict[str, str]) -> EventQuery:
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
-    """Return the URL filters of a query, the inverse of `query_of`."""
+    """Return the URL filters for an event query. This is the inverse of `query_of`."""
     filters = {
         "stream": query.stream,
         "rule": query.rule,

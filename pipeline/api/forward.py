@@ -1,7 +1,7 @@
-"""Forwards requests that need pixels or the engine to the worker that has them.
+"""Forwards requests that need pixels or the engine to a worker.
 
-Routes of the class `WorkerRoute` are forwarded. A request goes to the worker of the stream in its path, or to any
-worker.
+Only routes of class `WorkerRoute` are forwarded. If the path names a stream, the worker of the stream gets the
+request. Otherwise any worker gets it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Update = Callable[[str, Mapping[str, object]], ListedStream]
 
 @dataclass(slots=True, frozen=True)
 class Here:
-    """The streams and engines of this process.
+    """The streams and engines of this process. Without workers, the API handles all requests with them.
 
     Attributes:
         local: the streams.
@@ -51,7 +51,7 @@ class Here:
     update: Update
 
     def watch(self, stream: str, viewers: int) -> None:
-        """Raise the weight of a stream while it is watched."""
+        """Raise the weight of a stream while someone watches it."""
         with suppress(StreamError):  # the stream has ended
             self.local.streams.get(stream).watch(watched=viewers > 0)
 
@@ -72,11 +72,11 @@ class Forwarder:
         self._http = httpx.AsyncClient(timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=None))
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections to workers."""
         await self._http.aclose()
 
     async def pass_on(self, request: Request, stream: str | None) -> Response:
-        """Forward a request to the worker of a stream, or to any worker."""
+        """Forward a request to the worker of a stream, or to any worker if `stream` is None."""
         try:
             address = self._runner.address(stream)
         except StreamError as error:
@@ -85,7 +85,7 @@ class Forwarder:
         return await self.ask(request, address, request.scope["raw_path"].decode())
 
     async def ask(self, request: Request, address: Address, path: str) -> Response:
-        """Forward a request to an address and path."""
+        """Forward a request to an address and a path."""
         headers = {key: request.headers[key] for key in _ASKED if key in request.headers}
         headers |= {**address.headers, **headers_for(client_of(request)), "accept-encoding": "identity"}
         query: Any = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
@@ -101,7 +101,10 @@ class Forwarder:
         return StreamingResponse(self._parts(answer), answer.status_code, kept)
 
     async def _parts(self, answer: httpx.Response) -> AsyncGenerator[bytes]:
-        """Yield the parts of a worker's response; if it breaks off, this response breaks off, too."""
+        """Yield a worker's response in parts.
+
+        If the connection to the worker breaks, the client's connection is also closed.
+        """
         try:
             async for part in answer.aiter_raw():
                 yield part
@@ -112,10 +115,10 @@ class Forwarder:
 
 
 class WorkerRoute(ApiRoute):
-    """A route that is handled in the process with the pixels or the engine."""
+    """A route that needs pixels or the engine. It is handled in the process that has them."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request here, or forward it to a worker."""
+        """Handle a request in this process, or forward it to a worker."""
         forwarder: Forwarder | None = scope["app"].state.parts.get(Forwarder)
         if forwarder is None:
             await self.handle_here(scope, receive, send)

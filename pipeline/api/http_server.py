@@ -1,9 +1,9 @@
-"""The HTTP server of a run: one ASGI application with the routes of all parts.
+"""The HTTP server of a run. One ASGI application has all routes.
 
-    serve(controller, host, port, token)    the complete API, for one process or for workers
-    serve_local(local, …)                   the routes that need pixels or the engine, in a worker
+    serve(controller, host, port, token)    serves the complete API, with or without workers
+    serve_local(local, …)                   serves the routes that need pixels or the engine, in a worker
 
-Every error is {"error": "one line"}; under /v1, it is an error object as in OpenAI's API. `/openapi.json` and `/docs`
+Every error is {"error": "one line"}. Under /v1, it is an error object as in OpenAI's API. `/openapi.json` and `/docs`
 describe the routes.
 """
 
@@ -80,15 +80,15 @@ _of_worker = Routes("worker")
 
 
 class HttpServer(AppServer):
-    """An HTTP server that runs from construction until `close`.
+    """An HTTP server. The constructor starts it, `close` stops it.
 
     Attributes:
-        guard: the application with the routes.
-        parts: dependencies of the route handlers.
+        guard: the ASGI application with access control.
+        parts: objects that the route handlers need.
 
     Args:
         routes: routes to serve, in addition to the schema.
-        parts: dependencies of the route handlers, by class.
+        parts: objects that the route handlers need, by class.
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token that clients send as `Authorization: Bearer` or `?token=`.
@@ -164,7 +164,7 @@ async def _docs_file(name: Literal["swagger-ui-bundle.js", "swagger-ui.css"]) ->
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI schema, without fields that only the manual needs."""
+    """Return the OpenAPI schema. Fields that only the manual uses are removed."""
     schema = app.openapi()
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{"token": []}, {}]
@@ -195,7 +195,7 @@ def serve(
     parts: Mapping[type, Any] | None = None,
     on_cleanup: Sequence[Hook] = (),
 ) -> HttpServer:
-    """Serve the API of a controller, the console and the configuration file until the server is closed.
+    """Serve the API of a controller, the console and the configuration file, until the returned server is closed.
 
     Args:
         controller: the controller.
@@ -206,10 +206,10 @@ def serve(
         origins: see `HttpServer`.
         access: see `HttpServer`.
         on_cleanup: see `HttpServer`.
-        prompts: initial prompts of a page's own video; None if pages may not publish video.
-        silence_s: silent viewers are disconnected after this time, in seconds.
+        prompts: initial prompts of video that a page publishes; None if pages may not publish video.
+        silence_s: time after which a viewer that sends nothing is disconnected, in seconds.
         routes: additional routes.
-        parts: additional dependencies.
+        parts: additional objects for route handlers.
 
     Raises:
         ConfigError: see `HttpServer`.
@@ -260,7 +260,7 @@ LOCAL = (
 
 
 def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -> tuple[dict[type, Any], list[Hook]]:
-    """Return the dependencies of the routes in `LOCAL`, and the functions that close them."""
+    """Return the objects that the routes in `LOCAL` need, and the functions that close them."""
     here = Here(local, update)
     videos = local.videos or BroadcastSink()
     whep = WhepServer(videos, answer=partial(console.answer_page, here), silence_s=silence_s, on_viewers=here.watch)
@@ -274,14 +274,16 @@ def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -
 def serve_local(
     local: Local, update: Update, host: str, port: int, secret: str, media: Path | None = None
 ) -> HttpServer:
-    """Serve the routes that need pixels or the engine to the controller process, until the server is closed.
+    """Serve the routes that need pixels or the engine, until the returned server is closed.
+
+    Only the controller may connect.
 
     Args:
         local: the streams of a worker.
         update: changes the settings of a stream.
         host: see `HttpServer`.
         port: see `HttpServer`.
-        secret: shared secret with the controller process.
+        secret: secret that the controller process also knows.
         media: folder of clips and snapshots on this machine, or None.
 
     Raises:
@@ -299,7 +301,7 @@ class _Media:
 
 @_of_worker.get("/media/{id}/{kind}", role="viewer")
 async def _send_media(id: str, kind: str, media: Annotated[_Media, the(_Media)]) -> Response:
-    """Return a clip or snapshot stored on this machine."""
+    """Return a clip or snapshot that is stored on this machine."""
     path = None if media.folder is None or kind not in ("clip", "snapshot") else media_path(media.folder, id, kind)
     if path is None or not path.is_file():
         raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]} (yet)")

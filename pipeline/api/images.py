@@ -1,4 +1,4 @@
-"""Images in requests: data URLs, decoded to RGB, with limits that apply before decoding."""
+"""Decodes images of requests, which are data URLs, to RGB. Size limits are checked before decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHEET_PX = 1536  # longer side of a contact sheet
 
 
 def decode_image(url: str) -> RgbImage:
-    """Decode the image of a data URL to (height, width, 3) uint8 RGB, rotated by its EXIF orientation.
+    """Decode the image of a data URL to (height, width, 3) uint8 RGB. The EXIF orientation is applied.
 
     Raises:
         ValueError: if the text is not a data URL, or the image is damaged, too large or not an image.
@@ -52,7 +52,7 @@ def read_image(data: bytes) -> RgbImage:
 
 
 def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:
-    """Combine images into one contact sheet of equal cells; a single image is returned unchanged."""
+    """Combine images into one image with equal cells. A single image is returned unchanged."""
     if len(images) == 1:
         return images[0]
     columns = math.ceil(math.sqrt(len(images)))

@@ -1,22 +1,23 @@
-"""Moondream's HTTP API, for its own client: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
+"""Moondream's HTTP API, for Moondream's client: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
 
     POST /v1/detect, /v1/point, /v1/segment, /v1/query, /v1/caption
-    GET  /v1/models    the model in OpenAI's format, and the model for questions if it differs
+    GET  /v1/models    the model in OpenAI's format, and the model for questions if there is another one
 
 Coordinates are fractions of width and height. Objects and points also have a `score`, and `settings` accepts `conf`.
 Requests for points, outlines and questions accept `spatial_refs`: points [x, y] and boxes [x1, y1, x2, y2].
 
-A question uses reasoning if the model supports it, unless `"reasoning": false`. The answer then has `"reasoning":
-{"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. As an extension, `"choices": ["yes",
-"no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`, and a question needs no image.
+A question uses reasoning if the model supports it, unless the request has `"reasoning": false`. The answer then has
+`"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Two extensions of
+Moondream's API: `"choices": ["yes", "no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`, and a question needs no
+image.
 
-A stream consists of server-sent events with a `text` each; older clients read `chunk` and `completed`. Texts are
-sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. `Query` and `Caption` in Python decode
-greedily.
+A streamed response consists of server-sent events, each with a `text`. For older clients, each also has `chunk` and
+`completed`. Texts are sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. In Saccade's
+Python API, `Query` and `Caption` decode greedily by default.
 
-The coordinates of an outline's path are fractions of its box. An outline also has `complete` and `refined`. Its stream
-has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed": false}`, and
-one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
+The path of an outline is in fractions of the outline's box. An outline also has `complete` and `refined`. A streamed
+outline has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed":
+false}`, and one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _TEMPERATURE, _TOP_P = 0.2, 0.9  # the defaults of Moondream's engine
 
 
 class Settings(NullIsUnset):
-    """Settings of a request; unknown keys are ignored."""
+    """The settings of a request. Unknown keys are ignored."""
 
     max_objects: int = Field(50, ge=1, le=1000)
     conf: float = Field(0.5, ge=0, le=1)
@@ -57,13 +58,13 @@ class Settings(NullIsUnset):
 
     @property
     def of_text(self) -> tuple[float, float]:
-        """Temperature and top_p of texts; the defaults are those of Moondream's engine."""
+        """Temperature and top_p for text. The defaults are those of Moondream's engine."""
         warmth = _TEMPERATURE if self.temperature is None else self.temperature
         return warmth, _TOP_P if self.top_p is None else self.top_p
 
 
 class Asked(NullIsUnset):
-    """Fields of every request."""
+    """The fields that every request has."""
 
     settings: Settings | None = None
     stream: bool = False
@@ -75,14 +76,14 @@ class Asked(NullIsUnset):
 
 
 class ObjectAsked(Asked):
-    """An image, and the label to detect."""
+    """A request to detect objects: an image and the label."""
 
     image_url: str = Field(description="the image, as a data URL")
     object: str = Field(min_length=1, max_length=4096, description="label to detect")
 
 
 class PointsAsked(ObjectAsked):
-    """An image, the label to detect, and spatial references."""
+    """A request to detect points: an image, the label, and spatial references."""
 
     spatial_refs: list[list[float]] = Field(
         [], max_length=64, description="points and boxes that the request refers to"
@@ -90,7 +91,7 @@ class PointsAsked(ObjectAsked):
 
 
 class Question(Asked):
-    """A question, with or without an image."""
+    """A request to answer a question, with or without an image."""
 
     image_url: str | None = Field(None, description="the image, as a data URL; null for a question without an image")
     question: str = Field(min_length=1, max_length=65536, description="the question")
@@ -104,7 +105,7 @@ class Question(Asked):
 
 
 class CaptionAsked(Asked):
-    """An image to describe."""
+    """A request to describe an image."""
 
     image_url: str = Field(description="the image, as a data URL")
     length: Literal["short", "normal", "long"] = "normal"
@@ -151,7 +152,7 @@ class FoundPoints(BaseModel):
 
 
 class OutlineAnswer(BaseModel):
-    """An outline; its path is in fractions of its box."""
+    """The outline of an object. The path is in fractions of the box."""
 
     request_id: str
     path: str
@@ -161,7 +162,7 @@ class OutlineAnswer(BaseModel):
 
 
 class TextAnswer(BaseModel):
-    """A text in `answer` or `caption`."""
+    """A text, as `answer` or `caption`."""
 
     request_id: str
     answer: str | None = None
@@ -215,7 +216,7 @@ async def point(asked: PointsAsked, engines: Engines) -> FoundPoints:
 
 @routes.post("/v1/query", role="operator", limited="always", response_model=TextAnswer)
 async def query(asked: Question, engines: Engines) -> Response:
-    """Answer a question."""
+    """Answer a question, with or without an image."""
     asker, how = engines.talking, asked.how
     reasoning = asked.reasoning
     if reasoning is None:
@@ -244,7 +245,7 @@ async def caption(asked: CaptionAsked, engines: Engines) -> Response:
 
 @routes.post("/v1/segment", role="operator", limited="always", response_model=OutlineAnswer)
 async def segment(asked: PointsAsked, engines: Engines) -> Response:
-    """Outline one object."""
+    """Return the outline of one object."""
     able = [one for one in (engines.finding, engines.talking) if Segment.skill in one.engine.model.skills]
     asker = able[0] if able else engines.finding  # this engine reports the error
     how = asked.how
@@ -307,7 +308,7 @@ async def _text(asker: Asker, asked: Question | CaptionAsked, task: Query | Capt
 
 
 def _made(task: Callable[[], MadeT]) -> MadeT:
-    """Make a task from a client's values; a ValueError becomes HTTP 400."""
+    """Make a task from values of a request. A ValueError becomes HTTP 400."""
     try:
         return task()
     except ValueError as error:
@@ -315,7 +316,7 @@ def _made(task: Callable[[], MadeT]) -> MadeT:
 
 
 def _refs(given: list[list[float]]) -> Any:
-    """Return spatial references in the format of tasks, which validate them."""
+    """Convert spatial references to the format of tasks. The tasks validate them."""
     return tuple(map(tuple, given))
 
 
@@ -325,7 +326,7 @@ def _outlined(outline: Outline) -> dict[str, Any]:
 
 
 def _about(text: Text) -> dict[str, Any]:
-    """Return the reasoning and the probabilities of an answer, if present."""
+    """Return the reasoning and the probabilities of an answer, if the answer has them."""
     about: dict[str, Any] = {}
     if text.reasoning is not None:
         grounding = [

@@ -1,16 +1,17 @@
-"""OpenAI's chat completions, for OpenAI's client and programs such as Frigate and live-vlm-webui.
+"""OpenAI's chat completions, for OpenAI's client and for programs such as Frigate and live-vlm-webui.
 
     POST /v1/chat/completions   {"model": …, "messages": [{"role": "user", "content": [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
 
-The texts of all messages form the question, because the model has no memory of turns. Several images become one contact
-sheet. With a JSON schema of boxes in `response_format`, the answer lists detections (see `box_schema`). With a schema
-of one choice, the answer is a choice (see `choice_schema`), and `logprobs` with `top_logprobs` returns its
-probabilities.
+The texts of all messages are joined to one question, because the model does not distinguish turns. Several images
+become one contact sheet.
 
-`stream`, `max_tokens`, `temperature` (default 0), `top_p`, `stop` and `seed` are supported; unsupported features are
-refused.
+`response_format` accepts two types of JSON schema. A schema of boxes returns detections, see `box_schema`. A schema of
+one choice returns a choice, see `choice_schema`; its probabilities are returned with `logprobs` and `top_logprobs`.
+
+`stream`, `max_tokens`, `temperature` (default 0), `top_p`, `stop` and `seed` are supported. A request with an
+unsupported feature is refused.
 """
 
 from __future__ import annotations
@@ -70,14 +71,14 @@ _Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("i
 
 
 class Message(NullIsUnset):
-    """A message: a text, or text and image parts."""
+    """A message, with a text or with text and image parts."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part] | None = None
 
     @property
     def text(self) -> str:
-        """The text of all parts."""
+        """The texts of all parts, joined."""
         parts = self.content if isinstance(self.content, list) else []
         return self.content if isinstance(self.content, str) else "\n".join(p.text for p in parts if p.type == "text")
 
@@ -102,13 +103,13 @@ class ResponseFormat(NullIsUnset):
 
 
 class StreamOptions(NullIsUnset):
-    """Options of a stream."""
+    """The options of a streamed response."""
 
     include_usage: bool = False
 
 
 class Chat(NullIsUnset):
-    """A chat request; keys without effect, such as `user`, are ignored."""
+    """A chat request. Keys that have no effect, such as `user`, are ignored."""
 
     messages: list[Message] = Field(min_length=1, max_length=256)
     model: str = ""
@@ -175,7 +176,7 @@ async def complete(chat: Chat, engines: Engines) -> Response:
 
 
 async def _image(asker: Asker, chat: Chat) -> tuple[RgbImage, int]:
-    """Return the image of the request and the number of images it consists of."""
+    """Return the image of the request, and the number of images that were combined."""
     urls = [url for message in chat.messages for url in message.images]
     if not urls:
         raise HttpError(400, "messages: no image found; add a part of type image_url with a data URL")
@@ -195,7 +196,7 @@ def _prompt_tokens(asker: Asker, task: Query) -> int:
 async def _chosen(
     asker: Asker, chat: Chat, schema: ChoiceSchema, image: RgbImage, answer: _Answer
 ) -> AsyncGenerator[str]:
-    """Yield the model's choice as JSON in the format of the schema."""
+    """Yield the choice of the model as JSON, in the format of the schema."""
     task = _query(chat, schema.choices)
     answer.prompt_tokens = _prompt_tokens(asker, task)
     text = (await asker.result(image, [task])).texts[0]
@@ -220,7 +221,7 @@ async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbIma
 
 
 class _Answer:
-    """The completion of one request, as one response or as chunks."""
+    """Formats the completion of one request, as one response or as chunks."""
 
     def __init__(self, chat: Chat, model: str) -> None:
         self._chat = chat
@@ -231,7 +232,7 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """Record the complete text; not called for boxes."""
+        """Record the complete result of the engine. It is not called for boxes."""
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:
@@ -263,7 +264,7 @@ class _Answer:
 
     @property
     def _usage(self) -> dict[str, int] | None:
-        """The token counts, with image tokens in the prompt; None for boxes."""
+        """The token counts. Image tokens count as prompt tokens. None for boxes."""
         if self.prompt_tokens is None or self._text is None:
             return None
         total = self.prompt_tokens + self._text.tokens

@@ -1,4 +1,4 @@
-"""Metrics of streams, sinks and engines in Prometheus' text format, collected on request."""
+"""Exports metrics of streams, sinks and engines in the text format of Prometheus. Every request collects them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EDGES = [f"{ms / 1000:g}" for ms in BUCKETS_MS] + ["+Inf"]
 
 
 class Metrics:
-    """The content of `/metrics`: every stream, the counters of the engines, and the process.
+    """Makes the content of `/metrics`: metrics of every stream, of the engines and of the process.
 
     Args:
         runner: provides the streams and engines.
@@ -32,11 +32,11 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def as_text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Collect all metrics; called by the registry."""
+        """Collect all metrics. The Prometheus registry calls this method."""
         statuses = self._runner.statuses()
         yield from _streams(statuses)
         yield from _latencies(statuses)
@@ -168,7 +168,10 @@ def _counts(statuses: list[StreamStatus]) -> Iterable[Metric]:
 
 
 def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
-    """Yield the metrics of sinks, each with the name of its stream, or an empty name for a shared sink."""
+    """Yield the metrics of sinks. Each metric has the name of the sink's stream.
+
+    The name is empty for a shared sink.
+    """
     two = ["sink", "stream"]
     up = GaugeMetricFamily(
         "saccade_sink_up", "1 while results are written to the sink, 0 while it is paused or has ended", labels=two
@@ -205,7 +208,10 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
 
 
 def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
-    """Yield the counters of all engines together, and of each engine if there are several."""
+    """Yield the sum of each counter over all engines.
+
+    If there are several engines, also yield the counters of each.
+    """
     each: dict[str, dict[str, float]] = {}
     for worker in workers:
         for key, value in worker.counters.items():

@@ -1,4 +1,4 @@
-"""Routes for recordings: recorded times, one MP4, or HLS.
+"""Routes for recordings: the recorded time spans, one MP4 file, or an HLS playlist.
 
 Times in requests are Unix times in seconds, or ages such as 2h.
 """
@@ -38,13 +38,13 @@ _HLS = "application/vnd.apple.mpegurl"
 
 @dataclass(slots=True)
 class Exports:
-    """Limits exports to one MP4 at a time, because each reads and writes up to some GB."""
+    """Limits exports to one MP4 at a time, because each export reads and writes up to some GB."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class PlayablePart(BaseModel):
-    """A part of a file that plays after the file's head: `media` at `offset`, of `size` bytes."""
+    """A byte range of a recorded file. A player loads the first `head` bytes of the file before it."""
 
     file: str
     codecs: str
@@ -57,7 +57,10 @@ class PlayablePart(BaseModel):
 
 
 class Recording(BaseModel):
-    """The recorded spans between two times; with `?parts=1`, also their parts for a player."""
+    """The recorded time spans between two times.
+
+    With `?parts=1`, it also has the parts of the files, for a player.
+    """
 
     recorded: bool = True
     spans: list[Span]
@@ -65,7 +68,7 @@ class Recording(BaseModel):
 
 
 class Between(BaseModel):
-    """The requested part of a recording."""
+    """The start and the end of the requested part of a recording."""
 
     since: str = Field("1d", alias="from", description="a Unix time in seconds, or an age such as 2h")
     until: str = Field("0s", alias="to", description="a Unix time in seconds, or an age such as 2h")
@@ -79,7 +82,7 @@ InThisProcess = Annotated[Here, the(Here)]
 
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
-    """Return the recorded spans; each span gives the reason for the gap before it."""
+    """Return the recorded time spans. Each span has the reason for the gap before it."""
     since, until = _times(asked)
     if (archive := _archive_or_none(here, name)) is None:
         return Recording(recorded=False, spans=[])
@@ -93,7 +96,10 @@ async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
 
 @routes.get("/streams/{name}/recording/index.m3u8", role="viewer", response_class=Response)
 async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
-    """Return an HLS playlist of the recording between two times; its segments are ranges of the files."""
+    """Return an HLS playlist of the recording between two times.
+
+    Its segments are byte ranges of the recorded files.
+    """
     archive, since, until = _archive(here, name), *_times(asked)
     token = f"?{urlencode({'token': asked.token})}" if asked.token else ""
     try:
@@ -107,7 +113,7 @@ async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording/files/{file:path}", role="viewer", response_class=Response)
 async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
-    """Return a file of the recording; supports range requests."""
+    """Return a file of the recording. Range requests are supported."""
     try:
         path = await asyncio.to_thread(_archive(here, name).file, file)
     except ArchiveError as error:
@@ -117,7 +123,10 @@ async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording", role="viewer", response_class=Response)
 async def download(name: str, asked: Asked, here: InThisProcess, exports: Annotated[Exports, the(Exports)]) -> Response:
-    """Return the recording between two times as one MP4, copied from the preceding key frame on, without gaps."""
+    """Return the recording between two times as one MP4. Gaps are removed.
+
+    The video is copied, so it starts at the last key frame before the start.
+    """
     archive, since, until = _archive(here, name), *_times(asked)
     if not exports.lock.acquire(blocking=False):
         raise HttpError(503, "another export is running; try again")
@@ -156,7 +165,10 @@ def _times(asked: Between) -> tuple[float, float]:
 
 
 def _export(archive: Archive, since: float, until: float, exports: Exports) -> tuple[int, int]:
-    """Export an MP4; return the open, already unlinked file and its size, and release the lock."""
+    """Export an MP4 and release the lock. Return the open file and its size.
+
+    The file has no name on disk any more.
+    """
     try:
         handle, text = tempfile.mkstemp(prefix=".export-", suffix=".mp4", dir=archive.root)
         os.close(handle)

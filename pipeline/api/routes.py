@@ -1,11 +1,11 @@
-"""Routes of the HTTP API. Each route declares the role that it requires.
+"""Defines routes of the HTTP API. Each route declares the role that it requires.
 
     routes = Routes("streams")
 
     @routes.get("/streams/{name}", role="viewer")
     async def show(name: str, controller: Wanted) -> Stream: ...
 
-A route without a role requires an admin. Bodies have size limits, and every answer is ASCII JSON.
+A route without a role requires an admin. Request bodies have size limits. Every answer is ASCII JSON.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Json(JSONResponse):
-    """ASCII JSON; names that are not UTF-8 are escaped."""
+    """A response with ASCII JSON. Bytes of file names that are not UTF-8 are escaped."""
 
     def render(self, content: Any) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the response."""
         return json.dumps(content).encode()
 
 
 def the(kind: type[T]) -> Any:
-    """Return a dependency that injects the application's part of a class; see `Wanted`."""
+    """Return a FastAPI dependency that provides the application's object of a class to a handler; see `Wanted`."""
 
     async def find(request: Request) -> T:
         part: T | None = request.app.state.parts.get(kind)
@@ -75,7 +75,7 @@ Who = Annotated[Client, Depends(client_of)]
 
 
 class Error(BaseModel):
-    """An error, in one line."""
+    """An error message of one line."""
 
     error: str
 
@@ -85,10 +85,10 @@ class ApiRoute(APIRoute):
 
     Attributes:
         role: lowest role that may call the route.
-        limited: whether clients limited to some streams may call the route.
-        most: maximum size of the body in bytes.
-        mistake: HTTP status for a body that does not fit its model.
-        surrogates: whether texts in the body may contain lone surrogates, as in file names.
+        limited: whether a client that can access only some streams may call the route.
+        most: maximum size of the body, in bytes.
+        mistake: HTTP status if the body does not match its model.
+        surrogates: whether texts in the body may contain lone surrogates, as in file names that are not UTF-8.
     """
 
     role: Role = "admin"
@@ -98,7 +98,7 @@ class ApiRoute(APIRoute):
     surrogates = True
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a path; percent-encoded slashes are restored in the parameters."""
+        """Match the path of a request. Percent-encoded slashes become slashes in the parameters."""
         match, child = super().matches(scope)
         if match is not Match.NONE:
             given = child["path_params"].items()
@@ -106,7 +106,7 @@ class ApiRoute(APIRoute):
         return match, child
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a handler that limits the body and reports a mistake in it as one line."""
+        """Return a handler that limits the size of the body and reports an invalid body in one line."""
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
@@ -130,7 +130,7 @@ class ApiRoute(APIRoute):
 
 
 class _BoundedRequest(Request):
-    """Reads a JSON body within the limits of its route."""
+    """A request whose JSON body is read within the limits of its route."""
 
     def __init__(self, request: Request, route: ApiRoute) -> None:
         super().__init__(request.scope, request.receive)
@@ -156,7 +156,7 @@ class _BoundedRequest(Request):
 
 
 class _Verb(Protocol):
-    """A shorthand of `Routes.add` for one HTTP method."""
+    """A shortcut for `Routes.add` with one HTTP method."""
 
     def __call__(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]: ...
 
@@ -188,10 +188,11 @@ class Routes:
         """Return a decorator that adds a route for a handler.
 
         Args:
-            method: HTTP method; GET also answers HEAD.
+            method: HTTP method. GET also answers HEAD.
             path: path in FastAPI's format.
             role: lowest role that may call the route.
-            limited: whether clients limited to some streams may call the route; ignored for a path with a stream.
+            limited: whether a client that can access only some streams may call the route. It is ignored if the path
+                has a stream.
             options: see `fastapi.routing.APIRoute`.
         """
 
@@ -213,7 +214,7 @@ SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"s
 
 
 async def read_model(request: Request, kind: type[Model]) -> Model:
-    """Parse the JSON body of a request into a model, for a handler that also accepts other content types."""
+    """Parse the JSON body of a request. For handlers that also accept other content types."""
     values = await request.json()
     try:
         return kind.model_validate(values)
@@ -222,7 +223,7 @@ async def read_model(request: Request, kind: type[Model]) -> Model:
 
 
 def json_body(model: str, *others: str) -> dict[str, Any]:
-    """Return the OpenAPI part of a handler that parses its body itself: a model, or other text types."""
+    """Return the OpenAPI description of a body that the handler parses itself: a JSON model, or other text types."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
     content |= {other: {"schema": {"type": "string"}} for other in others}
     return {"requestBody": {"required": True, "content": content}}

@@ -1,4 +1,4 @@
-"""Routes for the rules of a stream. A mistake in YAML is returned as {"error": …, "line": 2, "column": 9}."""
+"""Routes for the rules of a stream. An error in YAML is returned as {"error": …, "line": 2, "column": 9}."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BODY = json_body("RuleList", YAML)
 
 
 class RuleShown(BaseModel):
-    """The state of a rule: whether its condition holds, p(yes) of its question, and its open event."""
+    """The state of a rule: whether the condition holds, the probability of yes, and the open event."""
 
     name: str
     when: str | None
@@ -46,14 +46,14 @@ class RuleShown(BaseModel):
 
 
 class RuleStates(BaseModel):
-    """The states of all rules; null for a stream that does not support rules."""
+    """The states of all rules. null if the stream does not support rules."""
 
     rules: list[RuleShown] | None
 
 
 @routes.get(_PATH, role="viewer", response_model=RuleList)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Return the rules of a stream, as in a configuration; with `Accept: application/yaml`, as a YAML list."""
+    """Return the rules of a stream, as in a configuration. `Accept: application/yaml` returns them as a YAML list."""
     await known(controller, name)
     rules = controller.stream(name).rules
     if YAML in request.headers.get("Accept", ""):
@@ -63,7 +63,7 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.put(_PATH, role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def replace(name: str, request: Request, calls: Changing) -> Response:
-    """Replace the rules of a stream from the next frame on; events of unchanged rules continue."""
+    """Replace the rules of a stream from the next frame on. Events of unchanged rules continue."""
     try:
         rules = await _wanted(request, calls.controller, name, needs_worker=False)
     except TextError as error:
@@ -80,7 +80,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.post(f"{_PATH}/check", role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def check(name: str, request: Request, controller: Wanted) -> Response:
-    """Check rules without applying them; the response is that of PUT."""
+    """Check rules without applying them. The response is the same as that of PUT."""
     try:
         return _listed(await _wanted(request, controller, name))
     except TextError as error:
@@ -101,7 +101,7 @@ async def states(name: str, controller: Wanted) -> Response:
 async def _wanted(
     request: Request, controller: Controller, name: str, *, needs_worker: bool = True
 ) -> list[RuleSettings]:
-    """Return the rules in a request, after a check if a worker is ready that the stream supports them."""
+    """Parse the rules in a request. If a worker is ready, also check that the stream supports them."""
     await known(controller, name)
 
     def check(rules: list[RuleSettings]) -> None:
@@ -125,7 +125,7 @@ def _mistake(error: TextError) -> Response:
 
 
 def _described(rule: RuleSettings, state: RuleState | None, regions: Regions) -> dict[str, Any]:
-    """Return a rule in the format of the console."""
+    """Return a rule in the format that the console reads."""
     described: dict[str, Any] = {"name": rule.name, "when": rule.when, "ask": rule.ask, "expect": rule.expect}
     problem = None
     try:

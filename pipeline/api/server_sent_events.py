@@ -1,6 +1,6 @@
-"""A response with server-sent events: JSON values, each sent as soon as it is available.
+"""Sends JSON values as server-sent events, each one as soon as it is available.
 
-Nothing is sent before the first value, so an earlier failure is a regular HTTP error.
+Nothing is sent before the first value. So a failure before it is a regular HTTP error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 async def event_stream(
     pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
 ) -> Response:
-    """Send an event for each piece, then the events of `last`; a disconnected client stops the pieces.
+    """Return a response with an event for each piece, followed by the events of `last`.
 
-    A failure after the first event is sent as an event with `error` and ends the stream.
+    If the client disconnects, `pieces` is closed. If it fails after the first event, an event with `error` is sent,
+    and the response ends.
     """
     events = _events(pieces, event, last)
     try:

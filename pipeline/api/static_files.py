@@ -30,7 +30,7 @@ _HEADERS = {
 
 
 class FileRoute(Route):
-    """Serves one public file of the console; the page sends the token in its other requests.
+    """Serves one file of the console. It needs no token. The page sends the token with its API requests.
 
     Args:
         place: path on the server.

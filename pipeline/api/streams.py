@@ -1,7 +1,7 @@
-"""Routes for streams: their state, and adding, changing and removing them.
+"""Routes for streams: show, add, change and remove them.
 
-Keys are those of a configuration. Blocking calls, such as opening a source, run in a limited number of threads. Health
-checks run on the event loop and never wait.
+The keys of a stream are those of a configuration. Blocking calls, such as opening a source, run in a limited number of
+threads. Health checks run on the event loop and never wait for threads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Ok(BaseModel):
 
 
 class Health(Ok):
-    """Whether every stream is healthy, and the unhealthy streams."""
+    """Whether every stream is healthy, and the names of the unhealthy streams."""
 
     streams: int
     unhealthy: dict[str, AnyText]
@@ -78,7 +78,7 @@ class Health(Ok):
 
 
 class LatencyMs(BaseModel):
-    """Latency of recent results, in milliseconds; null if unknown."""
+    """The latency of recent results, in milliseconds. null if unknown."""
 
     p50: float | None
     p99: float | None
@@ -97,7 +97,7 @@ class StreamState(BaseModel):
 
 
 class Stream(ShareSettings, Prompts, StreamState):
-    """The state of a stream, and its prompts in the model's own labels; null if unknown."""
+    """The state of a stream, and its prompts in the labels that the model uses. They are null if unknown."""
 
     fps: float
     age_ms: float | None
@@ -143,13 +143,13 @@ class Workers(BaseModel):
 
 @routes.get("/livez", role="anyone")
 async def live() -> Ok:
-    """Return 200 while the server runs; needs no token."""
+    """Return 200 while the server runs. No token is needed."""
     return Ok(ok=True)
 
 
 @routes.get("/readyz", role="anyone", response_model=Ok)
 async def ready(controller: Wanted) -> Response:
-    """Return 200 while streams can be added and the model responds, otherwise 503; needs no token."""
+    """Return 200 if streams can be added and the model responds, otherwise 503. No token is needed."""
     runner = controller.runner
     is_ready = runner.ready and all(status.state != "stuck" for status in runner.statuses())
     return Json({"ok": is_ready}, 200 if is_ready else 503)
@@ -157,7 +157,7 @@ async def ready(controller: Wanted) -> Response:
 
 @routes.get("/healthz", role="viewer", response_model=Health)
 async def health(controller: Wanted) -> Response:
-    """Return 200 while every stream is healthy, otherwise 503 with the unhealthy streams."""
+    """Return 200 if every stream is healthy, otherwise 503 with the unhealthy streams."""
     runner = controller.runner
     statuses = runner.statuses()
     unhealthy = {one.name: f"{one.state}: {one.reason or 'no frame'}" for one in statuses if not one.ok}
@@ -171,7 +171,7 @@ async def health(controller: Wanted) -> Response:
 
 @routes.get("/metrics", role="viewer", response_class=Response)
 async def metrics(shown: Annotated[Metrics, the(Metrics)]) -> Response:
-    """Return the metrics in Prometheus' text format."""
+    """Return the metrics in the text format of Prometheus."""
     return Response(await asyncio.to_thread(shown.as_text), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -190,7 +190,7 @@ async def list_streams(controller: Wanted, who: Who) -> Streams:
 
 @routes.post("/streams", role="admin", status_code=201, response_model=Stream, response_model_exclude_unset=True)
 async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stream:
-    """Add a stream; the keys are those of a configuration, except for output files."""
+    """Add a stream. The keys are those of a configuration, but output files are not allowed."""
     if wanted.nothing:
         raise HttpError(422, wanted.nothing)
     if wanted.heatmap:  # clients must not choose files on the server
@@ -202,7 +202,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
         raise HttpError(422, "record: not available over HTTP; set it in the configuration file")
 
     def undo(status: StreamStatus) -> None:
-        """Remove a stream that opened after its client had received an error."""
+        """Remove a stream that was opened too late: its client has already received an error."""
         threading.Thread(target=calls.controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
 
     status = await calls.opening.ask(calls.controller.add, wanted, undo=undo)
@@ -212,7 +212,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
 
 @routes.get("/streams/{name}", role="viewer", response_model=StreamDetails, response_model_exclude_unset=True)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Return a stream; with `Accept: application/yaml`, only its configuration."""
+    """Return a stream. `Accept: application/yaml` returns only the configuration."""
     status = await known(controller, name)
     if YAML in request.headers.get("Accept", "") and status.config is not None:
         return Response(text_of_stream(status.config), media_type=f"{YAML}; charset=utf-8")
@@ -222,14 +222,14 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.patch("/streams/{name}", role="operator", response_model_exclude_unset=True)
 async def change(name: str, wanted: Changes, calls: Changing) -> Stream:
-    """Change prompts and scheduling from the next frame on."""
+    """Change settings of a stream from the next frame on."""
     await calls.update(name, changes_of(wanted))
     return shown(await known(calls.controller, name))
 
 
 @routes.delete("/streams/{name}", role="admin", status_code=204)
 async def remove(name: str, calls: Changing) -> None:
-    """Stop and remove a stream, or forget a failed stream."""
+    """Stop a stream and remove it. A failed stream is only removed."""
     await known(calls.controller, name)
     try:
         await calls.ending.ask(calls.controller.remove, name)
@@ -247,13 +247,17 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.post("/streams/{name}/restart", role="operator", response_model_exclude_unset=True)
 async def restart(name: str, calls: Changing) -> Stream:
-    """Reopen a stream with its wanted configuration, even if it has failed."""
+    """Stop a stream and reopen it with its desired configuration. A failed stream is reopened, too."""
     await known(calls.controller, name)
     return shown(await calls.reopening.ask(calls.controller.restart, name))
 
 
 async def known(controller: Controller, name: str) -> StreamStatus:
-    """Return the status of a stream, even if it has failed; raises HTTP 404 for an unknown name."""
+    """Return the status of a stream. The stream may have failed.
+
+    Raises:
+        HttpError: with status 404 if the stream does not exist.
+    """
     try:
         return controller.runner.status(name)
     except StreamError as error:
@@ -261,12 +265,12 @@ async def known(controller: Controller, name: str) -> StreamStatus:
 
 
 def changes_of(wanted: BaseModel) -> dict[str, Any]:
-    """Return the values that a body sets."""
+    """Return the values that the body of a request sets."""
     return {key: getattr(wanted, key) for key in wanted.model_fields_set}
 
 
 def shown(status: StreamStatus) -> Stream:
-    """Return a stream in the API's format; times are in milliseconds."""
+    """Return a stream in the format of the API. Times are in milliseconds."""
     report, now = status.report, status.report.recent
     share = status.config or ShareSettings()
     values: dict[str, Any] = (status.prompts or Prompts()).model_dump()

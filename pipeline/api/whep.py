@@ -1,8 +1,8 @@
-"""WHEP: the live video of any stream for browsers and players.
+"""WHEP: sends the live video of any stream to browsers and players.
 
-`?overlay=off` requests video without the overlay, and `?width=480` smaller video. A viewer that opens a data channel
-"results" receives the record of each frame with the frame's RTP timestamp. All code runs on the application's event
-loop. Tokens and SDP are never logged.
+`?overlay=off` requests video without the overlay, and `?width=480` requests smaller video. A viewer can open a data
+channel named "results". It then receives the record of each frame, with the RTP timestamp of the frame. All code runs
+on the event loop of the application. Tokens and SDP are never logged.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class WhepServer(Signaling[ViewerPeer]):
     """The WHEP endpoint. `close` ends all sessions.
 
     Args:
-        videos: the videos of all streams; the caller owns it.
+        videos: the videos of all streams. The caller closes it.
         ice_servers, media_hosts, silence_s: see `Signaling`.
         max_viewers: maximum number of viewers of all streams together.
-        answer: called with the stream's name and each message on a viewer's data channel; its result is sent back. Must
-            not block.
-        on_viewers: called with a stream's name and its number of viewers after each change.
+        answer: called with the name of the stream and each message on a viewer's data channel. The returned value is
+            sent back to the viewer. It must not block.
+        on_viewers: called when the number of viewers of a stream changes, with the name of the stream and the number.
     """
 
     activity = "are watching"
@@ -106,7 +106,11 @@ class WhepServer(Signaling[ViewerPeer]):
 
 
 def width_of(request: Request) -> int | None:
-    """Return the requested width in pixels, or None; raises HttpError 400 if it is invalid."""
+    """Return the requested width in pixels, or None.
+
+    Raises:
+        HttpError: with status 400 if the width is invalid.
+    """
     text = request.query_params.get("width")
     if text is None:
         return None
@@ -121,11 +125,11 @@ Whep = Annotated[WhepServer, the(WhepServer)]
 
 @routes.post("/whep/{stream}", role="viewer", status_code=201, response_class=Response, openapi_extra=SDP_BODY)
 async def watch(stream: str, request: Request, whep: Whep) -> Response:
-    """Watch a stream: the body is an SDP offer; the response's `Location` is the session."""
+    """Watch a stream. The body is an SDP offer. The `Location` header of the response is the session."""
     return await whep.post(request)
 
 
 @routes.delete("/whep/{stream}/{session}", role="viewer", response_class=Response)
 async def leave(stream: str, session: str, request: Request, whep: Whep) -> Response:
-    """End a session."""
+    """End a viewing session."""
     return await whep.end(request)

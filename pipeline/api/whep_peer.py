@@ -1,7 +1,7 @@
-"""A WebRTC viewer: a peer that receives encoded frames unchanged, with their records.
+"""A WebRTC viewer. It receives frames that are already encoded, and their records.
 
-aiortc would encode the frames of a track, but sends already encoded packets as they are. This module relies on two
-private parts of aiortc: requests for key frames, and the start of the RTP clock.
+aiortc encodes the frames of a track, but sends encoded packets without change. This module uses two private parts of
+aiortc: the requests for key frames, and the start of the RTP clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOON_S, _TRIES = 0.01, 50  # interval and number of attempts to send the first 
 
 
 class _Track(VideoStreamTrack):
-    """The track that the connection sends. Each record is sent with its frame."""
+    """The track of encoded frames that the connection sends. Each record is sent with its frame."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Track(VideoStreamTrack):
         self._changed.set()
 
     async def recv(self) -> Any:
-        """Return the next frame as an `av.Packet`."""
+        """Wait for the next frame and return it as an `av.Packet`."""
         while True:
             frame = self.viewer.take() if self.viewer is not None else None
             if frame is not None:
@@ -55,7 +55,7 @@ class _Track(VideoStreamTrack):
 
 
 class ViewerPeer(Peer):
-    """A `Peer` that receives the video given by `watch`.
+    """A WebRTC connection to one viewer. `watch` selects the video.
 
     Attributes:
         codec: codec of the video.
@@ -81,7 +81,11 @@ class ViewerPeer(Peer):
         self.codec: Codec = "H264"
 
     def watch(self, join: Callable[[Callable[[], None]], tuple[Viewer, Callable[[], None]]]) -> None:
-        """Start to send the video that `join` returns; `join` receives a thread-safe callback that wakes this peer."""
+        """Start to send a video.
+
+        Args:
+            join: returns the video. It receives a thread-safe function that wakes this peer.
+        """
         self._track.viewer, self._leave = join(partial(self._call_soon, self._wake))
         self._wake()
 
@@ -106,15 +110,15 @@ class ViewerPeer(Peer):
             self._begin_close()
 
     def _ask(self) -> None:
-        """Request a key frame for the peer."""
+        """Request a key frame from the encoder for this viewer."""
         if self._track.viewer is not None:
             self._track.viewer.request_key_frame()
 
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
-        """Send a record just before its frame, with the frame's RTP timestamp.
+        """Send a record just before its frame, with the RTP timestamp of the frame.
 
-        The RTP clock starts at a random number inside aiortc, which is read from the last sent frame. So the first
-        record follows its frame; waiting for the second frame would delay the boxes by 0.25 s at 4 frames per second.
+        aiortc starts the RTP clock at a random number. The number is known only after the first frame is sent, so the
+        first record follows its frame. Every later record precedes its frame.
         """
         if self._clock is None and self._last_pts is not None:
             self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)
@@ -125,7 +129,10 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the first record once its frame is sent; it waits until the channel opens, or for a newer record."""
+        """Send the first record after its frame.
+
+        The record waits until the data channel opens. A newer record replaces it.
+        """
         if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 before the first frame
             self._clock = pts, stamp
         if self._clock is not None:
@@ -139,7 +146,7 @@ class ViewerPeer(Peer):
 
 
 def _chosen_codec(answer: str) -> Codec:
-    """Return the codec of the first payload type in the answer's video, which is the codec used."""
+    """Return the codec of the first payload type in the SDP answer. The connection uses this codec."""
     for number in re.findall(r"^m=video \d+ \S+ (.*)$", answer, re.MULTILINE)[0].split():
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):

@@ -1,12 +1,12 @@
-"""The sink `whep:8082`: the annotated video of every stream, for browsers and players.
+"""The sink `whep:8082`: serves the annotated video of every stream to browsers and players.
 
-    whep:8082                                      http://127.0.0.1:8082/ in a browser
-    whep://0.0.0.0:8082?token=sesame               for clients with the token
-    …?token_file=FILE                              token in a file; or in the environment, as SACCADE_TOKEN
-    …?cert=FILE&key=FILE                           https with this certificate
+    whep:8082                                      open http://127.0.0.1:8082/ in a browser
+    whep://0.0.0.0:8082?token=sesame               clients need the token
+    …?token_file=FILE                              the token is in a file; it can also be in SACCADE_TOKEN
+    …?cert=FILE&key=FILE                           serve https with this certificate
     …?origin=https://example.org                   allow this web origin, too; may be repeated
 
-The page lists the streams and shows one stream. Players use http://HOST:PORT/whep/STREAM.
+The page lists the streams and shows one of them. Players use http://HOST:PORT/whep/STREAM.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _MODEL: dict[str, Any] = {
 
 
 class ViewerSink:
-    """Serves the annotated video of any number of streams; without viewers, nothing is drawn or encoded.
+    """Serves the annotated video of any number of streams.
+
+    While a stream has no viewers, its video is not drawn or encoded.
 
     Attributes:
         url: URL of the page.
@@ -86,7 +88,7 @@ class ViewerSink:
         self.url = f"{self._server.url}/"
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Show one frame to all viewers of its stream.
+        """Show one frame to all viewers of the stream.
 
         Raises:
             SinkError: if the frame cannot be encoded.
@@ -104,7 +106,7 @@ class ViewerSink:
 
 
 def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
-    """Open the sink of `whep:PORT` or `whep://HOST:PORT?token=…`; `hints` is ignored.
+    """Open the sink for `whep:PORT` or `whep://HOST:PORT?token=…`. `hints` is not used.
 
     Raises:
         SinkError: if the address is invalid, or the sink cannot be opened.
@@ -136,5 +138,5 @@ async def _list(videos: Annotated[BroadcastSink, the(BroadcastSink)]) -> dict[st
 
 @_routes.get("/model", role="viewer")
 async def _model() -> dict[str, Any]:
-    """Return an empty model: a sink has no model, so the page only shows video."""
+    """Return an empty model, because a sink has no model. The page then shows only video."""
     return _MODEL

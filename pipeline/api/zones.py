@@ -1,6 +1,6 @@
 """Routes for the zones, lines and counts of a stream.
 
-Times are Unix times for live streams, and seconds from the start for files.
+Times are Unix times for live streams, and seconds from the start of the file for files.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class CountedTotals(BaseModel):
 
 
 class CountedMinute(CountedTotals):
-    """The counts of one minute; `start` is its first second."""
+    """The counts of one minute. `start` is the time of the first second."""
 
     start: int
 
 
 class Counted(BaseModel):
-    """The counts since the start of the stream, and of the requested minutes."""
+    """The counts since the start of the stream, and the counts of each requested minute."""
 
     totals: CountedTotals
     minutes: list[CountedMinute]
@@ -58,7 +58,7 @@ async def show(name: str, controller: Wanted) -> Response:
 
 @routes.put("/streams/{name}/zones", role="operator", response_model=Regions)
 async def replace(name: str, wanted: Regions, calls: Changing) -> Response:
-    """Replace the zones and lines of a stream from the next frame on; unchanged zones and lines keep their counts."""
+    """Replace the zones and lines of a stream from the next frame on. Unchanged zones and lines continue counting."""
     return _regions(await calls.update(name, {"zones": wanted.zones, "lines": wanted.lines}))
 
 
@@ -70,7 +70,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.get("/streams/{name}/counts", role="viewer")
 async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
-    """Return the totals, and the counts of each minute of the last day since a time."""
+    """Return the total counts, and the counts per minute since a time within the last day."""
     try:
         start = float(since)
     except ValueError:
@@ -85,7 +85,7 @@ async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
 
 @drawn.get("/streams/{name}/heatmap.png", role="viewer", response_class=Response)
 async def heatmap(name: str, here: Annotated[Here, the(Here)]) -> Response:
-    """Return the heatmap of object positions as a transparent PNG to lay over the video."""
+    """Return the heatmap of object positions as a transparent PNG, to show over the video."""
     try:
         stage = analyze_stage(here.local.streams.get(name).stages)
     except StreamError as error:
