@@ -57,7 +57,7 @@ from saccade.pipeline.settings import PlacedError
 from saccade.sinks import SinkError
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import SourceError
-from saccade.sources.webrtc.signaling import SILENCE_S
+from saccade.sources.webrtc.signaling import SILENCE_S, ice_server
 from saccade.web.errors import HttpError
 from saccade.web.server import AppServer, Hook
 
@@ -218,7 +218,7 @@ def serve(
     here: dict[type, Any]
     closing: list[Hook]
     if isinstance(runner, Local):
-        here, closing = local_parts(runner, controller.update, silence_s=silence_s)
+        here, closing = local_parts(runner, controller.update, controller.config.ice_servers, silence_s=silence_s)
     else:
         forwarder = Forwarder(runner)
         here, closing = {Forwarder: forwarder}, [forwarder.close]
@@ -259,11 +259,19 @@ LOCAL = (
 """The routes that need pixels or the engine."""
 
 
-def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -> tuple[dict[type, Any], list[Hook]]:
+def local_parts(
+    local: Local, update: Update, ice_servers: Sequence[str] = (), *, silence_s: float = SILENCE_S
+) -> tuple[dict[type, Any], list[Hook]]:
     """Return the objects that the routes in `LOCAL` need, and the functions that close them."""
     here = Here(local, update)
     videos = local.videos or BroadcastSink()
-    whep = WhepServer(videos, answer=partial(console.answer_page, here), silence_s=silence_s, on_viewers=here.watch)
+    whep = WhepServer(
+        videos,
+        ice_servers=[ice_server(text) for text in ice_servers],
+        silence_s=silence_s,
+        answer=partial(console.answer_page, here),
+        on_viewers=here.watch,
+    )
     finding = Asker(local.engine)
     talking = finding if local.asks is local.engine else Asker(local.asks)
     parts = {Here: here, BroadcastSink: videos, WhepServer: whep, Askers: Askers(finding, talking), Bodies: Bodies()}
@@ -272,7 +280,13 @@ def local_parts(local: Local, update: Update, *, silence_s: float = SILENCE_S) -
 
 
 def serve_local(
-    local: Local, update: Update, host: str, port: int, secret: str, media: Path | None = None
+    local: Local,
+    update: Update,
+    host: str,
+    port: int,
+    secret: str,
+    media: Path | None = None,
+    ice_servers: Sequence[str] = (),
 ) -> HttpServer:
     """Serve the routes that need pixels or the engine, until the returned server is closed.
 
@@ -285,11 +299,12 @@ def serve_local(
         port: see `HttpServer`.
         secret: secret that the controller process also knows.
         media: folder of clips and snapshots on this machine, or None.
+        ice_servers: addresses of STUN and TURN servers, see `ice_server`.
 
     Raises:
         ConfigError: see `HttpServer`.
     """
-    parts, closing = local_parts(local, update)
+    parts, closing = local_parts(local, update, ice_servers)
     parts[_Media] = _Media(media)
     return HttpServer([*LOCAL, _of_worker], parts, host, port, access=WorkerAccess(secret), on_cleanup=closing)
 

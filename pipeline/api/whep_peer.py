@@ -1,13 +1,14 @@
 """A WebRTC viewer. It receives frames that are already encoded, and their records.
 
-aiortc encodes the frames of a track, but sends encoded packets without change. This module uses two private parts of
-aiortc: the requests for key frames, and the start of the RTP clock.
+aiortc encodes the frames of a track, but sends encoded packets without change. This module uses three private parts of
+aiortc: the requests for key frames, the start of the RTP clock, and the SSRC of a sender.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,14 +16,16 @@ from typing import Any
 import av
 from aiortc import RTCRtpSender, RTCRtpTransceiver, VideoStreamTrack
 from aiortc.mediastreams import MediaStreamError
+from aiortc.rtp import RtcpRrPacket, RtcpSrPacket
 
+from saccade.pipeline.api.loss_control import LossControl
 from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import Viewer
 from saccade.sinks.video.live_encoder import TIME_BASE, Codec
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 
 _CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the preferred codec first
-_RTP_CLOCK = "_RTCRtpSender__rtp_timestamp"
+_RTP_CLOCK, _SSRC = "_RTCRtpSender__rtp_timestamp", "_ssrc"
 _WRAP = 1 << 32
 _SOON_S, _TRIES = 0.01, 50  # interval and number of attempts to send the first record after its frame
 
@@ -75,18 +78,18 @@ class ViewerPeer(Peer):
         self._transceiver.setCodecPreferences(
             [c for name in (*_CODECS, "rtx") for c in known if c.mimeType == f"video/{name}"]
         )
-        self._leave: Callable[[], None] = lambda: None
+        self._loss = LossControl()
         self._clock: tuple[int, int] | None = None  # a pts and its RTP timestamp
         self._last_pts: int | None = None
         self.codec: Codec = "H264"
 
-    def watch(self, join: Callable[[Callable[[], None]], tuple[Viewer, Callable[[], None]]]) -> None:
+    def watch(self, join: Callable[[Callable[[], None]], Viewer]) -> None:
         """Start to send a video.
 
         Args:
-            join: returns the video. It receives a thread-safe function that wakes this peer.
+            join: returns the viewer of the video. It receives a thread-safe function that wakes this peer.
         """
-        self._track.viewer, self._leave = join(partial(self._call_soon, self._wake))
+        self._track.viewer = join(partial(self._call_soon, self._wake))
         self._wake()
 
     def _select_transceiver(self) -> RTCRtpTransceiver:
@@ -101,13 +104,25 @@ class ViewerPeer(Peer):
         self._replace(self._sender, "_send_keyframe", self._ask)
 
     async def _close(self) -> None:
-        self._leave()
+        if self._track.viewer is not None:
+            self._track.viewer.leave()
         await super()._close()
 
     def _wake(self) -> None:
         self._track.wake()
         if self._track.viewer is not None and self._track.viewer.ended:
             self._begin_close()
+
+    def _take_report(self, packet: object) -> None:
+        super()._take_report(packet)
+        viewer, halvings = self._track.viewer, self._loss.halvings
+        if viewer is None or not isinstance(packet, RtcpRrPacket | RtcpSrPacket):
+            return
+        for report in packet.reports:
+            if report.ssrc == getattr(self._sender, _SSRC):
+                self._loss.report(report.fraction_lost / 256, time.monotonic())
+        if self._loss.halvings != halvings:
+            viewer.set_halvings(self._loss.halvings)
 
     def _ask(self) -> None:
         """Request a key frame from the encoder for this viewer."""

@@ -5,6 +5,7 @@
     …?token_file=FILE                              the token is in a file; it can also be in SACCADE_TOKEN
     …?cert=FILE&key=FILE                           serve https with this certificate
     …?origin=https://example.org                   allow this web origin, too; may be repeated
+    …?ice=turn:USER:PASSWORD@HOST:3478             STUN or TURN server; may be repeated; none by default
 
 The page lists the streams and shows one of them. Players use http://HOST:PORT/whep/STREAM.
 """
@@ -26,6 +27,7 @@ from saccade.sinks.base import SourceHints
 from saccade.sinks.urls import Address, Options
 from saccade.sinks.video.broadcast import BroadcastSink
 from saccade.sources import Frame
+from saccade.sources.webrtc.signaling import ice_server
 from saccade.web.tls import optional_context
 from saccade.web.tokens import find_token
 
@@ -55,9 +57,10 @@ class ViewerSink:
         token: token of viewers; None for no authentication.
         origins: additional web origins that may connect.
         tls: TLS context with the server's certificate; None for no encryption.
+        ice: addresses of STUN and TURN servers, see `ice_server`.
 
     Raises:
-        SinkError: if the address is not available, or a public address has no token.
+        SinkError: if the address is not available, a public address has no token, or an ICE server is malformed.
     """
 
     shared: ClassVar[bool] = True
@@ -69,10 +72,11 @@ class ViewerSink:
         token: str | None = None,
         origins: tuple[str, ...] = (),
         tls: ssl.SSLContext | None = None,
+        ice: tuple[str, ...] = (),
     ) -> None:
         self._videos = BroadcastSink()
-        whep = WhepServer(self._videos)
         try:
+            whep = WhepServer(self._videos, ice_servers=[ice_server(text) for text in ice])
             self._server = HttpServer(
                 [*static_files.PAGE, _routes, whep_routes],
                 {BroadcastSink: self._videos, WhepServer: whep},
@@ -83,7 +87,7 @@ class ViewerSink:
                 origins=origins,
                 on_cleanup=[whep.close],
             )
-        except ConfigError as error:
+        except (ConfigError, ValueError) as error:
             raise SinkError(f"whep: {error}") from None
         self.url = f"{self._server.url}/"
 
@@ -117,7 +121,7 @@ def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
     address = Address.parse(f"whep:{place}", {"whep": DEFAULT_PORT}, "whep:8082 or whep://HOST:PORT?token=…")
     options = Options(query, address.shown)
     given, token_file, origins = options.text("token"), options.text("token_file"), tuple(options.texts("origin"))
-    cert, key = options.text("cert"), options.text("key")
+    cert, key, ice = options.text("cert"), options.text("key"), tuple(options.texts("ice"))
     options.reject_unknown()
     if address.user is not None or address.path:
         raise SinkError(f"{address.shown}: only host, port and options such as ?token=… are allowed")
@@ -125,7 +129,7 @@ def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
         token, tls = find_token(given or None, token_file or None, address.host), optional_context(cert, key)
     except ValueError as error:
         raise SinkError(f"{address.shown}: {error}") from None
-    return ViewerSink(address.host, address.port, token, origins, tls)
+    return ViewerSink(address.host, address.port, token, origins, tls, ice)
 
 
 _routes = Routes("sink")

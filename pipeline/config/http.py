@@ -54,6 +54,25 @@ class HttpSettings(NullIsUnset):
     )
     http_key: FileText | None = setting(None, "Key of the certificate, if it is in another file.", metavar="FILE")
 
+    ice_servers: list[Text] = setting(
+        [],
+        "STUN or TURN server for video in browsers on other networks: stun:HOST:PORT or turn:USER:PASSWORD@HOST:PORT.",
+        more="None by default: a public server would learn who connects. Viewers receive the addresses and passwords.",
+        metavar="SERVER",
+        flags=("--ice-server",),
+        repr=False,
+    )
+
+    @field_validator("ice_servers")
+    @classmethod
+    def _ice_servers(cls, value: list[str]) -> list[str]:
+        if value:
+            from saccade.sources.webrtc.signaling import ice_server  # imports aiortc
+
+            for text in value:
+                ice_server(text)
+        return value
+
     @field_validator("http")
     @classmethod
     def _place(cls, value: str | None) -> str | None:

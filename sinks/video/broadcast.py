@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import av.error
@@ -42,11 +42,13 @@ class View:
         drawn: whether the overlay is drawn.
         codec: video codec.
         width: width in pixels of a smaller video; None for the stream's own width.
+        halvings: number of times that the highest bit rate is halved, for a viewer with a slow connection.
     """
 
     drawn: bool = True
     codec: Codec = "H264"
     width: int | None = None
+    halvings: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,13 +79,17 @@ class ViewerFrame:
 
 
 class Viewer:
-    """One viewer of a stream. `take` and `request_key_frame` are thread-safe.
+    """One viewer of a stream, from `BroadcastSink.join`. Its methods are thread-safe.
 
     Args:
+        stream: the stream.
+        view: requested variant of the video.
         wake: called in the sink's thread when a frame is available or the stream has ended; must return at once.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, stream: _Stream, view: View, wake: Callable[[], None]) -> None:
+        self._stream = stream
+        self._view = view
         self._wake = wake
         self._lock = threading.Lock()
         self._frames: deque[ViewerFrame] = deque()
@@ -111,6 +117,17 @@ class Viewer:
         """Request a keyframe, for example after packet loss."""
         self._needs_key_frame = True
 
+    def set_halvings(self, halvings: int) -> None:
+        """Continue at another bit rate, see `View`. The viewer's next frame is then a keyframe."""
+        if self._stream.leave(self._view, self):
+            self._view = replace(self._view, halvings=halvings)
+            self._needs_key_frame = True
+            self._stream.join(self._view, self)
+
+    def leave(self) -> None:
+        """Stop watching. A second call does nothing."""
+        self._stream.leave(self._view, self)
+
     def _offer(self, frame: ViewerFrame) -> None:
         with self._lock:
             if len(self._frames) >= _BACKLOG:
@@ -132,9 +149,9 @@ class Viewer:
 class _Rendition:
     """One encoder with the viewers of its output."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, view: View) -> None:
         self.viewers: tuple[Viewer, ...] = ()  # replaced, never changed: frames go out while viewers join and leave
-        self._encoder = LiveEncoder(codec)
+        self._encoder = LiveEncoder(view.codec, view.halvings)
         self._key_at = -_KEY_FRAMES_S
 
     def send(self, image: RgbImage, record: dict[str, Any], now: float, rate: float) -> None:
@@ -190,17 +207,19 @@ class _Stream:
 
     def join(self, view: View, viewer: Viewer) -> None:
         with self._lock:
-            rendition = self._renditions.setdefault(view, _Rendition(view.codec))
+            rendition = self._renditions.setdefault(view, _Rendition(view))
             rendition.viewers = (*rendition.viewers, viewer)
 
-    def leave(self, view: View, viewer: Viewer) -> None:
+    def leave(self, view: View, viewer: Viewer) -> bool:
+        """Remove a viewer; return whether it was there."""
         with self._lock:
             rendition = self._renditions.get(view)
-            if rendition is None:
-                return
+            if rendition is None or viewer not in rendition.viewers:
+                return False
             rendition.viewers = tuple(other for other in rendition.viewers if other is not viewer)
             if not rendition.viewers:
                 del self._renditions[view]
+            return True
 
     def end(self) -> None:
         with self._lock:
@@ -265,7 +284,7 @@ class BroadcastSink:
         with self._lock:
             return self._find(stream).next()
 
-    def join(self, stream: str, view: View, wake: Callable[[], None]) -> tuple[Viewer, Callable[[], None]]:
+    def join(self, stream: str, view: View, wake: Callable[[], None]) -> Viewer:
         """Add a viewer, which sees the stream from its next frame on.
 
         Args:
@@ -273,16 +292,14 @@ class BroadcastSink:
             view: requested variant of the video.
             wake: see `Viewer`.
 
-        Returns:
-            The viewer, and a thread-safe function that removes it; further calls of this function do nothing.
-
         Raises:
             NoSuchStreamError: if there is no such stream.
         """
         with self._lock:
-            found, viewer = self._find(stream), Viewer(wake)
+            found = self._find(stream)
+            viewer = Viewer(found, view, wake)
             found.join(view, viewer)
-        return viewer, lambda: found.leave(view, viewer)
+        return viewer
 
     def _find(self, stream: str) -> _Stream:
         """Return a stream by its name; the caller must hold the lock."""

@@ -101,10 +101,12 @@ class LiveEncoder:
 
     Args:
         codec: codec of the stream.
+        halvings: number of times that the highest bit rate is halved.
     """
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, halvings: int = 0) -> None:
         self._codec = codec
+        self._halvings = halvings
         self._name = _CHOICES[codec][0]
         self._context: Any = None
         self._size = (0, 0)
@@ -158,7 +160,7 @@ class LiveEncoder:
                 if self._context is None:
                     now = time.monotonic()
                     self._name = next((one for one in choices if _backoffs[one].allows(now)), choices[-1])
-                    self._context = _open(self._name, self._size, self._rate)
+                    self._context = _open(self._name, self._size, self._rate, self._halvings)
                     _backoffs[self._name].worked()
                 return list(self._context.encode(frame))
             except (av.error.FFmpegError, ValueError) as error:
@@ -169,9 +171,9 @@ class LiveEncoder:
                 log.info("%s cannot be used now (%s)", self._name, error)
 
 
-def _open(name: str, size: tuple[int, int], rate: float) -> Any:
+def _open(name: str, size: tuple[int, int], rate: float, halvings: int = 0) -> Any:
     context: Any = av.CodecContext.create(name, "w")
-    most = bit_rate(*size, rate)
+    most = bit_rate(*size, rate) >> halvings
     context.width, context.height, context.pix_fmt = *size, "yuv420p"
     context.time_base, context.framerate = TIME_BASE, Fraction(rate).limit_denominator(1000)
     context.gop_size = 2**16  # key frames are requested

@@ -7,7 +7,7 @@ Its address takes these forms:
     …?origin=https://example.org                   allows this web page to connect; may be repeated
     …?token_file=FILE                              token in a file, or in the environment as SACCADE_TOKEN
     …?cert=FILE&key=FILE                           https with this certificate
-    …?ice=stun:stun.example.org:3478               STUN server; may be repeated; none by default
+    …?ice=stun:stun.example.org:3478               STUN or TURN server; may be repeated; none by default
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, urlsplit
 
-from aiortc import RTCIceServer
-
 from saccade.addresses import with_plain_zone
 from saccade.sources.errors import LiveError, Reason, SourceError
 from saccade.sources.gpu import HwAccel
 from saccade.sources.live.packets import Taps
 from saccade.sources.live.reconnect import Link
 from saccade.sources.live.source import LiveSource
-from saccade.sources.webrtc.signaling import SILENCE_S
+from saccade.sources.webrtc.signaling import SILENCE_S, ice_server
 from saccade.sources.webrtc.source import WebRtcConnection, WebRtcSource
 from saccade.sources.webrtc.whip_server import WebRtcServer
 from saccade.web.auth import HttpAuth
@@ -138,7 +136,7 @@ class WebRtcListener(LiveSource):
         try:
             self._server = WebRtcServer(
                 self._sources.put,
-                ice_servers=[RTCIceServer(url) for url in self._target.ice],
+                ice_servers=[ice_server(text) for text in self._target.ice],
                 media_hosts=media_hosts,
                 max_peers=1,
                 replace=True,

@@ -11,6 +11,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Generic, TypeVar
+from urllib.parse import unquote
 
 from aiortc import RTCIceServer
 from aiortc.rtcicetransport import parse_stun_turn_uri
@@ -114,6 +115,25 @@ class Signaling(ABC, Generic[P]):
 
     def _forget(self, session: str) -> None:
         self._peers.pop(session, None)
+
+
+def ice_server(text: str) -> RTCIceServer:
+    """Return the ICE server of an address, such as `stun:stun.example.org:3478` or `turn:USER:PASSWORD@HOST:3478`.
+
+    Raises:
+        ValueError: if the address is malformed; the message does not repeat it, because it can contain a password.
+    """
+    scheme, _, rest = text.partition(":")
+    login, _, place = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    url = f"{scheme}:{place}"
+    try:
+        parse_stun_turn_uri(url)
+    except ValueError:
+        raise ValueError("an ICE server should be stun:HOST:PORT or turn:USER:PASSWORD@HOST:PORT") from None
+    if not login:
+        return RTCIceServer(url)
+    return RTCIceServer(url, username=unquote(user), credential=unquote(password))
 
 
 def link_of(server: RTCIceServer) -> str:

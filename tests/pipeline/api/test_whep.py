@@ -81,6 +81,23 @@ def test_a_lost_frame_brings_a_key_frame() -> None:
         until(lambda: len(watcher.numbers) > before + 5 and not viewer.needs_key_frame)
 
 
+def test_a_viewer_that_loses_packets_gets_a_lower_bit_rate() -> None:
+    with staging() as stage, watching(stage) as stays, watching(stage) as loses:
+        until(lambda: len(stays.numbers) >= 10 and len(loses.numbers) >= 10)
+        peers = [peer for peer in stage.whep._peers.values() if peer is not None]
+        transport: Any = loses.connection.getReceivers()[0].transport
+        take, count = transport._handle_rtp_data, itertools.count()
+
+        async def drop_every_third(data: bytes, arrival_time_ms: int) -> None:
+            if next(count) % 3:
+                await take(data, arrival_time_ms=arrival_time_ms)
+
+        transport._handle_rtp_data = drop_every_third
+        until(lambda: sorted(peer._loss.halvings for peer in peers) == [0, 2])
+        views = [peer._track.viewer._view.halvings for peer in peers if peer._track.viewer]
+        assert sorted(views) in ([0, 2], [0, 3])
+
+
 def test_a_viewer_that_vanishes_is_disconnected_soon() -> None:
     with staging(silence_s=2) as stage, watching(stage) as watcher:
         until(lambda: watcher.numbers)

@@ -36,6 +36,8 @@ def status(url: str) -> int:
         ("whep://", "not a valid address"),
         ("whep://127.0.0.1:8082/door", "only host, port"),
         ("whep:8082?tokn=x", "did you mean 'token'"),
+        ("whep:8082?ice=turn:me:sesame@", "turn:USER:PASSWORD@HOST:PORT"),
+        ("whep:8082?ice=http://x", "stun:HOST:PORT"),
         ("whep://0.0.0.0:8082", "token"),
         ("whep://192.0.2.1:8082?token=sesame", "cannot listen"),
     ],

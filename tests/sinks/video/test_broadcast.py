@@ -142,12 +142,12 @@ def test_viewers_share_one_encoder_and_none_needs_none(encoder_calls: list[str])
     for number in range(1, 4):
         sink.write(frame(number), found(), Latency())
     assert encoder_calls == ["H264"] * 3
-    frames = [take_all(viewer) for viewer, _ in joined]
+    frames = [take_all(viewer) for viewer in joined]
     assert all(len(taken) == 3 and taken == frames[0] for taken in frames)
     sink.join("door", View(codec="VP8"), lambda: None)
-    for _, leave in joined:
-        leave()
-        leave()
+    for viewer in joined:
+        viewer.leave()
+        viewer.leave()
     sink.write(frame(4), found(), Latency())
     assert encoder_calls == ["H264"] * 3 + ["VP8"]
 
@@ -155,7 +155,7 @@ def test_viewers_share_one_encoder_and_none_needs_none(encoder_calls: list[str])
 def test_each_view_gets_its_image_and_all_get_the_record() -> None:
     sink, box = BroadcastSink(), Box("cat", 0.9, 0.3, 0.3, 0.7, 0.7)
     sink.write(frame(0), found(box), Latency())
-    views = [sink.join("door", View(drawn), lambda: None)[0] for drawn in (True, False)]
+    views = [sink.join("door", View(drawn), lambda: None) for drawn in (True, False)]
     sink.write(frame(1), found(box), Latency())
     (drawn,), (plain,) = (take_all(viewer) for viewer in views)
     assert drawn.record == plain.record
@@ -170,8 +170,8 @@ def test_a_slow_viewer_skips_to_a_key_frame_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(broadcast_module, "_KEY_FRAMES_S", 0.0)
     sink = BroadcastSink()
     sink.write(frame(0), found(), Latency())
-    slow, _ = sink.join("door", View(), lambda: None)
-    quick, _ = sink.join("door", View(), lambda: None)
+    slow = sink.join("door", View(), lambda: None)
+    quick = sink.join("door", View(), lambda: None)
     seen = []
     for number in range(1, 41):
         sink.write(frame(number), found(), Latency())
@@ -189,8 +189,8 @@ def test_a_slow_viewer_skips_to_a_key_frame_alone(monkeypatch: pytest.MonkeyPatc
 def test_key_frame_requests_are_limited() -> None:
     sink = BroadcastSink()
     sink.write(frame(0), found(), Latency())
-    greedy, _ = sink.join("door", View(), lambda: None)
-    modest, _ = sink.join("door", View(), lambda: None)
+    greedy = sink.join("door", View(), lambda: None)
+    modest = sink.join("door", View(), lambda: None)
     begun = time.monotonic()
     keys = 0
     for number in range(1, 31):
@@ -207,12 +207,12 @@ def test_the_end_of_a_stream_ends_its_viewers() -> None:
     sink.write(frame(0), found(), Latency())
     sink.write(frame(0, "yard"), found(), Latency())
     wake: Callable[[], None] = lambda: woken.append(True)  # noqa: E731
-    viewer, leave = sink.join("door", View(), wake)
+    viewer = sink.join("door", View(), wake)
     sink.end("door")
     assert viewer.ended
     assert woken
     assert sink.streams == ["yard"]
-    leave()
+    viewer.leave()
     sink.close()
     sink.close()
     assert sink.streams == []
@@ -227,3 +227,27 @@ def test_viewers_see_square_pixels(aspect: Fraction, width: int | None, size: tu
     shown = Shown(replace(frame(0), pixel_aspect=aspect), found(), LATENCY)
     image = shown.image(drawn=False, width=width)
     assert (image.shape[1], image.shape[0]) == size
+
+
+def test_a_viewer_with_a_slow_connection_has_an_encoder_of_its_own() -> None:
+    sink, dice = BroadcastSink(), np.random.default_rng(0)
+    sink.write(frame(0), found(), Latency())
+    quick, slow = (sink.join("door", View(drawn=False), lambda: None) for _ in range(2))
+    sent = {quick: 0, slow: 0}
+    for number in range(1, 60):
+        noise = dice.integers(0, 255, (240, 320, 3), dtype=np.uint8)
+        sink.write(replace(frame(number), image=noise), found(), Latency())
+        if number == 10:
+            slow.set_halvings(3)
+            slow.set_halvings(2)
+        for viewer in sent:
+            taken = take_all(viewer)
+            assert len(taken) == 1
+            assert taken[0].encoded.key or number not in (1, 11) or (number == 11 and viewer is quick)
+            sent[viewer] += len(taken[0].encoded.data) if number > 20 else 0
+        time.sleep(1 / 60)
+    assert sent[slow] < 0.6 * sent[quick]
+    slow.leave()
+    slow.set_halvings(0)  # after it has left
+    sink.write(frame(61), found(), Latency())
+    assert not take_all(slow)
