@@ -1,8 +1,8 @@
-"""Analytics stages, which change results between the engine and the sinks, and gates, which select frames.
+"""Analytics: stages, which add information to results, and gates, which decide which frames the engine processes.
 
-`stages` holds both Protocols and the tables of the stages and gates that a configuration can name. Trackers, zones and
-counts are stages; the motion detector is a gate. This package handles only frames and results: no engine, no sinks and
-no threads.
+A stage runs between the engine and the sinks, a gate runs before the engine. Tracking, zones and counts are stages.
+Motion detection is a gate. `stages` defines both interfaces, and the tables of the stages and gates that a
+configuration can name. This package handles only frames and results. It does not use the engine, sinks or threads.
 """
 
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage

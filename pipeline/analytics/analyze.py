@@ -1,4 +1,4 @@
-"""The analytics stage of a stream: tracking, zones, lines and counts."""
+"""The analytics stage of a stream: it tracks objects, and counts them in zones and over lines."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 class AnalyzeStage:
     """Tracks objects and counts them in zones and over lines.
 
-    Without tracking, zones and lines in the settings, the stage returns results unchanged.
+    If the settings have no tracking, zones or lines, the stage returns results unchanged.
 
     Attributes:
-        heat: the heatmap of object positions.
+        heat: heatmap of object positions.
 
     Args:
-        settings: the stream's analytics settings.
-        still_before: returns the seconds without motion before a frame; tracks do not age during that time.
+        settings: analytics settings of the stream.
+        still_before: returns how long there was no motion before a frame, in seconds. Tracks do not age during this
+            time.
         track: track objects even if the settings do not require it, because rules need tracks.
     """
 
@@ -54,10 +55,10 @@ class AnalyzeStage:
         self.configure(settings or AnalyticsSettings(), track=track)
 
     def configure(self, settings: AnalyticsSettings, *, track: bool = False) -> None:
-        """Apply new settings from the next frame on; unchanged zones and lines keep their counts. Thread-safe.
+        """Apply new settings from the next frame on. Unchanged zones and lines continue counting. Thread-safe.
 
         Args:
-            settings: the new settings; `track_conf` is ignored after tracking has started.
+            settings: the new settings. `track_conf` has no effect after tracking has started.
             track: track objects even if the settings do not require it, because rules need tracks.
         """
         with self._lock:
@@ -105,12 +106,12 @@ class AnalyzeStage:
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
-        """Return the counts of each minute that ends after `since`, a time on the clock of `captured_at`."""
+        """Return the counts of each minute that ends after a time. The time is on the clock of `captured_at`."""
         with self._lock:
             return self._log.since(since, self._totals())
 
     def take_minutes(self, last: bool) -> list[Minute]:
-        """Return the counts of the minutes that ended since the last call; with `last`, also of the current minute."""
+        """Return the counts of the minutes that ended since the last call. With `last`, add the current minute."""
         with self._lock:
             return self._log.take(self._totals() if last else None)
 
@@ -119,7 +120,7 @@ class AnalyzeStage:
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
     def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
-        """Return the result with zones and lines, and the zones of each track, including hidden tracks."""
+        """Return the result with zones and lines, and the zones of each track, including missed tracks."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
@@ -156,7 +157,7 @@ class AnalyzeStage:
 
 
 def analyze_stage(stages: Iterable[object]) -> AnalyzeStage | None:
-    """Return the `AnalyzeStage` in a stream's stages, or None if there is none."""
+    """Return the `AnalyzeStage` among the stages of a stream. Return None if there is none."""
     return next((stage for stage in stages if isinstance(stage, AnalyzeStage)), None)
 
 
@@ -165,7 +166,7 @@ def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
 
 
 def _without(result: Result, masks: list[ZoneSettings]) -> Result:
-    """Return the result without the objects that masks exclude."""
+    """Return the result without the objects in masked areas."""
 
     def kept(one: Box | Spot) -> bool:
         seen = Sighting(0, one.label, one.score, _box_of(one))
@@ -180,7 +181,7 @@ def _without(result: Result, masks: list[ZoneSettings]) -> Result:
 
 
 def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:
-    """Return the box with these zones; faster than `dataclasses.replace`."""
+    """Return the box with new zones. This is faster than `dataclasses.replace`."""
     place = box.x1, box.y1, box.x2, box.y2
     return Box(box.label, box.score, *place, box.track_id, box.speed, zones, box.predicted)
 

@@ -1,4 +1,4 @@
-"""Match detections to tracks: overlap of boxes and the best one-to-one assignment."""
+"""Matches detections to tracks: computes the overlap of boxes and the best one-to-one assignment."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def iou(first: Floats, second: Floats) -> Floats:
 
 
 def assign(likeness: Floats, least: float) -> tuple[Ints, Ints]:
-    """Pair rows with columns, each at most once, to maximize the total likeness.
+    """Pair rows with columns, so that the total likeness of the pairs is as high as possible.
 
-    An unpaired row and column together count as much as a pair with likeness `least`.
+    Each row and column is in at most one pair. Leaving a row and a column unpaired counts as much as a pair with
+    likeness `least`.
 
     Args:
         likeness: (n, m), 0 to 1.
-        least: lowest likeness of a pair; above 0.
+        least: lowest likeness of a pair, above 0.
 
     Returns:
         Rows and columns of the pairs.

@@ -1,6 +1,6 @@
-"""The counts of a stream: totals since it started, and the counts of each minute.
+"""The counts of a stream: total counts since its start, and the counts of each minute.
 
-Minutes follow the capture times of frames.
+The capture time of a frame decides to which minute the frame belongs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ByLabel = Mapping[str, Mapping[str, int]]
 
 @dataclass(slots=True, frozen=True)
 class Totals:
-    """Counts since the stream started.
+    """The counts since the start of the stream.
 
     Attributes:
         objects: number of tracks that received a track ID, by label.
@@ -33,7 +33,10 @@ class Totals:
     lines: Mapping[str, ByLabel] = field(default_factory=dict)
 
     def since(self, earlier: Totals) -> Totals:
-        """Return the counts added since `earlier`; `inside` stays the current value. New zones and lines start at 0."""
+        """Return the counts added since an earlier total. `inside` is the current value.
+
+        New zones and lines count from 0.
+        """
         objects = {label: count - earlier.objects.get(label, 0) for label, count in self.objects.items()}
         return Totals(
             {label: count for label, count in objects.items() if count},
@@ -47,7 +50,7 @@ class Minute:
     """The counts of one minute.
 
     Attributes:
-        start: first second of the minute: Unix time for a live stream, otherwise seconds from the start of the file.
+        start: time of the first second: Unix time for a live stream, seconds from the start of the file for a file.
         counts: the counts added during the minute.
     """
 
@@ -56,7 +59,7 @@ class Minute:
 
 
 def add_label(counter: Counter[str], label: str) -> None:
-    """Count one object; an object with a new label is ignored once `MOST_LABELS` labels exist."""
+    """Count one object. If `MOST_LABELS` labels already exist, an object with a new label is ignored."""
     if label in counter or len(counter) < MOST_LABELS:
         counter[label] += 1
 
@@ -71,27 +74,35 @@ class CountLog:
         self._untaken = 0  # number of newest minutes that `take` has not returned yet
 
     def __len__(self) -> int:
-        """Return the number of minutes stored, at most 1,440."""
+        """Return the number of stored minutes, at most 1,440."""
         return len(self._minutes)
 
     def due(self, captured_at: float) -> bool:
         """Return whether a frame captured at this Unix time starts a new minute.
 
-        A frame of the previous minute does not: the camera's clock, once known, can lag behind the arrival time.
+        A frame of an earlier minute does not. Capture times can jump back when the camera's clock becomes known.
         """
         return self._now is None or not self._now - 1 <= int(captured_at // MINUTE_S) <= self._now
 
     def turn(self, captured_at: float, totals: Totals) -> None:
-        """Start the minute of a frame that is not counted yet; `totals` are the counts before the frame."""
+        """Start the minute of a frame. Call this before counting the frame.
+
+        Args:
+            captured_at: capture time of the frame.
+            totals: total counts before the frame.
+        """
         if self._now is not None:
             self._end(self._now, totals)
         self._now, self._before = int(captured_at // MINUTE_S), totals
 
     def take(self, last: Totals | None = None) -> list[Minute]:
-        """Return the minutes that ended since the last call, in the order in which they ended; a clock can be set back.
+        """Return the minutes that ended since the last call, in the order in which they ended.
+
+        The start times may be out of order, because a clock can be set back.
 
         Args:
-            last: the current totals, given when no more frames follow; they end the current minute.
+            last: the current total counts at the end of the stream. They end the current minute. None at any other
+                time.
         """
         if last is not None and self._now is not None:
             self._end(self._now, last)
@@ -101,7 +112,12 @@ class CountLog:
         return taken
 
     def since(self, start: float, totals: Totals) -> list[Minute]:
-        """Return the minutes that end after `start`, including the current minute; `totals` are the current counts."""
+        """Return the minutes that end after a time, including the current minute.
+
+        Args:
+            start: the time.
+            totals: the current total counts.
+        """
         minutes = list(self._minutes)
         if self._now is not None:
             minutes.append(Minute(self._now * MINUTE_S, totals.since(self._before)))

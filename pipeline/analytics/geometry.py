@@ -11,10 +11,10 @@ Rect = tuple[float, float, float, float]
 
 
 def contains(polygon: Sequence[Point], at: Point) -> bool:
-    """Return whether a point is in a polygon, by the even-odd rule; the corners may run in either direction.
+    """Return whether a point is in a polygon, by the even-odd rule. The order of the corners may be clockwise or not.
 
-    A point on a left or upper side is inside, and a point on a right or lower side is outside. So two adjacent polygons
-    never share a point.
+    A point on a left or upper side is inside, and a point on a right or lower side is outside. So no point is in two
+    adjacent polygons.
     """
     x, y = at
     inside = False
@@ -27,7 +27,7 @@ def contains(polygon: Sequence[Point], at: Point) -> bool:
 
 
 def area(polygon: Sequence[Point]) -> float:
-    """Return the area of a polygon whose sides do not cross."""
+    """Return the area of a polygon whose sides do not intersect."""
     pairs = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
     return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairs)) / 2
 
@@ -38,14 +38,15 @@ def rect_area(rect: Rect) -> float:
 
 
 def shared_area(a: Rect, b: Rect) -> float:
-    """Return the area that two rectangles share."""
+    """Return the area of the intersection of two rectangles."""
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def distance(start: Point, end: Point, at: Point) -> float:
-    """Return the signed distance of the point `at` from the straight line through `start` and `end`.
+    """Return the signed distance of a point from the straight line through `start` and `end`.
 
-    In images, with y growing downwards, the distance is positive to the right of the direction from `start` to `end`.
+    The distance is positive on the right of the direction from `start` to `end`, as seen in an image whose y axis
+    points down.
     """
     dx, dy = end[0] - start[0], end[1] - start[1]
     return (dx * (at[1] - start[1]) - dy * (at[0] - start[0])) / math.hypot(dx, dy)

@@ -26,9 +26,9 @@ _MOST_S = 1.0  # longest time that one frame accounts for, even after dropped fr
 
 
 class Heat:
-    """Accumulates the seconds that objects spent at each position since the stream started.
+    """Adds up how many seconds objects were at each position since the start of the stream.
 
-    One thread adds frames. Other threads may read at the same time; their data can be one frame old.
+    One thread adds frames. Other threads may read at the same time; they may miss the newest frame.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Heat:
         self._last_s: float | None = None
 
     def add(self, frame: Frame, result: Result) -> None:
-        """Add the result of the next frame; predicted boxes do not count."""
+        """Add the result of the next frame. Predicted boxes are ignored."""
         rows, columns = _ROWS, max(1, round(_ROWS * frame.width / frame.height))
         if self._seconds.shape != (rows, columns):
             self._seconds, self._last_s = np.zeros((rows, columns), np.float32), None
@@ -52,7 +52,10 @@ class Heat:
                     self._seconds[at] += min(passed, _MOST_S)
 
     def values(self) -> NDArray[np.float32]:
-        """Return the heat as (180, width) float32 from 0 to 1, blurred; the array is empty before the first frame."""
+        """Return the blurred heatmap as (180, width) float32 from 0 to 1.
+
+        The array is empty before the first frame.
+        """
         if not self._seconds.size:
             return self._seconds
         spread = _SPREAD * _ROWS
@@ -62,7 +65,10 @@ class Heat:
         return values
 
     def overlay(self) -> NDArray[np.uint8]:
-        """Return the heatmap as (180, width, 4) uint8 RGBA to lay over the video, transparent without objects."""
+        """Return the heatmap as (180, width, 4) uint8 RGBA, to show over the video.
+
+        It is transparent where no objects were.
+        """
         heat = self.values()
         if not heat.size:
             return np.zeros((1, 1, 4), np.uint8)
@@ -71,10 +77,12 @@ class Heat:
 
 
 class HeatmapStage:
-    """Writes a heatmap image: the time that objects spent at each position, in colour over the last frame in grey.
+    """Writes a heatmap image at the end of a stream. Colours show how long objects were at each position.
+
+    The background is the last frame in grey.
 
     Args:
-        path: .png or .jpg file to write; `{stream}` in the path is replaced by the stream's name.
+        path: .png or .jpg file to write. `{stream}` in the path is replaced by the name of the stream.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,13 +1,14 @@
-"""The Kalman filter of a tracker: position and size of many boxes at once, with velocities.
+"""The Kalman filter of a tracker. It estimates position, size and velocity of many boxes at once.
 
-The motion model is BoT-SORT's, extended to any time between two frames: the state of a box is its centre, width, height
-and their velocities. The noise is proportional to the size of the box. All covariances are diagonal in the four
-coordinates, so the 8 × 8 covariance of a box splits into four symmetric 2 × 2 matrices. Three numbers per coordinate
-are enough, and no matrix is inverted.
+The motion model is that of BoT-SORT, extended to any time between two frames. The state of a box is its centre, width
+and height, and the velocity of each. The noise is proportional to the size of the box.
+
+All covariances are diagonal in the four coordinates. So the 8 × 8 covariance of a box splits into four symmetric 2 × 2
+matrices with three different numbers each, and no matrix is inverted.
 
 A state is a float64 array (5, 4, n) for n boxes. The first axis is value, velocity, variance of the value, covariance
-of both, and variance of the velocity. The second axis is centre x, centre y, width and height. For few boxes, the
-overhead of numpy calls dominates, so the code minimizes the number of calls.
+of value and velocity, and variance of the velocity. The second axis is centre x, centre y, width and height. For few
+boxes, the overhead of numpy calls dominates, so the code minimizes the number of calls.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def start(boxes: Floats) -> Floats:
 
 
 def predict(state: Floats, seconds: float) -> Floats:
-    """Return the states after `seconds`, which must be at least 0.
+    """Return the states after a time of `seconds`, which must be at least 0.
 
-    The noise is white in acceleration and position. So one prediction over a gap equals frame-by-frame predictions over
-    the same time.
+    The noise is white in acceleration and position. So one prediction over a gap equals the frame-by-frame predictions
+    over the same time.
     """
     steps = seconds / STEP_S
     noise = _VELOCITY**2 * steps

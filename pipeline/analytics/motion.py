@@ -1,8 +1,10 @@
-"""Motion detection on the frames of a stream, and the gate that drops frames without motion before the engine.
+"""Detects motion on the frames of a stream. A gate drops frames without motion before the engine.
 
-`MotionMap` compares the brightness of a frame, 100 or 180 rows high, with the average of the last second. The gate
-admits a frame if the changed area exceeds `motion_area`, all frames of the second after it, and one frame per heartbeat
-without motion. The gate reports idle periods to the tracking stage, so that tracks do not expire.
+`MotionMap` scales a frame to 100 or 180 rows, and compares its brightness with the average of the last second.
+
+`MotionGate` admits a frame if the changed area exceeds `motion_area`, and all frames of the second after it. Without
+motion, it admits one frame per heartbeat. It reports periods without motion to the tracking stage, so that tracks do
+not expire.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Motion:
     """The motion on a frame.
 
     Attributes:
-        changed: (rows, n) bool, the parts of the frame outside masks that differ from the last second.
-        area: changed fraction of the frame; 1 for the first frame.
+        changed: (rows, n) bool map of the pixels that differ from the last second. Pixels in masks are False.
+        area: changed fraction of the frame, 0 to 1. It is 1 for the first frame.
     """
 
     changed: NDArray[np.bool_]
@@ -56,11 +58,11 @@ class Motion:
 
 
 class MotionMap:
-    """Computes the motion of each frame of a stream once and shares it among all callers. Not thread-safe.
+    """Computes the motion on each frame of a stream once, and returns it to all callers. Not thread-safe.
 
     Args:
-        rows: number of rows of the map; the number of columns follows from the frame's aspect ratio.
-        read: reads the brightness of frames without converting them on the CPU; None converts every frame.
+        rows: number of rows of the map. The number of columns follows from the aspect ratio of the frame.
+        read: reads the brightness of frames without converting them on the CPU. None converts every frame.
     """
 
     def __init__(self, rows: int = _ROWS, read: LumaReader | None = None) -> None:
@@ -73,7 +75,10 @@ class MotionMap:
         self._newest: tuple[int, Motion] | None = None
 
     def see(self, frame: Frame, masks: Sequence[Sequence[Point]] = ()) -> Motion:
-        """Return the motion on a frame; motion in the polygons of `masks`, in fractions of the frame, is ignored."""
+        """Return the motion on a frame. Motion inside the polygons of `masks` is ignored.
+
+        They are in fractions of the frame.
+        """
         if self._newest is not None and self._newest[0] == frame.index and self._masks == masks:
             return self._newest[1]
         seconds = frame.pts * frame.time_base.numerator / frame.time_base.denominator
@@ -93,7 +98,7 @@ class MotionMap:
         return Motion(changed, float(changed.mean()))
 
     def _luma(self, frame: Frame) -> Luma:
-        """Return the brightness as blurred (rows, n) float32 from 0 to 255, and record its contrast."""
+        """Return the blurred brightness as (rows, n) float32 from 0 to 255, and store its contrast."""
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
         step = max(1, height // max(_LEAST_READ, 2 * self._rows))
@@ -124,11 +129,11 @@ def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArra
 
 
 class MotionGate:
-    """Admits frames with motion.
+    """A gate that admits frames with motion.
 
     Args:
         settings: area, masks and heartbeat of the gate.
-        motion: computes the motion; can be shared.
+        motion: computes the motion. Gate and saccades can share it.
     """
 
     def __init__(self, settings: AnalyticsSettings | None = None, motion: MotionMap | None = None) -> None:
@@ -164,9 +169,10 @@ class MotionGate:
         return True
 
     def still_before(self, index: int) -> float:
-        """Return the seconds without motion before an admitted frame. Ask once per frame. Thread-safe.
+        """Return how long there was no motion before an admitted frame, in seconds. Thread-safe.
 
-        The time includes idle periods of admitted frames that this frame has replaced.
+        Call it once for each frame. If a newer frame has replaced an admitted one, the time without motion before the
+        replaced frame is included.
         """
         return sum(self._still.pop(key, 0.0) for key in list(self._still) if key <= index)
 

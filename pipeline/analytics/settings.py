@@ -17,7 +17,7 @@ ImageName = Annotated[Text, Field(pattern=r"(?i)\.(png|jpe?g)$"), WrapValidator(
 
 
 def _points(value: object) -> object:
-    """Parse `.1,.2,.5,.2,.5,.9` into points; any other value is left to the validator."""
+    """Parse a text such as `.1,.2,.5,.2,.5,.9` into points. Any other value is returned for the validator."""
     if isinstance(value, str):
         try:
             value = [float(number) for number in value.split(",")]
@@ -74,7 +74,7 @@ def _line(points: list[Point]) -> list[Point]:
 
 
 class SizeSettings(NullIsUnset):
-    """The expected size of objects, interpolated between a near and a far box."""
+    """The expected size of objects, interpolated between a near box and a far box."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -92,7 +92,10 @@ class SizeSettings(NullIsUnset):
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
-        """Return whether a box has the size expected at its lower edge; boxes cut off by the image may be smaller."""
+        """Return whether a box has the expected size for its lower edge.
+
+        A box that the image cuts off may be smaller.
+        """
         (x1, y1, x2, y2), (near, far) = box, (self.near, self.far)
         k = (y2 - far[1][1]) / (near[1][1] - far[1][1])
         expected = max(_side(far) + k * (_side(near) - _side(far)), 0.2 * min(_side(near), _side(far)))
@@ -102,7 +105,7 @@ class SizeSettings(NullIsUnset):
 
 
 class RegionSettings(NullIsUnset):
-    """The settings that zones and lines share: which objects count, and which point of a box."""
+    """The settings that zones and lines share: the objects to count, and the point of a box that decides."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -116,7 +119,7 @@ class RegionSettings(NullIsUnset):
 
 
 class ZoneSettings(RegionSettings):
-    """A zone: a polygon."""
+    """A zone, which is a polygon."""
 
     polygon: Polygon = Field(description="corners as x1,y1,x2,y2,… in fractions of the image")
     inertia: Seconds = Field(
@@ -127,7 +130,7 @@ class ZoneSettings(RegionSettings):
 
 
 class LineSettings(RegionSettings):
-    """A line between two points; its direction runs from the first to the second."""
+    """A line between two points. Its direction is from the first to the second point."""
 
     points: Annotated[Points, AfterValidator(_line)] = Field(
         description="both ends as x1,y1,x2,y2 in fractions of the image"
@@ -141,7 +144,7 @@ class LineSettings(RegionSettings):
 
 
 def _regions(points_key: str) -> BeforeValidator:
-    """Accept `name=.1,.2,…` texts, and plain points instead of a mapping."""
+    """Convert texts such as `name=.1,.2,…` and plain lists of points to mappings."""
 
     def read(value: object) -> object:
         if isinstance(value, str):
@@ -173,7 +176,7 @@ Lines = Annotated[dict[Text, LineSettings], _regions("points"), Field(max_length
 
 
 class Regions(NullIsUnset):
-    """The zones and lines of a stream, in a configuration and in the HTTP API."""
+    """The zones and lines of a stream, as in a configuration file or the HTTP API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,8 +1,8 @@
-"""Stages and gates: the Protocols, and the tables of the stages and gates that a configuration can name.
+"""Stages and gates: the interfaces, and the tables of the stages and gates that a configuration can name.
 
     STAGES["count"] = CountStage      # `stages: [count]` in a configuration, `--stage count` on the command line
 
-Each stream has its own instances, so a stage may keep state from frame to frame.
+Each stream has its own instances, so a stage can store state between frames.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Stage(Protocol):
     def process(self, frame: Frame, result: Result) -> Result:
         """Return the result of `frame` for the next stage or the sinks.
 
-        The method runs in one thread, in stream order, for each frame that the engine has answered.
-        `frame.dropped_before` counts the frames dropped in between. An exception fails only this frame, like an error
-        of the engine.
+        The method runs in one thread, in stream order, for each frame that the engine has processed.
+        `frame.dropped_before` is the number of frames dropped since the previous one. An exception fails only this
+        frame, like an error of the engine.
         """
 
 
@@ -32,26 +32,29 @@ class ClosableStage(Stage, Protocol):
     """A stage that must release resources."""
 
     def close(self) -> None:
-        """Release the resources. Called once, after the last `process` of the stream, or if the stream never starts."""
+        """Release the resources.
+
+        Called once, after the last `process` of the stream, or if the stream never starts.
+        """
 
 
 @runtime_checkable
 class KeepingStage(Stage, Protocol):
-    """A stage with bounded state that it reports."""
+    """A stage that reports the size of its state."""
 
     @property
     def kept(self) -> dict[str, int]:
-        """Return the current sizes of the state by name, such as `tracks`. Thread-safe."""
+        """Return the current size of each part of the state, by name, such as `tracks`. Thread-safe."""
 
 
 class Gate(Protocol):
-    """Decides which frames the engine processes; all other frames have no record."""
+    """Decides which frames the engine processes. A frame that it does not admit has no result."""
 
     def admit(self, frame: Frame) -> bool:
         """Return whether the engine should process `frame`.
 
-        The method runs in one thread, in stream order, for each frame about to be submitted. A frame that is not
-        admitted counts as dropped with the cause `gate`, and in `dropped_before` of the next admitted frame.
+        The method runs in one thread, in stream order, for each frame that is about to be submitted. A frame that is
+        not admitted counts as dropped with the cause `gate`, and in `dropped_before` of the next admitted frame.
         """
 
 
@@ -76,7 +79,7 @@ GATES: dict[str, Callable[[], Gate]] = {"motion": _motion}
 
 
 def check_names(names: list[str], table: dict[str, Callable[[], Stage]] | dict[str, Callable[[], Gate]]) -> list[str]:
-    """Return `names` if every name is in the table.
+    """Return `names` unchanged, after checking that every name is in the table.
 
     Raises:
         ValueError: if a name is unknown.

@@ -1,6 +1,6 @@
-"""The tracking stage: gives the boxes and points of a stream track IDs, speeds and trails.
+"""The tracking stage. It adds track IDs, speeds and trails to the boxes and points of a stream.
 
-The tracker itself is in `tracker`.
+`tracker` has the algorithm.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def time_of(frame: Frame) -> float:
 
 
 class TrackStage:
-    """Adds track IDs and speeds to the boxes and points of a stream, and trails to the result.
+    """Adds track IDs and speeds to the boxes and points of a stream, and trails to the results.
 
-    A box without a track, for example on its first frame, has None as track ID.
+    The track ID is None for a box that has no track yet, for example the first box of an object.
 
     Args:
-        start_score: lowest score that starts a track; lower scores only continue tracks.
+        start_score: lowest score of a box that can start a track. Boxes with lower scores only continue tracks.
     """
 
     def __init__(self, start_score: float = 0.5) -> None:
@@ -56,7 +56,7 @@ class TrackStage:
         return self._tracker
 
     def predicted(self) -> tuple[Box, ...]:
-        """Return predicted boxes, with their last scores, for tracks that were missed only recently."""
+        """Return predicted boxes for recently missed tracks. Each has the last score of the track."""
         unseen = self._tracker.unseen()
         boxes = []
         for number, corners, for_s in zip(unseen.ids.tolist(), unseen.boxes, unseen.for_s, strict=True):
@@ -67,7 +67,7 @@ class TrackStage:
         return tuple(boxes)
 
     def trails_of(self, boxes: Iterable[Box]) -> tuple[Trail, ...]:
-        """Return the trails of predicted boxes."""
+        """Return the trail of each predicted box: the path of the object so far."""
         known = [(box, self._trails[box.track_id][1]) for box in boxes if box.track_id in self._trails]
         return tuple(Trail(box.track_id or 0, box.label, (*places, bottom_of(box))) for box, places in known)
 
@@ -114,7 +114,7 @@ class TrackStage:
         return known
 
     def _follow(self, tracked: list[Box | Spot], seconds: float) -> Iterator[Trail]:
-        """Record the position of each track, and yield the trail of each visible track."""
+        """Add the position of each track to its trail, and yield the trail of each visible track."""
         for one in tracked:
             if one.track_id is None:
                 continue
@@ -134,12 +134,12 @@ class TrackStage:
 
 
 def bottom_of(one: Box | Spot) -> Place:
-    """Return where an object stands: the middle of a box's lower edge, or the point itself."""
+    """Return where an object touches the ground: the middle of a box's lower edge, or the point itself."""
     return ((one.x1 + one.x2) / 2, one.y2) if isinstance(one, Box) else (one.x, one.y)
 
 
 def _numbered(one: Box | Spot, number: int, speed: float) -> Box | Spot:
-    """Return the detection with track ID and speed; faster than `dataclasses.replace`."""
+    """Return the detection with track ID and speed. This is faster than `dataclasses.replace`."""
     if isinstance(one, Box):
         return Box(one.label, one.score, one.x1, one.y1, one.x2, one.y2, number, speed, one.zones, one.predicted)
     return Spot(one.label, one.score, one.x, one.y, number, speed, one.zones, one.predicted)

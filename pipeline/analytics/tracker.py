@@ -1,8 +1,8 @@
-"""Assigns track IDs: BoT-SORT's association in real time, without camera compensation and appearance.
+"""Assigns track IDs with the association of BoT-SORT, in real time. It uses no camera motion and no appearance.
 
-The tracker pairs high-score boxes with tracks first, by overlap times score. Then, as in ByteTrack, it pairs low-score
-boxes with the remaining tracks of the last frame. Last, it pairs the remaining high-score boxes with new tracks. All
-tracks are arrays and move together.
+First, the tracker pairs high-score boxes with tracks, by overlap times score. Then, as in ByteTrack, it pairs
+low-score boxes with the remaining tracks of the last frame. Last, it pairs the remaining high-score boxes with new
+tracks. All tracks are stored in arrays and are updated together.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NONE: Ints = np.zeros(0, np.int64)
 
 @dataclass(slots=True, frozen=True)
 class TrackerSettings:
-    """Thresholds of a tracker. The defaults are BoT-SORT's.
+    """The thresholds of a tracker. The defaults are those of BoT-SORT.
 
     Attributes:
-        high: lowest score of the boxes that are paired first; lower scores can only continue a track.
-        new: lowest score of a box that may start a track.
-        low: lowest score of a box that is used at all.
-        lost_s: seconds after which a missed track ends.
+        high: lowest score of boxes that are paired first. A box with a lower score can only continue a track.
+        new: lowest score of a box that can start a track.
+        low: lowest score of a box that is not ignored.
+        lost_s: time after which a missed track ends, in seconds.
     """
 
     high: float = 0.6
@@ -50,7 +50,7 @@ class TrackerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Unseen:
-    """Tracks missed on the last frame, at their expected positions.
+    """Tracks that were missed on the last frame, at their predicted positions.
 
     Attributes:
         ids: (n,) int64 track IDs.
@@ -66,10 +66,10 @@ class Unseen:
 
 
 class Tracker:
-    """The tracks of one stream. A track has one class and takes only boxes of this class.
+    """Tracks the objects of one stream. A track has one class, and only boxes of this class continue it.
 
-    A track gets its track ID with its second box; on the first frame it gets the ID at once. IDs start at 1 and are
-    never reused. The order of the boxes does not matter.
+    A track gets a track ID with its second box, or with its first box on the first frame. IDs start at 1 and are never
+    reused. The order of the boxes does not matter.
 
     Args:
         settings: thresholds of the tracker.
@@ -96,13 +96,13 @@ class Tracker:
         """Update the tracks with the boxes of one frame.
 
         Args:
-            boxes: (n, 4) as x1, y1, x2, y2, in any unit that stays the same.
+            boxes: (n, 4) as x1, y1, x2, y2. The unit must be the same on every frame.
             scores: (n,), 0 to 1.
             kinds: (n,) class of each box.
-            seconds: time of the frame. If it jumps back, the tracker assumes that 1/30 s has passed.
+            seconds: time of the frame. If it is earlier than the previous one, the tracker assumes a gap of 1/30 s.
 
         Returns:
-            (n,) track ID of each box, 0 for none; (n, 2) its velocity in units of the boxes per second.
+            (n,) track ID of each box, 0 for none; and (n, 2) velocity of each box, in units of the boxes per second.
         """
         passed = 0.0 if self._last is None else seconds - self._last
         first, self._last = self._last is None, seconds
@@ -136,23 +136,23 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Skip a period without motion, so that no track ages."""
+        """Skip a period without motion. Tracks do not age during this period."""
         if self._last is not None:
             self._last += seconds
 
     def unseen(self) -> Unseen:
-        """Return the tracks with a track ID that were missed on the last frame."""
+        """Return the missed tracks that have a track ID."""
         rows = np.nonzero((self._ids > 0) & (self._seen_at < self._clock))[0] if self._hidden else _NONE
         boxes = corners_of(self._state[0][:, rows]).T
         return Unseen(self._ids[rows], self._kinds[rows], boxes, self._clock - self._seen_at[rows])
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The track IDs of all active and missed tracks."""
+        """The track IDs of all visible and missed tracks."""
         return self._ids[self._ids > 0]
 
     def _pair(self, likeness: Floats, scores: Floats, seen_before: float, track_of: Ints) -> None:
-        """Write the row of each box's track into `track_of`."""
+        """Pair boxes with tracks, and write the row of each box's track into `track_of`."""
         settings = self._settings
         fused = likeness * scores
         low = min(scores.tolist()) < settings.high
@@ -175,7 +175,10 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Correct tracks by their boxes, number or drop new tracks; return the number of corrected tracks."""
+        """Correct tracks by their boxes. Give new tracks an ID or delete them.
+
+        Return the number of corrected tracks.
+        """
         columns = np.nonzero(track_of >= 0)[0]
         rows = track_of[columns]
         if len(rows):
@@ -224,17 +227,20 @@ class Tracker:
         self._next_id += len(rows)
 
     def _forget(self) -> None:
-        """Drop the tracks that were missed for too long."""
+        """Delete the tracks that were missed for too long."""
         if self._clock - self._oldest(self._clock - self._settings.lost_s) > self._settings.lost_s:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Freeze the size of tracks that were last seen before a time."""
+        """Set the growth rate to 0 for tracks that were last seen before a time."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """Return when the longest-missed track was last seen; exact only if that is earlier than `before`."""
+        """Return when the longest-missed track was last seen.
+
+        The time is exact only if it is earlier than `before`.
+        """
         if self._seen_since <= before:
             self._seen_since = min(self._seen_at.tolist(), default=self._clock)
         return self._seen_since

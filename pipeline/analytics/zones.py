@@ -1,6 +1,6 @@
-"""Counts of zones and lines: entries, exits and dwell times of zones, and crossings of lines.
+"""Counts objects: entries, exits and dwell times of zones, and crossings of lines.
 
-Times are the times of frames in seconds, so dropped frames do not change them.
+All times are frame times in seconds, so dropped frames do not change the durations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Sighting:
 
 
 class Anchors:
-    """The objects of one frame, filtered for zones and lines. Regions with equal filters share the result.
+    """The objects of one frame, filtered for each zone and line. Zones and lines with equal filters share the result.
 
     Args:
         sightings: the tracked objects.
@@ -44,7 +44,10 @@ class Anchors:
         self._known: dict[tuple[object, ...], list[tuple[Sighting, Point]]] = {}
 
     def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
-        """Return each object that counts for a zone or line, with its anchor point."""
+        """Return the objects that a zone or line counts.
+
+        Each comes with its anchor point, which decides whether it is inside.
+        """
         sizes = None if region.sizes is None else region.sizes.model_dump_json()
         key = region.anchor, region.min_score, region.min_size, sizes, *region.classes
         found = self._known.get(key)
@@ -81,9 +84,9 @@ class Visit:
 
     Attributes:
         label: label of the object.
-        since: time at which the current uninterrupted stay started.
-        last: last time that the object was inside.
-        counted: whether the object has been inside for at least the zone's inertia.
+        since: time at which the current stay started.
+        last: last time at which the object was inside.
+        counted: whether the object counts as inside. It does after `inertia` seconds.
     """
 
     label: str
@@ -100,11 +103,12 @@ class Visit:
 class ZoneCounter:
     """Counts the objects in one zone.
 
-    An object has entered after `inertia` seconds inside. It has left after `inertia` seconds outside, or when its track
-    ends. Both times refer to its first and last frame inside. An object that is hidden inside the zone stays in it.
+    An object has entered after `inertia` seconds inside. It has left after `inertia` seconds outside, or when its
+    track ends. The times of entry and exit are those of the first and last frame inside. An object that is hidden
+    inside the zone still counts as inside.
 
     Args:
-        settings: the settings of the zone.
+        settings: settings of the zone.
 
     Attributes:
         entered, left: number of objects that entered and left, by label.
@@ -122,11 +126,11 @@ class ZoneCounter:
         self._around = min(xs), min(ys), max(xs), max(ys)
 
     def update(self, anchors: Anchors, alive: Collection[int], seconds: float) -> set[int]:
-        """Update the zone with the objects of one frame; return the track IDs inside.
+        """Update the zone with the objects of one frame. Return the track IDs inside.
 
         Args:
             anchors: the detected objects.
-            alive: the track IDs of all active and missed tracks.
+            alive: the track IDs of all visible and missed tracks.
             seconds: time of the frame.
         """
         zone = self.settings
@@ -172,7 +176,10 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """The side of a line on which a track was last clearly seen, its position, and its counted crossings."""
+    """The side of a line on which a track was last seen. Tracks within the margin are ignored.
+
+    It also has the position of the track and the counted crossings.
+    """
 
     right: bool
     at: Point
@@ -181,13 +188,15 @@ class _Side:
 
 
 class LineCounter:
-    """Counts the crossings of one line. Forward is from left to right, seen from the start of the line towards its end.
+    """Counts the crossings of one line.
 
-    A track counts once per direction. It has crossed when it is at least `margin` away on the other side, and its path
-    crossed the line between both ends.
+    Forward means from left to right, as seen from the start of the line to its end.
+
+    A track counts once per direction. It has crossed the line when its path intersects the line, and the track is at
+    least `margin` away on the other side.
 
     Args:
-        settings: the settings of the line.
+        settings: settings of the line.
 
     Attributes:
         forward, backward: number of objects that crossed, by label.
@@ -210,11 +219,11 @@ class LineCounter:
         return self._counts
 
     def update(self, anchors: Anchors, alive: Collection[int]) -> dict[int, str]:
-        """Update the line with the objects of one frame; return the direction of each counted track ID.
+        """Update the line with the objects of one frame. Return the direction of each track that has crossed.
 
         Args:
             anchors: the detected objects.
-            alive: the track IDs of all active and missed tracks.
+            alive: the track IDs of all visible and missed tracks.
         """
         line, crossed = self.settings, dict[int, str]()
         start, end = line.points

@@ -1,1 +1,1 @@
-"""The runtime: one stream's run from source to outputs, all streams on one engine, and their counters."""
+"""The runtime runs the streams on one engine: each stream from source to outputs, with its counters."""

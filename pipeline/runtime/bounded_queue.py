@@ -1,4 +1,7 @@
-"""A bounded queue between two threads: a full queue blocks the producer or drops the oldest item, and counts drops."""
+"""A bounded queue between two threads.
+
+If it is full, the producer waits, or the oldest item is dropped and counted.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ DropCause = Literal["full", "closed"]
 
 
 class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not an error
-    """The queue is closed: `put` cannot add items, or `get` has no items left."""
+    """The queue is closed. `put` cannot add an item, or `get` has no items left."""
 
 
 @dataclass(slots=True, frozen=True)
 class Taken(Generic[T]):
-    """The result of `get`: the item, and the number of items dropped since the previous item."""
+    """The result of `get`: the item, and the number of items dropped before it since the previous item."""
 
     item: T
     lost_before: int
@@ -30,8 +33,8 @@ class Taken(Generic[T]):
 class BoundedQueue(Generic[T]):
     """A bounded FIFO queue for any number of producers and consumers.
 
-    The producer ends it with `close`, and the consumer still gets the queued items. The consumer ends it with
-    `discard`, which wakes a blocked producer.
+    The producer ends the queue with `close`, and the consumer still gets the queued items. The consumer ends the queue
+    with `discard`, which wakes a waiting producer.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
@@ -55,11 +58,11 @@ class BoundedQueue(Generic[T]):
             return dict(self._drops)
 
     def put(self, item: T, lost_before: int = 0) -> None:
-        """Add an item; a full queue blocks or drops its oldest item, depending on the policy.
+        """Add an item. If the queue is full, the policy decides: wait, or drop the oldest item.
 
         Args:
             item: the item.
-            lost_before: number of items that the producer dropped just before this item; `get` adds it to its own
+            lost_before: number of items that the producer dropped just before this item. `get` adds it to its own
                 count.
 
         Raises:
@@ -76,7 +79,7 @@ class BoundedQueue(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> Taken[T]:
-        """Take the oldest item; blocks while the queue is empty.
+        """Take the oldest item. Wait while the queue is empty.
 
         Raises:
             QueueClosed: if the queue is closed and empty.
@@ -87,22 +90,22 @@ class BoundedQueue(Generic[T]):
             return taken
 
     def take(self) -> Taken[T] | None:
-        """Take the oldest item; None if there is none.
+        """Take the oldest item without waiting. Return None if the queue is empty.
 
         Raises:
-            QueueClosed: as `get`.
+            QueueClosed: if the queue is closed and empty.
         """
         with self._changed:
             return self._take()
 
     def close(self) -> None:
-        """Accept no more items; queued items can still be taken."""
+        """Accept no more items. The queued items can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Accept no more items and drop the queued items, counted as `closed`."""
+        """Accept no more items, and drop the queued items. They count as dropped with the cause `closed`."""
         with self._changed:
             self._closed = True
             while self._items:

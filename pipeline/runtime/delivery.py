@@ -1,4 +1,4 @@
-"""Delivers a run's results to its sinks: a bounded outbox per sink."""
+"""Delivers the results of a run to its sinks. Each sink has a bounded queue, its outbox."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class OutputDelivery:
     Args:
         outputs: the sinks.
         name: name of the stream.
-        live: whether results come at their own pace. A slow sink then drops results, and a failed sink is retried.
-        stop: called when continuing is useless.
+        live: whether the stream is live. Then a slow sink drops results, and a failed sink is retried.
+        stop: called to stop the run when no sink works any more.
         fail: called with the error that ends the run.
         ended: called once per sink when the sink is done, in its thread.
     """
@@ -73,28 +73,36 @@ class OutputDelivery:
             raise
 
     def put(self, delivery: Delivery, lost: int) -> None:
-        """Pass a result to every sink; `lost` frames were dropped before it."""
+        """Add a result to the outbox of every sink.
+
+        Args:
+            delivery: the result with its frame.
+            lost: number of frames dropped before this result.
+        """
         for outbox in self._outboxes:
             outbox.put(delivery, lost)
 
     def close(self) -> None:
-        """Close the outboxes; no more results follow."""
+        """Close the outboxes after the last result."""
         for outbox in self._outboxes:
             outbox.close()
 
     def call_off(self) -> None:
-        """End the threads before any result; the sinks stay open."""
+        """End the threads before the first result. The sinks stay open."""
         for outbox in self._outboxes:
             outbox.call_off()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds until the threads of unshared sinks end; return whether they have."""
+        """Wait up to `timeout_s` seconds for the threads of unshared sinks to end. Return whether they have ended."""
         deadline = time.monotonic() + timeout_s
         own = [outbox.output.threads for outbox in self._outboxes if not outbox.output.shared]
         return all(threads.join(max(0.0, deadline - time.monotonic())) for threads in own)
 
     def drops(self) -> Counter[str]:
-        """The number of results dropped by slow sinks, by cause; results missed by viewers do not count."""
+        """The number of results that slow sinks dropped, by cause.
+
+        Sinks that only show results to viewers are not included.
+        """
         drops: Counter[str] = Counter()
         for outbox in self._outboxes:
             if not outbox.output.viewing:
@@ -102,21 +110,21 @@ class OutputDelivery:
         return drops
 
     def waiting(self) -> dict[str, int]:
-        """The number of results that wait for each sink."""
+        """The number of results in each outbox."""
         return {f"{number} {outbox.output.name}": len(outbox.queue) for number, outbox in enumerate(self._outboxes)}
 
     def statuses(self) -> list[SinkStatus]:
-        """The status of each sink that belongs only to this run."""
+        """The status of each sink that only this run uses."""
         return [outbox.output.guard.status() for outbox in self._outboxes if not outbox.output.shared]
 
     @property
     def any_sink_works(self) -> bool:
-        """Whether at least one sink is neither paused nor ended."""
+        """Whether at least one sink works, which means that it is not paused and has not ended."""
         return any(outbox.output.guard.works for outbox in self._outboxes)
 
 
 class _Outbox:
-    """The results that wait for one sink."""
+    """The queue of results for one sink."""
 
     def __init__(self, output: Output, delivery: OutputDelivery) -> None:
         self.output, self._delivery = output, delivery
@@ -144,7 +152,7 @@ class _Outbox:
             self._task.call()
 
     def _write(self) -> None:
-        """Write the waiting results; close the sink after the last one."""
+        """Write the queued results. Close the sink after the last one."""
         if self._over:
             return
         run, guard = self._delivery, self.output.guard
@@ -169,7 +177,7 @@ class _Outbox:
         self._finish()
 
     def _write_one(self, taken: Taken[Delivery]) -> None:
-        """Write one result; a separate function, so that no variable keeps the frame alive during the next wait."""
+        """Write one result. This is a separate function, so that no variable holds the frame during the next wait."""
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)
 

@@ -1,7 +1,7 @@
-"""The engine side of a stream: its scheduling settings, and its frames in the engine, oldest first.
+"""Connects a stream to the engine: its scheduling settings, and its frames in flight, oldest first.
 
-A frame replaced by a newer frame leaves the queue at once and counts as dropped before its successor. It holds no image
-and does not block newer frames.
+If a newer frame replaces a waiting frame, the waiting frame leaves the queue at once, releases its image and counts as
+dropped.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def saccades_of(settings: StreamConfig) -> SaccadeSettings:
 
 
 class EngineStream:
-    """Submits the frames of one stream to the engine. Its `share` can be set from any thread.
+    """Submits the frames of one stream to the engine. Any thread can set `share`.
 
     Args:
         engine: the engine.
         name: name of the stream.
         in_flight: maximum number of frames in flight.
-        share: scheduling settings; frame rate and deadline apply to live streams only.
+        share: scheduling settings. Frame rate and deadline apply to live streams only.
         live: whether the source is live.
         newest: whether a newer frame replaces a waiting frame.
-        gpu: index of the engine's GPU, on which frames may be; None for a CPU.
+        gpu: index of the engine's GPU. Frames may be in its memory. None for a CPU.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EngineStream:
 
     @property
     def watched(self) -> bool:
-        """Whether the stream is being watched."""
+        """Whether someone watches the stream."""
         return self._watched
 
     @watched.setter
@@ -99,7 +99,7 @@ class EngineStream:
     def submit(
         self, frame: Frame, tasks: Sequence[Task], tiles: int, now: float, windows: Sequence[Window] = ()
     ) -> ResultFuture:
-        """Submit a frame; `now` is `time.monotonic()`. Errors: see `Engine.submit`."""
+        """Submit a frame to the engine. `now` is `time.monotonic()`. Errors are those of `Engine.submit`."""
         limit_ms, left_s = self._share.deadline_ms, None
         if limit_ms is not None and self._live:
             left_s = (limit_ms - frame.decode_ms) / 1e3 - (now - frame.decoded_at)
@@ -112,7 +112,10 @@ class EngineStream:
         return result
 
     def beyond_rate(self, now: float) -> bool:
-        """Return whether `max_fps` forbids a start at `now`; a frame replaced then counts as skipped by the limit."""
+        """Return whether `max_fps` forbids starting a frame at `now`.
+
+        A frame replaced then counts with the cause `max_fps`.
+        """
         self._note_begun()
         rate = self._share.max_fps if self._live else None
         return rate is not None and now < self._begun_at + 1 / rate
@@ -127,13 +130,16 @@ class EngineStream:
 
 
 def _image_of(frame: Frame, gpu: int | None) -> Image:
-    """Return the frame's image: on a GPU the decoder's planes, otherwise RGB."""
+    """Return the image of a frame for the engine: the planes of the decoder on a GPU, otherwise RGB."""
     planes = frame.planes() if gpu is not None and frame.planes is not None else None
     return frame.image if planes is None or planes.gpu not in (None, gpu) else yuv_image(planes)
 
 
 def yuv_image(planes: YuvPlanes) -> YuvImage:
-    """Wrap the decoder's planes as an engine image without copying; the image keeps the decoder's memory alive."""
+    """Convert the planes of the decoder to an engine image without copying.
+
+    The image keeps the decoder's memory in use.
+    """
     import torch  # already loaded by the engine
 
     from saccade.engine.image import YuvImage
@@ -146,14 +152,14 @@ def yuv_image(planes: YuvPlanes) -> YuvImage:
 
 @dataclass(slots=True)
 class InFlight:
-    """A frame in flight in the engine.
+    """A frame that was submitted to the engine and has not been collected.
 
     Attributes:
         frame: the frame.
         submitted_at: `time.monotonic()` of the submission.
         result: future of the result.
-        replaced_as: cause of the drop if a newer frame replaces it, as in `Report.drops`.
-        lost: number of replaced frames before it, in addition to its `dropped_before`.
+        replaced_as: cause of the drop if a newer frame replaces it, see `Report.drops`.
+        lost: number of replaced frames before it, in addition to `dropped_before` of the frame.
     """
 
     frame: Frame
@@ -164,18 +170,20 @@ class InFlight:
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer frame has replaced the frame."""
+        """Whether a newer frame has replaced this frame."""
         result = self.result
         return result.done() and not result.cancelled() and isinstance(result.exception(), SupersededError)
 
     @property
     def waits(self) -> bool:
-        """Whether the engine has not started the frame."""
+        """Whether the engine has not started this frame yet."""
         return isinstance(self.result, ResultFuture) and not self.result.begun and not self.result.done()
 
 
 class Flights:
-    """The frames in flight in the engine, oldest first: `most` frames plus the frame that waits to start.
+    """The frames in flight, oldest first.
+
+    There are up to `most` frames, plus one frame that waits for the engine to start it.
 
     Attributes:
         superseded: number of replaced frames, by cause.
@@ -189,17 +197,17 @@ class Flights:
         self.superseded: Counter[str] = Counter()
 
     def put(self, flight: InFlight) -> None:
-        """Add the newest frame, and remove those that it replaces."""
+        """Add the newest frame, and remove the frames that it replaces."""
         with self._lock:
             self._flights.append(flight)
             if len(self._flights) > 1:
                 self._drop_superseded()
 
     def take(self) -> InFlight | None:
-        """Take the oldest frame if it has a result; otherwise return None.
+        """Take the oldest frame if its result is ready. Otherwise return None.
 
         Raises:
-            QueueClosed: if nothing is left, and nothing will come.
+            QueueClosed: if no frames are left and the queue is closed.
         """
         with self._lock:
             if not self._flights:
@@ -210,7 +218,7 @@ class Flights:
 
     @property
     def full(self) -> bool:
-        """Whether too many results wait to be collected. A newer frame is held until then."""
+        """Whether too many results have not been collected. A newer frame is then not submitted yet."""
         with self._lock:
             # Besides `most`, one frame waits, and one may be about to wait.
             return len(self._flights) >= self._most + 2 and not self._flights[-1].waits
@@ -223,7 +231,10 @@ class Flights:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest frame without a result was submitted, by `time.monotonic()`; None without such a frame."""
+        """The time of submission of the oldest frame without a result, by `time.monotonic()`.
+
+        None if every frame has a result.
+        """
         with self._lock:
             return next((flight.submitted_at for flight in self._flights if not flight.result.done()), None)
 
@@ -235,7 +246,7 @@ class Flights:
             flight.result.cancel()
 
     def close(self) -> None:
-        """Close the queue; no more frames follow."""
+        """Close the queue after the last frame."""
         with self._lock:
             self._closed = True
 

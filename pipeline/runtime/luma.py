@@ -1,7 +1,7 @@
-"""The brightness of frames that a GPU decodes or converts, for motion detection without an image on the CPU.
+"""Reads the brightness of frames in GPU memory, for motion detection. No full image is copied to the CPU.
 
-A frame in GPU memory is subsampled there and copied after the decoder's work. Nothing waits for the copy: each frame
-gets the brightness of the previous frame, whose copy is complete.
+A frame is subsampled on the GPU and copied asynchronously. No thread waits for the copy. So a frame gets the
+brightness of the previous frame, whose copy is complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class FrameLuma:
         self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, frame: Frame, step: int) -> NDArray[np.uint8] | None:
-        """Return every `step`th pixel of every `step`th row, (rows, columns) uint8, or None without planes."""
+        """Return every `step`th pixel of every `step`th row, as (rows, columns) uint8.
+
+        Return None if there are no GPU planes.
+        """
         planes = frame.planes() if frame.planes is not None else None
         if planes is None:
             return None
@@ -42,7 +45,7 @@ class FrameLuma:
 
 
 def _copied(luma: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Start a copy to pinned memory on the decoder's CUDA stream; return the copy and its event."""
+    """Start a copy to pinned memory on the decoder's CUDA stream. Return the copy and the CUDA event of its end."""
     import torch
 
     with torch.cuda.stream(torch.cuda.default_stream(luma.device)):

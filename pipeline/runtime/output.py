@@ -1,4 +1,4 @@
-"""A sink as used by a run: guarded, and with a policy for backpressure."""
+"""A sink of a run, with its queue policy. A guard pauses the sink while writing to it fails."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Output:
 
     Attributes:
         sink: the sink.
-        outbox: queue policy; None keeps the newest 8 results of a live source and waits with a file.
-        shared: whether other runs use the sink, too. The run then calls only `end(stream)`, if the sink has it, and the
-            owner closes the sink.
-        viewing: whether the sink only shows results to current viewers; results it misses do not count as dropped.
+        outbox: queue policy. None means: for a live source, keep the newest 8 results; for a file, wait.
+        shared: whether other runs use the sink, too. The run then never closes the sink. At its end, it calls
+            `end(stream)` if the sink has this method.
+        viewing: whether the sink only shows results to viewers. Results that such a sink drops are not counted.
         name: name for logs and metrics, without secrets; default: the class of the sink.
-        guard: writes to the sink and pauses it while it fails.
-        threads: write to the sink: one thread, or a few for all streams that share the sink.
+        guard: writes to the sink, and pauses it while writing fails.
+        threads: threads that write to the sink: one thread, or a few if all streams share the sink.
     """
 
     sink: Sink
@@ -44,7 +44,7 @@ class Output:
 
 
 def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:
-    """Close sinks in parallel, so that a hanging sink does not block the others; return the errors."""
+    """Close sinks in parallel, so that a hanging sink does not block the others. Return the errors."""
     errors: list[Exception] = []
 
     def close(output: Output) -> None:

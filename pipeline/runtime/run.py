@@ -1,14 +1,15 @@
-"""The run loop: one source, through the engine, to any number of sinks.
+"""The run of one stream: it passes frames from one source through the engine to any number of sinks.
 
     source ─▶ gates ─▶ engine (a few frames in flight) ─▶ in order ─▶ stages ─▶ one outbox per sink
 
-With the policy `newest`, the source's thread submits every frame, and a newer frame replaces the frame that waits in
-the engine. With other policies, a second thread submits from a queue, and the engine has at most `in_flight` frames.
-Threads that all streams share run the stages and write to shared sinks (`shared_threads`).
+With the queue policy `newest`, the thread of the source submits every frame, and a newer frame replaces the frame that
+waits in the engine. With other policies, a second thread submits from a queue, and the engine has at most `in_flight`
+frames. Threads that all streams share run the stages and write to shared sinks (`shared_threads`).
 
-A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are completed
-and all sinks are closed. If the engine, a gate or a stage fails on a frame, the run of a file ends, because its results
-must not have gaps. A live source drops the frame, unless too many fail in a row.
+A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are
+completed, and all sinks are closed. If the engine, a gate or a stage fails on a frame of a file, the run ends, because
+the results must not have gaps. On a live source, the frame is dropped, and the run ends only if too many frames in a
+row fail.
 
 `Run.update` is the only way to change a run.
 """
@@ -57,10 +58,11 @@ _MAX_FAILED = 10  # highest number of consecutive failed frames of a live source
 
 @dataclass(slots=True)
 class _Collected:
-    """State of the thread that collects results.
+    """The state of the thread that collects results.
 
     Attributes:
-        whole: whether there is no gap so far; after a gap in a file's results, the sinks get no more results.
+        whole: whether the results have no gap so far. After a gap in the results of a file, the sinks get no more
+            results.
         failed: number of consecutive frames on which the engine, a gate or a stage failed.
         lost: number of frames dropped since the last delivered frame.
     """
@@ -71,7 +73,7 @@ class _Collected:
 
 
 class Run:
-    """The run of one stream. It owns and closes its source, stages and unshared sinks; the caller owns the engine.
+    """The run of one stream. It closes its source, stages and unshared sinks. The caller closes the engine.
 
     Attributes:
         config: the configuration; None for a run that a program has assembled.
@@ -82,14 +84,14 @@ class Run:
         tasks: tasks for each frame.
         outputs: sinks for the frames and results.
         tiles: also process tiles of the image, this many along each side (`Engine.submit`).
-        queue: policy of the frame queue; None for `newest` with a live source and `wait` with a file.
+        queue: policy of the frame queue. None means `newest` for a live source and `wait` for a file.
         in_flight: maximum number of frames in flight.
         share: scheduling settings of a live stream.
-        stages: stages for each result, in order; instances of this stream only.
-        gates: gates that must all admit a frame; instances of this stream only.
+        stages: stages for each result, in order. No other stream may use these instances.
+        gates: gates that must all admit a frame. No other stream may use these instances.
         name: name of the stream; default: the name of the source.
         on_end: called once by the last thread of the run, after everything else has ended.
-        threads: threads that collect results, shared with other runs; None for threads of this run only.
+        threads: threads that collect results, shared with other runs; None for separate threads.
         config: the configuration; None for a run that a program has assembled.
     """
 
@@ -169,11 +171,11 @@ class Run:
     def update(self, config: ListedStream) -> None:
         """Apply a new configuration from the next frame on: prompts, share, zones, lines, rules and gates.
 
-        The source, queue and outputs stay; changes of these reopen the stream (`control.plan`). Can be called from any
-        thread, by one caller at a time.
+        The method does not change the source, queue and outputs. For these, the stream is reopened (`control.plan`).
+        Any thread can call this method, but only one at a time.
 
         Raises:
-            UnknownClassError, ConfigError: see `tasks_for`; the run continues unchanged.
+            UnknownClassError, ConfigError: see `tasks_for`. The run continues unchanged.
         """
         tasks = tuple(tasks_for(self._engine, config))
         self.config = config
@@ -188,7 +190,7 @@ class Run:
                 part.configure(saccades_of(config))
 
     def watch(self, *, watched: bool) -> None:
-        """Set whether the stream is being watched; a watched stream has a higher weight."""
+        """Set whether someone watches the stream. A watched stream has a higher weight."""
         self._stream.watched = watched
 
     @property
@@ -202,10 +204,11 @@ class Run:
         return self._source.info.frames
 
     def start(self) -> None:
-        """Start all threads; returns at once.
+        """Start all threads and return at once.
 
         Raises:
-            RuntimeError: if no more threads can be started. Nothing has run then, and the caller owns everything again.
+            RuntimeError: if no more threads can be started. Nothing has run then, and the caller closes source, stages
+                and sinks.
         """
         self._stream.configure()
         try:
@@ -224,7 +227,10 @@ class Run:
             self._begun.set()
 
     def stop(self) -> None:
-        """Stop reading, drop the queued frames, complete the frames in flight and close every sink. Returns at once."""
+        """Stop reading, drop the queued frames, complete the frames in flight, and close every sink.
+
+        Returns at once.
+        """
         self._stopped = True
         self._source.close()
         self._frames.discard()
@@ -232,7 +238,7 @@ class Run:
             self._stats.note_lost("closed")
 
     def abandon(self) -> None:
-        """Stop, drop the frames in flight as `closed`, and close every sink. Returns at once."""
+        """Stop reading, drop all frames with the cause `closed`, and close every sink. Returns at once."""
         self._abandoned = True
         self._flights.cancel()
         self.stop()
@@ -249,12 +255,12 @@ class Run:
 
     @property
     def waiting_s(self) -> float:
-        """Seconds for which the oldest frame in flight has waited for its result; 0 without a frame in flight."""
+        """How long the oldest frame in flight has waited for its result, in seconds. 0 if no frame is in flight."""
         since = self._flights.waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the end of the run; return True if every thread has ended."""
+        """Wait up to `timeout_s` seconds for the end of the run. Return whether every thread has ended."""
         deadline = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return False
@@ -267,12 +273,12 @@ class Run:
 
     @property
     def error(self) -> Exception | None:
-        """The first error of the run, or None; after an error, the run ends by itself."""
+        """The first error of the run, or None. An error ends the run."""
         with self._lock:
             return self._error
 
     def report(self) -> Report:
-        """Return the counters so far. Thread-safe."""
+        """Return the current counters. Thread-safe."""
         drops: Counter[str] = Counter(self._frames.drops) + self._flights.superseded
         drops.update(self._delivery.drops())
         waiting = {"engine": len(self._frames) + (self._held is not None), **self._delivery.waiting()}
@@ -327,7 +333,7 @@ class Run:
         self._frames.put(frame, frame.dropped_before)
 
     def _offer(self, frame: Frame) -> None:
-        """Submit a frame, or hold it while too many results wait to be collected."""
+        """Submit a frame. If too many results have not been collected, postpone the submission."""
         with self._submitting:
             if self._stopped:
                 raise QueueClosed
@@ -348,7 +354,7 @@ class Run:
             return frame
 
     def _end_submitting(self) -> None:
-        """Note that no more frames follow; a held frame is still submitted."""
+        """Handle the end of the source. A postponed frame is still submitted."""
         with self._submitting:
             self._all_read = True
             if self._held is None:
@@ -371,8 +377,8 @@ class Run:
     def _submit_taken(self, taken: Taken[Frame]) -> None:
         """Submit a frame from the queue.
 
-        A function of its own, so that no local variable keeps a frame alive during the next wait. Six 4K cameras had
-        500 MB of frames that nobody needed.
+        This is a separate function, so that no local variable keeps a frame in memory during the next wait. Six 4K
+        cameras had 500 MB of frames that nobody needed.
         """
         self._submit_one(taken.item.changed(dropped_before=taken.lost_before))
 
@@ -425,7 +431,7 @@ class Run:
             self._places.release()
 
     def _collect(self) -> None:
-        """Process the results that are there, in order; called by one thread at a time."""
+        """Process the available results, in order. One thread at a time calls this method."""
         if self._collecting is None:
             return
         try:
@@ -447,7 +453,7 @@ class Run:
         self._part_ended()
 
     def _submit_late(self) -> None:
-        """Submit the held frame, now that a result was collected."""
+        """Submit the postponed frame, after a result was collected."""
         with self._submitting:
             try:
                 if not self._flights.full:
@@ -457,7 +463,7 @@ class Run:
                     self._flights.close()
 
     def _collect_one(self, flight: InFlight, collected: _Collected) -> None:
-        """Wait for a frame's result and deliver it, or record why there is none."""
+        """Wait for the result of a frame and deliver it. If there is no result, record the reason."""
         collected.lost += flight.lost
         self._free_place()
         try:
@@ -488,7 +494,7 @@ class Run:
             collected.failed = collected.lost = 0
 
     def _process(self, flight: InFlight, result: Result) -> Delivery:
-        """Process a result with all stages."""
+        """Run all stages on a result."""
         started = time.monotonic()
         for stage in self._stages:
             result = stage.process(flight.frame, result)
@@ -496,7 +502,12 @@ class Run:
         return Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
 
     def _deliver(self, delivery: Delivery, lost: int) -> None:
-        """Pass a result to the sinks; `lost` frames were dropped before it, in addition to `dropped_before`."""
+        """Pass a result to the sinks.
+
+        Args:
+            delivery: the result with its frame.
+            lost: number of frames dropped before it, in addition to `dropped_before` of the frame.
+        """
         self._stats.note_result(delivery.frame, delivery.result, delivery.latency)
         self._delivery.put(delivery, delivery.frame.dropped_before + lost)
 

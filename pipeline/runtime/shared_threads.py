@@ -1,7 +1,7 @@
-"""A few threads for the work of many streams. One thread at a time runs a task.
+"""A small thread pool for the work of many streams. Only one thread at a time runs a task.
 
-With a thread per stream and part, 64 cameras have 200 threads. Each frame wakes three of them, and each woken thread
-contends for the GIL with the engine's thread. Knows nothing of frames.
+Without the pool, each part of each stream would have a thread. 64 cameras would have 200 threads. Each frame would
+wake three of them, and each woken thread would contend for the GIL with the thread of the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _MOST = 16
 
 
 class SharedThreads:
-    """Daemon threads that end with the last task. One works; others take only tasks that have waited for 50 ms.
+    """Daemon threads that run tasks and end with the last task.
+
+    One thread runs the tasks. Another thread helps only if a task has waited for 50 ms, for example because a task
+    blocks.
 
     Args:
         name: name of the threads.
@@ -37,10 +40,11 @@ class SharedThreads:
         self._waking = False
 
     def open(self, work: Callable[[], None]) -> SharedTask:
-        """Add a task; the caller closes it.
+        """Add a task. The caller closes it.
 
         Args:
-            work: called after `SharedTask.call`, once for several calls; by one thread at a time.
+            work: function of the task. One thread at a time calls it after `SharedTask.call`. Several calls of
+                `SharedTask.call` can lead to one call of the function.
 
         Raises:
             RuntimeError: if no thread can be started.
@@ -52,7 +56,10 @@ class SharedThreads:
         return SharedTask(self, work)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds until the threads end, after the last task; return whether they have."""
+        """Wait up to `timeout_s` seconds for the threads to end after the last task.
+
+        Return whether they have ended.
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             threads = self._threads - {threading.current_thread()}
@@ -103,7 +110,7 @@ class SharedThreads:
             del task  # it would keep its stream alive until the next task
 
     def _next(self) -> SharedTask | None:
-        """Return the next task; None ends this thread."""
+        """Wait for the next task and return it. Return None if this thread should end."""
         with self._changed:
             while not self._may_take:
                 if not self._tasks or self._idle > 1:
@@ -130,7 +137,7 @@ class SharedThreads:
 
 
 class SharedTask:
-    """A task of `SharedThreads`; made by `open`."""
+    """A task of `SharedThreads`. `SharedThreads.open` creates it."""
 
     __slots__ = ("_threads", "called", "called_at", "running", "work")
 
@@ -140,9 +147,9 @@ class SharedTask:
         self.called_at = 0.0
 
     def call(self) -> None:
-        """Request the work; if it is running, it runs once more. Thread-safe."""
+        """Request a run of the task's function. If it is running, it runs once more afterwards. Thread-safe."""
         self._threads._call(self)
 
     def close(self) -> None:
-        """Close the task; the threads end after the last one. May be called by its own work."""
+        """Close the task. The threads end after the last task is closed. The task's function may call this method."""
         self._threads._close()

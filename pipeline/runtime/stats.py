@@ -1,4 +1,4 @@
-"""The counters of a run, updated per frame; cheap to update and thread-safe."""
+"""The counters of a run. They are updated for each frame, so updates are cheap and thread-safe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLASSES = 1000  # maximum number of counted classes; prompts, and thus classes,
 
 @dataclass(slots=True, frozen=True)
 class Histogram:
-    """A latency histogram: the count of each bucket of `BUCKETS_MS` (not cumulative), and the sum in milliseconds."""
+    """A latency histogram: the count of each bucket of `BUCKETS_MS`, not cumulative, and the sum in milliseconds."""
 
     counts: tuple[int, ...] = (0,) * (len(BUCKETS_MS) + 1)
     sum_ms: float = 0.0
@@ -36,9 +36,9 @@ class Recent:
 
     Attributes:
         fps: results per second over the last 5 s.
-        p50_ms, p99_ms: latency of the last 512 frames, without the queue time of files; None before the first result.
-        age_ms: time since the frame of the newest result arrived; None before the first result, and for files.
-        objects: number of boxes and points in this frame.
+        p50_ms, p99_ms: latency of the last 512 frames, without the queue time of files. None before the first result.
+        age_ms: time since the arrival of the frame of the newest result. None before the first result, and for files.
+        objects: number of boxes and points in the newest result.
     """
 
     fps: float = 0.0
@@ -53,22 +53,24 @@ class Report:
     """The counters of a run.
 
     Attributes:
-        frames: number of frames whose results went to the sinks.
+        frames: number of frames whose results were passed to the sinks.
         objects: number of boxes and points in these frames.
         elapsed_s: seconds from the first submitted frame to the last result.
         latency: mean latency of the frames, in milliseconds.
-        drops: dropped frames by cause. `lost`: lost in transit; `full`, `closed`: dropped from the frame queue; `sink
-            full`, `sink closed`: dropped from a sink's queue; `gate`: not admitted by a gate; `max_fps`: above the
-            frame rate limit; `deadline`: past the deadline; `failed`: error of the engine, a gate or a stage.
+        drops: number of dropped frames, by cause. `lost`: lost in transit. `full`, `closed`: dropped from the frame
+            queue. `sink full`, `sink closed`: dropped from the outbox of a sink. `gate`: not admitted by a gate.
+            `max_fps`: above the frame rate limit. `deadline`: past the deadline. `failed`: the engine, a gate or a
+            stage failed.
         corrupt_packets: number of packets of the source that could not be decoded.
         read: number of frames read from the source.
-        waiting: number of frames that wait for the engine, and of results that wait for each sink, by index and name.
+        waiting: number of frames that wait for the engine, and number of results in the outbox of each sink. The key
+            of a sink is its index and name.
         recent: current rates.
         histograms: latency histograms, by part of `Latency`.
         objects_by_class: number of objects by class, for the first 1000 classes.
         looks: number of saccade windows, by reason.
-        kept: sizes of the stages' state: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video for
-            clips) and `clips` (not yet written).
+        kept: size of the state of the stages: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video
+            that is buffered for clips) and `clips` (not written yet).
     """
 
     frames: int
@@ -115,23 +117,27 @@ class Stats:
         self._sums: dict[str, float] = {}
 
     def note_read(self, lost_before: int) -> None:
-        """Count a frame from the source, and `lost_before` frames lost before it."""
+        """Count a frame from the source, and the frames dropped before it.
+
+        Args:
+            lost_before: number of frames dropped before this frame.
+        """
         with self._lock:
             self._read += 1
             self._lost["lost"] += lost_before
 
     def note_lost(self, cause: str) -> None:
-        """Count a dropped frame, by its cause as in `Report.drops`."""
+        """Count dropped frames, by cause; see `Report.drops`."""
         with self._lock:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """Record a submission to the engine; `now` is `time.monotonic()`."""
+        """Record the submission of a frame to the engine. `now` is `time.monotonic()`."""
         with self._lock:
             self._first_submit = self._first_submit or now
 
     def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Record a result that is about to go to the sinks."""
+        """Record a result that will be passed to the sinks."""
         now = time.monotonic()
         labels = [box.label for box in result.detections.boxes if not box.predicted]
         labels += [spot.label for spot in result.points.points]
@@ -159,7 +165,7 @@ class Stats:
         looks: Mapping[str, int] | None = None,
         kept: Mapping[str, int] | None = None,
     ) -> Report:
-        """Return all counters, combined with the counters of the run's queues and source."""
+        """Return all counters, together with those of the run's queues and source."""
         every = Counter(drops)
         with self._lock:
             every.update(+self._lost)
@@ -199,13 +205,13 @@ class Stats:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
-    """Return the latency of a frame whose result is ready now, by part.
+    """Return the latency of each part of a frame whose result is ready now.
 
     Args:
         frame: the frame.
         submitted_at: `time.monotonic()` of the submission, in seconds.
         result: result of the engine.
-        track_ms: time of the stages, in milliseconds.
+        track_ms: time that the stages took, in milliseconds.
     """
     return Latency(
         decode=frame.decode_ms,

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class EventPlaces:
-    """The destinations of events.
+    """The receivers of events.
 
     Attributes:
         hub: publishes events to outputs and the store.
-        history: whether track paths and minute counts are published, too.
+        history: whether to publish track paths and minute counts, too.
         media: writes clips and snapshots, or None.
     """
 
@@ -58,7 +58,7 @@ class EventPlaces:
 
 
 class OpenedStream:
-    """An open stream that has not started: its source, tasks, stages, gates and outputs. Made by `open_stream`.
+    """A stream that is open and not started: its source, tasks, stages, gates and outputs. `open_stream` creates it.
 
     Leaving the `with` block closes everything, unless the stream was started.
 
@@ -66,7 +66,7 @@ class OpenedStream:
         config: configuration of the stream.
         source: source of the frames.
         tasks: tasks for each frame.
-        outputs: outputs of this stream only; initially empty.
+        outputs: outputs that only this stream uses; initially empty.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class OpenedStream:
         """
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue the events that were open when the stream last ran; see `EventStage.resume`."""
+        """Continue events that were open when the stream last ran; see `EventStage.resume`."""
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
 
     def start(self, streams: Streams, *, reserved: bool = False) -> Run:
-        """Start the stream under its configured name; the run then owns everything.
+        """Start the stream under the name in its configuration. Then the run closes source, stages and outputs.
 
         Args:
             streams: the streams to add it to.
-            reserved: whether the caller holds the name by `Streams.reserve`.
+            reserved: whether the caller has reserved the name with `Streams.reserve`.
 
         Raises:
             StreamError: see `Streams.add`.
@@ -158,15 +158,15 @@ def open_stream(
 
     Args:
         config: configuration of the stream.
-        engine: the engine for frames.
-        ask: the engine for questions of rules; None for the same engine.
-        events: destinations of events, or None.
-        source: an already open source; it is closed on an error.
+        engine: engine for frames.
+        ask: engine for questions of rules; None uses `engine`.
+        events: receivers of events, or None.
+        source: a source that is already open. It is closed if an error occurs.
         check: see `open_source_of`.
 
     Raises:
         SourceError: if the source cannot be used.
-        UnknownClassError, ConfigError: see `tasks_for`; also if no model can answer a rule's questions.
+        UnknownClassError, ConfigError: see `tasks_for`; also if no model can answer the questions of a rule.
     """
     with ExitStack() as on_failure:
         source = on_failure.enter_context(source or open_source_of(config, check))
@@ -217,7 +217,7 @@ def open_stream(
 
 
 def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
-    """Return the recorder of a stream's packets, or None if recording is off."""
+    """Return the recorder that stores the packets of a stream. Return None if recording is off."""
     if config.record is None:
         return None
     if not isinstance(source, LiveSource):
@@ -234,7 +234,7 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
-    """Return the recorder of a stream's events, which uses the packets of a live source or the file."""
+    """Return the recorder of a stream's clips and snapshots. It uses the packets of a live source, or the file."""
     file = source.index if isinstance(source, FileSource) else None
     recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file)
     if isinstance(source, LiveSource):
@@ -243,11 +243,11 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recor
 
 
 def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> Source:
-    """Open the source of a stream; a file plays like a camera if the configuration says so.
+    """Open the source of a stream. A file is played like a camera if the configuration requests it.
 
     Args:
         config: configuration of the stream.
-        check: refuses forbidden addresses.
+        check: called with the resolved addresses; raises an error for a forbidden address.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -271,7 +271,7 @@ def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> S
 
 
 def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") -> Source:
-    """Open a source without retries: it fails at the first error, with its code.
+    """Open a source without retries. Unlike a source of a stream, it fails at the first error.
 
     Raises:
         ConfigError: if the hwaccel or transport does not exist.
@@ -285,7 +285,7 @@ def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") ->
 
 
 def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], None] | None = None) -> Engine:
-    """Load the model of a configuration, on its device and in its dtypes.
+    """Load the model of a configuration, with its device and dtypes.
 
     Args:
         config: configuration of the model for frames or for questions.
@@ -312,7 +312,10 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 
 
 def for_life(load: Callable[[], Engine]) -> Engine:
-    """Load an engine that lives as long as the process; see `shorten_collections`."""
+    """Load an engine that is used until the process ends.
+
+    This makes garbage collections shorter, see `shorten_collections`.
+    """
     from saccade.engine.process import shorten_collections
 
     shorten_collections()

@@ -1,9 +1,9 @@
-"""The running streams on one engine, by name; streams can be added, changed and removed while others run.
+"""The running streams on one engine, by name. Streams can be added, changed and removed while others run.
 
     streams = Streams(engine, [Output(JsonlSink("-"))])
     streams.add("door", open_source("rtsp://…"), [Detect("person")])
 
-Each stream is a `Run` of its own, so a failing or hanging stream does not affect others.
+Each stream has a separate `Run`, so a failing or hanging stream does not affect others.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class StreamStatus:
 
     Attributes:
         name: name of the stream.
-        source: address or path, without credentials.
-        state: state of a live source; `running` for a file; `stuck` without a result of the engine for 30 s; `ended`;
-            or `failed`.
+        source: address or path of the source, without credentials.
+        state: `running` for a file; for a live source, the state of the source; `stuck` if the engine has returned no
+            result for 30 s; `ended` or `failed`.
         reason: reason for an unhealthy state, otherwise None.
         live: whether the source is live.
-        connections: number of connections of a live source.
-        detail: codec, size and decoder of the video; for a disconnected live source, its last error.
+        connections: number of connections that a live source has made.
+        detail: codec, size and decoder of the video. If a live source is disconnected, its last error.
         report: counters of the stream.
         counts: counts of the analytics stage, or None.
         config: configuration of the stream; None for a run that a program has assembled.
-        prompts: prompts in the model's own labels, including labels of rules; None if unknown.
-        worker: worker that runs the stream; None in a single process, and in the state `waiting`.
+        prompts: prompts in the labels that the model uses, including labels of rules; None if unknown.
+        worker: name of the worker that runs the stream; None without workers, and in the state `waiting`.
         frames: approximate number of frames of a file; None if unknown.
     """
 
@@ -79,7 +79,7 @@ class StreamStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether the stream is healthy: frames are processed, or nothing has failed yet."""
+        """Whether the stream is healthy: it processes frames, or it is starting and has not failed."""
         return self.state in ("running", "live", "ended") or (self.state == "connecting" and self.reason is None)
 
 
@@ -122,12 +122,13 @@ def status_of(run: Run) -> StreamStatus:
 class Streams:
     """The running streams by name. Thread-safe.
 
-    An ended or failed stream leaves by itself; `snapshot` lists a failed stream until its name is reused or removed.
+    A stream that ends is removed from the list. A stream that fails stays in `snapshot` until it is removed, or
+    another stream uses its name.
 
     Args:
-        engine: the engine; the caller owns it.
-        outputs: outputs of all streams, in addition to their own. Their sinks must be thread-safe; `close` closes them
-            once.
+        engine: the engine. The caller closes it.
+        outputs: outputs that all streams use, in addition to their own. Their sinks must be thread-safe. `close`
+            closes them once.
         max_streams: maximum number of running streams.
     """
 
@@ -152,13 +153,13 @@ class Streams:
 
     @contextmanager
     def reserve(self, name: str) -> Iterator[str]:
-        """Reserve a name while its stream is opened, because opening an output file empties it.
+        """Reserve a name while a stream is opened. This prevents a second stream from emptying the same output file.
 
         Args:
             name: name of the stream.
 
         Yields:
-            The name, for `add` with `reserved=True` inside the block.
+            The name, for a call of `add` with `reserved=True` inside the block.
 
         Raises:
             StreamError: if the name is invalid or taken, or too many streams are running.
@@ -194,21 +195,21 @@ class Streams:
         reserved: bool = False,
         config: ListedStream | None = None,
     ) -> Run:
-        """Start a stream. It owns its source, stages and outputs, unless an error is raised.
+        """Start a stream. Unless an error is raised, the stream closes its source, stages and outputs.
 
         Args:
-            name: name of the stream in its records, instead of the source's own name.
+            name: name of the stream in its records, instead of the name of the source.
             source: source of the frames.
             tasks: see `Run`.
-            outputs: outputs of this stream only.
+            outputs: outputs that only this stream uses.
             tiles: see `Run`.
             queue: see `Run`.
             in_flight: see `Run`.
             share: see `Run`.
             stages: see `Run`.
             gates: see `Run`.
-            on_end: called in a thread of the stream after it has ended and is no longer listed.
-            reserved: whether the caller holds the name by `reserve`.
+            on_end: called in a thread of the stream, after it has ended and is no longer listed.
+            reserved: whether the caller has reserved the name with `reserve`.
             config: see `Run`.
 
         Raises:
@@ -256,11 +257,11 @@ class Streams:
 
     @property
     def sinks(self) -> list[Sink]:
-        """The sinks of all streams."""
+        """The sinks that all streams share."""
         return [output.sink for output in self._shared]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """Return the status of every sink, with the name of its stream or an empty name for a shared sink."""
+        """Return each sink's status with the name of its stream. The name is empty for a shared sink."""
         with self._lock:
             runs = list(self._runs.values())
         shared = [("", output.guard.status()) for output in self._shared]
@@ -268,13 +269,13 @@ class Streams:
 
     @property
     def names(self) -> list[str]:
-        """The names of running streams, in the order of addition, and of streams that are being opened."""
+        """The names of running streams, in the order of their start, then of streams that are being opened."""
         with self._lock:
             return list(dict.fromkeys([*self._runs, *self._reserved, *self._reopened]))
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is running, being opened, or waiting to be reopened."""
+        """Whether no stream is running, being opened or being reopened."""
         with self._lock:
             return not (self._runs or self._reserved or self._reopened or self._to_reopen)
 
@@ -282,7 +283,7 @@ class Streams:
         """Return the run of a stream.
 
         Raises:
-            StreamError: if no stream of this name is running.
+            StreamError: if no stream with this name is running.
         """
         with self._lock:
             if run := self._runs.get(name):
@@ -291,10 +292,10 @@ class Streams:
         raise StreamError(f"'{name}' is being reopened; try again" if again else f"there is no stream '{name[:80]}'")
 
     def remove(self, name: str, timeout_s: float = _CLOSE_S) -> None:
-        """Stop a stream, or forget a failed stream.
+        """Stop a stream, or remove a failed stream from the list.
 
         Raises:
-            StreamError: if there is no such stream, or it does not end in time; it then ends later.
+            StreamError: if the stream does not exist, or does not stop in time. In the second case, it stops later.
         """
         with self._lock:
             if self._forget(name) and name not in self._runs:
@@ -303,12 +304,14 @@ class Streams:
 
     @contextmanager
     def reopening(self, name: str) -> Iterator[None]:
-        """Stop a stream, or forget a failed stream, so that the block can reopen it. It stays listed in the meantime.
+        """Stop a stream, or remove a failed stream, and let the `with` block open it again.
 
-        If the block raises, the stream is listed as failed with this reason, and can be reopened again.
+        The stream stays listed meanwhile.
+
+        If the block raises an error, the stream is listed as failed with this error. It can be reopened again.
 
         Raises:
-            StreamError: if there is no such stream, it does not end in time, or it is already being reopened.
+            StreamError: if the stream does not exist, does not stop in time, or is already being reopened.
         """
         with self._lock:
             if name in self._reopened:
@@ -336,14 +339,14 @@ class Streams:
                 self.fail(replace(before, state="failed", reason=reason))
 
     def fail(self, status: StreamStatus) -> None:
-        """List a stream as failed that could not be opened and should be retried."""
+        """Add a stream that could not be opened to the list, as failed."""
         with self._lock:
             if status.name not in self._runs:
                 self._note_failed(status)
                 self._to_reopen.add(status.name)
 
     def snapshot(self) -> list[StreamStatus]:
-        """Return the status of every stream, including failed streams and streams being reopened."""
+        """Return the status of every stream, including failed streams and streams that are being reopened."""
         with self._lock:
             runs, failed = list(self._runs.values()), list(self._failed.values())
             known = self._runs.keys() | self._failed
@@ -352,7 +355,7 @@ class Streams:
         return listed + [replace(status, state="connecting", reason="being reopened") for status in reopened]
 
     def stop(self) -> list[Run]:
-        """Stop every stream and return their runs, without waiting."""
+        """Tell every stream to stop, without waiting. Return the runs of the streams."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -360,7 +363,7 @@ class Streams:
         return runs
 
     def abandon(self) -> None:
-        """Stop every stream and drop its frames in flight, without waiting."""
+        """Tell every stream to stop and to drop its frames in flight, without waiting."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -370,8 +373,8 @@ class Streams:
         """Stop every stream, then close the shared sinks. A second call does nothing.
 
         Raises:
-            StreamError: if a stream or sink does not end in time.
-            SinkError: if data written to a shared sink could not be finished.
+            StreamError: if a stream or sink does not stop in time.
+            SinkError: if a shared sink could not write all its data.
         """
         with self._lock:
             if self._closed:
@@ -407,7 +410,7 @@ class Streams:
         self._failed[status.name] = status
 
     def _forget(self, name: str) -> bool:
-        """Forget a failed stream; return whether it was listed."""
+        """Remove a failed stream from the list. Return whether it was listed."""
         self._to_reopen.discard(name)
         return self._failed.pop(name, None) is not None
 

@@ -1,6 +1,7 @@
-"""Opens the outputs of a configuration: one for all streams if possible, otherwise one per stream.
+"""Opens the outputs of a configuration. If possible, all streams share an output. Otherwise each stream has its own.
 
-An address or path with `{stream}` is opened for each stream, with the stream's name in place of the placeholder.
+An address or path that contains `{stream}` is opened once per stream. `{stream}` is replaced by the name of the
+stream.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """The output for display, without options and secrets."""
+        """The output as shown to users, without options and secrets."""
         if self.path is None:
             return redact_target(self.text).partition("?")[0]
         return redact_target(self._without_options)
@@ -68,16 +69,16 @@ class Target:
 
     @property
     def each(self) -> bool:
-        """Whether every stream has its own output."""
+        """Whether each stream has its own output, because the text contains `{stream}`."""
         return STREAM in self.text
 
     def of(self, stream: str) -> Target:
-        """Return the output of one stream."""
+        """Return the output of one stream, with `{stream}` replaced by its name."""
         return Target(self.text.replace(STREAM, stream), self.flag)
 
 
 def targets_of(config: RunConfig) -> list[Target]:
-    """Return the outputs of all streams, in the order of opening."""
+    """Return the outputs of a configuration, in the order in which they are opened."""
     targets = [Target("display", "--display")] if config.display else []
     targets += [Target(config.out, "--out")] if config.out else []
     targets += [Target(text) for text in config.sinks]
@@ -86,14 +87,14 @@ def targets_of(config: RunConfig) -> list[Target]:
 
 
 def shown_targets(config: RunConfig) -> list[str]:
-    """Return every output for the summary, without duplicates and secrets."""
+    """Return the outputs as shown in the summary of a run, without duplicates and secrets."""
     targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
     targets += dict.fromkeys(Target(one.heatmap, HEATMAP) for one in config.each() if one.heatmap)
     return [target.shown for target in targets if target.text != "display"]
 
 
 def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
-    """Refuse outputs that would overwrite a source or each other.
+    """Check that no output overwrites a source or another output.
 
     Args:
         targets: outputs of all streams.
@@ -116,7 +117,7 @@ def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
 
 
 def check_frames(targets: Iterable[Target], info: SourceInfo) -> None:
-    """Check that the outputs support the frames of a source, before the model is loaded.
+    """Check that the outputs support the frames of a source. This runs before the model is loaded.
 
     Raises:
         SinkError: if an output does not support the frames.
@@ -135,12 +136,12 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
     """Open an output.
 
     Args:
-        target: the output, without `{stream}`.
-        source: its only source; None for several sources.
+        target: the output, with `{stream}` replaced.
+        source: the source, if the output has only one; otherwise None.
         vid_stride: configured stride of frames.
 
     Raises:
-        ConfigError: if the output supports one stream only, and there are several.
+        ConfigError: if the output supports only one stream, and there are several.
         SinkError: if the output cannot be opened.
     """
     watched = target.text == "display" or target.text.startswith(

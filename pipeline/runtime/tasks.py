@@ -1,4 +1,4 @@
-"""The tasks of a stream, from its prompts and the labels and questions of its rules."""
+"""Makes the tasks of a stream from its prompts and from the labels and questions of its rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
-    """Return the tasks of the prompts in the model's own labels, without duplicates.
+    """Return the tasks for the prompts, in the labels that the model uses and without duplicates.
 
     Raises:
         UnknownClassError: if the model does not know a label.
@@ -44,7 +44,7 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
 
 
 def names_of(engine: Engine, label: str) -> list[str]:
-    """Return the model's names for a label; the label itself if the model does not know it."""
+    """Return the labels that the model uses for a label. If the model does not know it, return the label itself."""
     from saccade.engine import Detect, UnknownClassError
 
     try:
@@ -54,7 +54,7 @@ def names_of(engine: Engine, label: str) -> list[str]:
 
 
 def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
-    """Return the prompts in the model's own labels, as in its results, including the labels of rules."""
+    """Return the prompts in the labels that the model uses in results. Labels of rules are included."""
     found: dict[str, list[str]] = {"detect": [], "point": []}
     for skill, label in prompts.asked:
         if skill in found:
@@ -63,7 +63,7 @@ def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
 
 
 def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | None:
-    """Return an object that asks the model the questions of rules, or None if the model cannot answer questions.
+    """Return an object that asks the model the questions of rules. Return None if the model cannot answer questions.
 
     Args:
         engine: the engine.

@@ -1,12 +1,14 @@
-"""Saccades: the model looks again at parts of a large frame in native resolution; small objects persist between looks.
+"""Saccades: the model also processes small windows of a large frame in native resolution, to detect small objects.
 
-    memory   small objects: the expected position and the time of the last detection
-    sweep    when each part of the frame was last looked at, and where objects appear
+One processed window is called a look. A small object that is outside the windows of a frame is predicted.
+
+    memory   stores small objects: the expected position and the time of the last detection of each
+    sweep    makes sure that each part of the frame is looked at regularly
     planner  chooses the windows of a frame from motion, memory and sweep
-    auto     how many windows a live stream can afford
-    stage    the saccades of one stream: frames in, windows out; results in, one list of boxes out
+    auto     chooses the number of windows per frame of a live stream
+    stage    the saccade stage of one stream: adds windows to frames, and merges their results
 
-All modules except `stage` handle only numbers: no frames and no model.
+Only `stage` handles frames and the model. All other modules handle numbers.
 """
 
 from saccade.pipeline.analytics.saccades.planner import Look, Planner, Reason

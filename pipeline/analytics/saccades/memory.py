@@ -1,8 +1,8 @@
-"""Memory of small objects: the expected position of each, its confidence, and its last detection and look.
+"""Stores the small objects of a stream: expected position, confidence, and the times of the last detection and look.
 
-The model sees a small object only on frames with a window on it. Between two looks, the memory predicts the object. A
-moving object is extrapolated by its speed for a moment; a still object is expected while nothing moves at its position.
-Boxes are in pixels.
+The model detects a small object only on frames with a window on the object. Between two looks, the object is
+predicted. A moving object is extrapolated by its velocity for a short time. A stationary object stays at its position
+as long as there is no motion. Boxes are in pixels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GROWTH = 0.6  # boxes are enlarged by this fraction of their size before their 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """A box that the model has detected.
+    """A detection of the model.
 
     Attributes:
         label: class of the object.
@@ -46,15 +46,15 @@ class Found:
 
 @dataclass(slots=True)
 class Known:
-    """A small object in memory.
+    """A stored small object.
 
     Attributes:
         found: the last detection.
         speed: velocity of the centre in x and y, in pixels per second.
         first_s, found_s: times of the first and the last detection.
         looked_s: time of the last window on the object.
-        moved_s: time of the last motion at its position.
-        started_s: time at which it last started to move.
+        moved_s: time of the last motion at the object's position.
+        started_s: time at which the last movement started.
         finds: number of detections.
         misses: number of looks since the last detection.
     """
@@ -83,11 +83,14 @@ class Known:
         return seconds - self.moved_s < MOVING_S
 
     def unseen(self, seconds: float) -> float:
-        """Return the seconds since the object was last detected, or last stood still at its detected position."""
+        """Return how long the position of the object has been uncertain, in seconds.
+
+        It is certain at a detection, and as long as there is no motion at the detected position.
+        """
         return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
 
     def note_motion(self, seconds: float) -> None:
-        """Record motion at the object's position."""
+        """Handle motion at the position of the object."""
         if not self.moves(seconds):
             self.started_s = seconds
         self.moved_s = seconds
@@ -99,10 +102,10 @@ class Known:
 
 
 class Memory:
-    """The small objects of one stream.
+    """Stores the small objects of one stream.
 
     Args:
-        still_s: how long a still object is predicted without a detection, in seconds.
+        still_s: how long a stationary object is predicted without a detection, in seconds.
     """
 
     def __init__(self, still_s: float) -> None:
@@ -110,19 +113,19 @@ class Memory:
         self.known: list[Known] = []
 
     def note_motion(self, blobs: Sequence[Rect], seconds: float) -> None:
-        """Record motion in these rectangles."""
+        """Handle motion in these rectangles."""
         for one in self.known:
             if any(shared_area(one.found.box, blob) > 0 for blob in blobs):
                 one.note_motion(seconds)
 
     def note_look(self, window: Rect, seconds: float) -> None:
-        """Record that a window is submitted; its result follows later."""
+        """Handle a submitted window. Its result arrives later."""
         for one in self.known:
             if inside(one.box_at(seconds), _core(window)):
                 one.looked_s = seconds
 
     def update(self, found: Sequence[Found], looked: Sequence[Rect], seconds: float) -> list[Found]:
-        """Update the memory with the result of a frame; return the objects expected outside the windows.
+        """Store the detections of a frame. Return the predicted objects outside the windows of the frame.
 
         Args:
             found: the detected small objects.
@@ -151,7 +154,7 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Match detections to known objects; return row to column."""
+        """Match detections to stored objects. Return the column of each matched row."""
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))
@@ -177,14 +180,14 @@ class Memory:
 
 
 def inside(box: Rect, window: Rect) -> bool:
-    """Return whether a window shows the whole box."""
+    """Return whether a box is completely inside a window."""
     return box[0] >= window[0] and box[1] >= window[1] and box[2] <= window[2] and box[3] <= window[3]
 
 
 def _core(window: Rect) -> Rect:
-    """Return a window without its edges.
+    """Return a window without its margin.
 
-    An object that reaches into an edge counts as cut off, even at the frame's border, and is looked at again.
+    An object in the margin may be cut off, so it is looked at again. This also applies at the border of the frame.
     """
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y
@@ -205,7 +208,7 @@ def _take(one: Known, found: Found, seconds: float) -> None:
 
 
 def _apart(one: Found, other: Found) -> bool:
-    """Return whether two boxes are two objects: different labels, or little overlap."""
+    """Return whether two boxes belong to different objects: they have different labels or overlap little."""
     shared = shared_area(one.box, other.box)
     return one.label != other.label or shared < 0.4 * min(rect_area(one.box), rect_area(other.box))
 
@@ -215,7 +218,7 @@ def _centre(box: Rect) -> tuple[float, float]:
 
 
 def _grown(boxes: Sequence[Rect]) -> Floats:
-    """Return enlarged boxes (n, 4): small objects move by more than their width between two looks."""
+    """Return enlarged boxes (n, 4), because a small object can move by more than its width between two looks."""
     corners = np.array(boxes, np.float64)
     size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
     corners[:, :2] -= size

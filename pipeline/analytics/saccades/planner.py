@@ -1,11 +1,13 @@
-"""Chooses the windows of each frame: at motion, at small objects, and at areas that were not looked at for long.
+"""Chooses the windows of each frame. It looks at motion, at small objects, and at areas without a recent look.
 
-Every look request has an urgency of at least 1 that grows with the time since the last look. The most urgent request
-gets the first window, and other requests that fit share the window. Motion at a position where looks detected nothing
-becomes less urgent with each look. If more than a third of the frame moves, no window is chosen: the camera moves, it
-rains heavily, or the exposure changed.
+Every request for a look has an urgency, which is at least 1 and grows with the time since the last look. The most
+urgent request gets the first window. Other requests inside this window share it. If looks at moving areas detect
+nothing, the urgency of these areas decreases.
 
-The planner handles only numbers; the caller computes the motion and runs the model.
+If more than a third of the frame moves, no window is chosen. The reason is then a moving camera, heavy rain or a
+change of the exposure.
+
+The planner handles only numbers. The caller detects the motion and runs the model.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Look:
 
     Attributes:
         x, y, width, height: position and size in pixels.
-        reason: reason of the most urgent look request for the window.
+        reason: reason of the most urgent request in the window.
     """
 
     x: int
@@ -77,7 +79,7 @@ class Look:
 
 @dataclass(slots=True, frozen=True)
 class _Wish:
-    """A request for a look; `misses` counts consecutive looks that did not detect the object."""
+    """A request for a look. `misses` is the number of consecutive looks that did not detect the object."""
 
     box: Rect
     reason: Reason
@@ -92,7 +94,7 @@ class Planner:
         width, height: size of the frames in pixels.
         columns, rows: size of the model's input for a frame of this shape.
         sweep_s: time in which each part of the frame is looked at once, in seconds.
-        thrifty: leave windows unused while all known small objects stand still.
+        thrifty: whether to use fewer windows while all stored objects are stationary.
 
     Raises:
         ValueError: if a size or the time is not above 0.
@@ -124,24 +126,27 @@ class Planner:
 
     @property
     def useful(self) -> bool:
-        """Whether a window can show more detail than the whole-frame pass: the frame exceeds the model's input."""
+        """Whether windows can show more detail than the whole frame.
+
+        This is so if the frame is larger than the model's input.
+        """
         return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property
     def expected(self) -> Sequence[Known]:
-        """The known small objects."""
+        """The stored small objects."""
         return self._memory.known
 
     def choose(
         self, seconds: float, most: int, changed: NDArray[np.bool_] | None = None, moving: float = 0.0
     ) -> list[Look]:
-        """Return at most `most` windows of a frame, the most urgent first.
+        """Return the windows of a frame, the most urgent first.
 
         Args:
             seconds: time of the frame.
             most: maximum number of windows.
             changed: (rows, n) bool map of the motion; None for no motion.
-            moving: fraction of the frame that moves.
+            moving: moving fraction of the frame, 0 to 1.
         """
         if not self.useful:
             return []
@@ -170,7 +175,7 @@ class Planner:
         return looks
 
     def note(self, seconds: float, looks: Sequence[Look], found: Sequence[Found]) -> list[Found]:
-        """Update the planner with the result of a frame; return the small objects expected outside the windows.
+        """Store the result of a frame. Return the predicted small objects outside the windows of the frame.
 
         Args:
             seconds: time of the frame.
@@ -199,7 +204,7 @@ class Planner:
     # ---- look requests
 
     def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_Wish]:
-        """Return look requests for motion that no box explains."""
+        """Return requests for moving areas without a detected object."""
         recent = [box for box, at in self._recent if 0 <= seconds - at < _SURE_S]
         boxes = [_enlarged(box, 0.4 if self._is_small(box) else 0.05) for box in recent]
         boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
@@ -217,7 +222,7 @@ class Planner:
         return wishes
 
     def _wishes_of_objects(self, seconds: float) -> list[_Wish]:
-        """Return look requests for small objects that the whole-frame pass misses: moving or low-score objects."""
+        """Return requests for small objects that move, or that have a low score on the whole frame."""
         wishes = []
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
@@ -239,10 +244,10 @@ class Planner:
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
-        """Return whether the next window belongs to the sweep: the last window of a frame if the sweep is due.
+        """Return whether the sweep gets the next window. If the sweep is due, it gets the last window of a frame.
 
-        In its first pass, the sweep gets all windows of every third frame. With one window per frame, a new object has
-        priority.
+        In the first pass, the sweep gets all windows of every third frame. If a frame has only one window, a new
+        object has priority.
         """
         if self._sweep is None or not self._sweep.due(taken=True):
             return False
@@ -259,10 +264,10 @@ class Planner:
     # ---- windows
 
     def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
-        """Return a window for the first request and all other requests that fit, and the remaining requests.
+        """Return a window for the first request, and the requests that are outside the window.
 
-        The window is placed so that it also shows the area that has waited longest for the sweep. After a missed look,
-        the window moves, so that the model sees the object in other surroundings.
+        The rest of the window covers the area that has waited longest for the sweep. After a look without a detection,
+        the window is shifted, so that the model sees the object in other surroundings.
         """
         first = wishes[0]
         whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
@@ -292,12 +297,15 @@ class Planner:
         return max(best, 2 * width / self._columns, 2 * height / self._rows)
 
     def _size(self, scale: float) -> tuple[float, float]:
-        """Return a window size in frame pixels; few sizes exist, because a GPU compiles kernels for each."""
+        """Return the size of a window in frame pixels.
+
+        There are only a few sizes, because a GPU compiles kernels for each.
+        """
         scale = math.ceil(scale * _SIZES - 1e-6) / _SIZES
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
-        """Return a window within the frame, aligned to even pixels for subsampled chroma."""
+        """Return a window inside the frame. Its position is even, because chroma is subsampled."""
         width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
         x = int(min(max(0.0, window[0]), self._width - width)) & ~1
         y = int(min(max(0.0, window[1]), self._height - height)) & ~1
@@ -306,7 +314,7 @@ class Planner:
     # ---- motion
 
     def _blobs(self, changed: NDArray[np.bool_]) -> list[Rect]:
-        """Return the rectangles of small motion, in pixels, largest first."""
+        """Return the rectangles around small moving areas, in pixels, largest first."""
         rows, columns = changed.shape
         joined = cv2.dilate(changed.view(np.uint8), _KERNEL)
         count, _, stats, _ = cv2.connectedComponentsWithStats(joined, connectivity=8, ltype=cv2.CV_16U)
@@ -342,11 +350,11 @@ class Planner:
             self._sweep.note_asked(window, seconds)
 
     def _swept(self, window: Rect) -> bool:
-        """Return whether a window has at least the magnification of the sweep's windows."""
+        """Return whether a window magnifies at least as much as the windows of the sweep."""
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record where looks detect nothing; the record fades with time."""
+        """Record the areas in which looks detect nothing. The record decays with time."""
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds
@@ -365,7 +373,7 @@ _KERNEL = np.ones((3, 3), np.uint8)
 
 
 def _enlarged(box: Rect, by: float) -> Rect:
-    """Return a box enlarged by the fraction `by` of its size on each side."""
+    """Return a box enlarged on each side by a fraction `by` of its size."""
     x, y = by * (box[2] - box[0]), by * (box[3] - box[1])
     return box[0] - x, box[1] - y, box[2] + x, box[3] + y
 

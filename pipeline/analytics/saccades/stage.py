@@ -1,6 +1,8 @@
-"""The saccade stage of one stream: chooses windows before inference, and merges their results into one list of boxes.
+"""The saccade stage of one stream.
 
-`choose` runs in the thread that submits frames; `process` runs in the thread that collects results.
+It chooses windows before inference, and merges their results into one list of boxes.
+
+`choose` runs in the thread that submits frames. `process` runs in the thread that collects results.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ class SaccadeSettings:
     """The saccade settings of a stream.
 
     Attributes:
-        count: maximum number of windows per frame; None uses the engine's idle time.
+        count: maximum number of windows per frame; None chooses it from the idle time of the engine.
         sweep_s: time in which each part of the frame is looked at once, in seconds.
         max_fps: highest frame rate that the stream needs; None for no limit.
-        masks: polygons in fractions of the frame in which motion is ignored.
+        masks: polygons in which motion is ignored, in fractions of the frame.
     """
 
     count: int | None = 0
@@ -58,21 +60,21 @@ class Looked:
     y2: float
 
     def to_record(self, width: int, height: int) -> Mapping[str, Any]:
-        """Return the reason, and the corners in pixels and in fractions of the frame."""
+        """Return the reason, and the corners of the window in pixels and in fractions of the frame."""
         norm = self.x1, self.y1, self.x2, self.y2
         box = [round(value * side) for value, side in zip(norm, (width, height) * 2, strict=True)]
         return {"reason": self.reason, "box": box, "box_norm": [round(value, 4) for value in norm]}
 
 
 class SaccadeStage:
-    """Chooses windows and keeps small objects between two looks. With a window count of 0, it does nothing.
+    """Chooses windows, and predicts small objects between two looks. If `count` is 0, it does nothing.
 
     Args:
-        settings: the stream's saccade settings.
-        input_size: returns the model's input size for a frame.
-        live: whether the source sets the pace; for files, a `count` of None means one window.
-        motion: motion map with `FINE_ROWS` rows; can be shared with a gate.
-        idle_s: returns the engine's total idle time so far, in seconds; None if unknown.
+        settings: saccade settings of the stream.
+        input_size: returns the size of the model's input for a frame.
+        live: whether the source is live. For a file, a `count` of None means one window.
+        motion: computes the motion with `FINE_ROWS` rows. A gate can share it.
+        idle_s: returns the total idle time of the engine, in seconds; None if unknown.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class SaccadeStage:
         return looks
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result with the windows and with the small objects expected outside the windows."""
+        """Return the result with its windows, and with the predicted small objects outside the windows."""
         with self._lock:
             for older in [index for index in self._open if index < frame.index]:
                 del self._open[older]  # replaced by a newer frame in the engine

@@ -1,11 +1,11 @@
-"""The sweep over a frame: when each part was last looked at, and where objects appear.
+"""The sweep over a frame. It looks at each part of the frame in turn, and records where objects appear.
 
-The windows of a pass form a lattice that covers the frame. Neighbours overlap so that an object is whole in one of
-them. Each pass uses the next window size and so another lattice. A grid of cells records when any window last showed
-each cell. A look goes to the window whose cells have waited longest; cells near earlier detections count more.
+A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so each object is completely inside
+a window. Each pass uses another window size. The frame is divided into cells, and each cell has the time of its last
+look. The next window is the one whose cells have waited longest. Cells near earlier detections have more weight.
 
-A look is due at the pace of one pass per `period_s`. The first pass takes every free window. Later, a look that takes a
-window from another request costs several looks, because a still area shows little news.
+The looks are spread evenly, with one pass per `period_s`. The first pass uses every free window. Later, if a look of
+the sweep replaces a look of another request, it counts as several looks, because areas without motion rarely change.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Grid = NDArray[np.float32]
 
 
 class Sweep:
-    """The sweep of one stream.
+    """Schedules the sweep of one stream.
 
     Args:
         width, height: size of the frame in pixels.
-        sizes: width and height of the windows in pixels, one pair for each pass in turn.
+        sizes: width and height of the windows in pixels. Each pass uses the next pair.
         period_s: time in which the whole frame is looked at once, in seconds.
     """
 
@@ -63,7 +63,7 @@ class Sweep:
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Advance the clock and add the looks that became due."""
+        """Advance the clock, and add the looks that have become due."""
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -72,22 +72,24 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether a look is due; `taken` means that another request would lose its window."""
+        """Return whether a look is due. `taken` says that the look would replace the look of another request."""
         if self.first_pass:
             return self._credit >= 1.0 or not taken
         return self._credit >= (_TAKEN if taken else 1.0)
 
     @property
     def first_pass(self) -> bool:
-        """Whether a part of the frame was never looked at."""
+        """Whether the first pass continues: a part of the frame was never looked at."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """Return the window that has waited longest and count it as looked at; None if all were seen recently.
+        """Return the window that has waited longest, and count it as looked at.
+
+        Return None if no window has waited long.
 
         Args:
             seconds: time of the frame.
-            taken: whether another request loses its window.
+            taken: whether the look replaces the look of another request.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
@@ -103,13 +105,14 @@ class Sweep:
         return x1, y1, x2, y2
 
     def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
-        """Return the window that shows a rectangle and, next to it, the area that has waited longest.
+        """Return a window that contains a rectangle, and next to it the area that has waited longest.
 
         Args:
-            shown: the rectangle that must be visible; it must fit into the window.
+            shown: the rectangle. It must fit into the window.
             size: width and height of the window.
             seconds: time of the frame.
-            corner: 1 to 4 puts the rectangle into a corner of the window, clockwise; larger values wrap around.
+            corner: a number from 1 to 4 puts the rectangle into a corner of the window, counted clockwise. Larger
+                numbers continue with the first corner.
         """
         total = self._total(seconds)
         xs = _positions(shown[0], shown[2], size[0], self._width)
@@ -132,17 +135,17 @@ class Sweep:
         return np.asarray(cv2.integral(value.astype(np.float32)), np.float64)
 
     def note_asked(self, window: Rect, seconds: float) -> None:
-        """Record that a window is submitted; its result follows later."""
+        """Handle a submitted window. Its result arrives later."""
         cells = self._within(window)
         self._asked[cells] = seconds
         self._never[cells] = False
 
     def note_seen(self, window: Rect, seconds: float) -> None:
-        """Record that the model has processed a window."""
+        """Handle a window that the model has processed."""
         self._seen[self._within(window)] = seconds
 
     def note_found(self, box: Rect) -> None:
-        """Record a detection."""
+        """Handle a detection."""
         row, column = self._cell_of(box)
         near = self._appeared[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         near += (1 - near) * 0.2
@@ -156,7 +159,10 @@ class Sweep:
         return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return windows (n, 4) that cover the frame, and their cells (4, n) as top, bottom, left and right."""
+        """Return windows (n, 4) that cover the frame.
+
+        Also return the cells of each as (4, n): top, bottom, left, right.
+        """
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h
         n_x = max(1, math.ceil((self._width - across) / (w - across) - 1e-9))
@@ -168,7 +174,7 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return top, bottom, left and right of the cells whose objects a window shows whole."""
+        """Return the cells of a window as top, bottom, left and right. Cells in the window's margin are excluded."""
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)
@@ -184,6 +190,13 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return candidate start positions of a window of this size that shows `low` to `high` within `side`."""
+    """Return candidate start positions, along one axis, of a window that contains `low` to `high`.
+
+    Args:
+        low: start of the range that must be in the window.
+        high: end of this range.
+        size: size of the window.
+        side: size of the frame.
+    """
     first, last = max(0.0, min(high - size, side - size)), max(0.0, min(low, side - size))
     return np.linspace(min(first, last), max(first, last), _POSITIONS)
