@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urljoin
 
 from saccade.sources.rtp.nal import START_CODE
+from saccade.sources.rtsp.mikey import crypto_of
 
 _STATIC_TYPES = {0: "PCMU", 8: "PCMA", 9: "G722", 26: "JPEG", 31: "H261", 32: "MPV", 33: "MP2T", 34: "H263"}
 _MAX_RATE = 1000.0
@@ -27,7 +28,7 @@ class Media:
         control: URL for SETUP.
         parameters: parameters of `a=fmtp`, with keys in lower case.
         rate: frames per second; None if not stated.
-        crypto: SRTP keys from `a=crypto`, without their tags.
+        crypto: SRTP keys as in `a=crypto`, without their tags; keys of `a=key-mgmt` have the same form.
         feedback: RTCP feedback that the server accepts, such as "nack pli".
         clock: rate of the RTP clock in Hz; 0 if not stated.
         channels: number of audio channels.
@@ -82,6 +83,7 @@ def parse_sdp(text: str, base: str) -> Session:
     medias: list[Media] = []
     described = 0  # number of the last medias that the current `m=` line describes
     session_control = ""
+    session_keys: list[str] = []
     for line in text.splitlines():
         key, _, value = line.strip().partition("=")
         name, _, rest = value.partition(":")
@@ -93,12 +95,15 @@ def parse_sdp(text: str, base: str) -> Session:
             described = len(types)
         elif key == "a" and name == "control" and not medias:
             session_control = rest.strip()
+        elif key == "a" and name == "key-mgmt" and not medias:
+            session_keys += _mikey(rest)
         elif key == "a" and medias:
             for media in medias[-described:]:
                 _read_attribute(media, name, rest.strip())
     whole = base if session_control in ("", "*") else _join_session(base, session_control)
     for media in medias:
         media.control = _join(whole, media.control)
+        media.crypto += session_keys
     return Session(whole, medias)
 
 
@@ -111,6 +116,8 @@ def _read_attribute(media: Media, name: str, value: str) -> None:
         media.rate = rate if 0 < rate <= _MAX_RATE else None
     elif name == "crypto":
         media.crypto.append(value.partition(" ")[2].strip())
+    elif name == "key-mgmt":
+        media.crypto += _mikey(value)
     elif name == "rtcp-fb":
         number, _, kind = value.partition(" ")
         if number in ("*", str(media.payload_type)):
@@ -127,6 +134,15 @@ def _read_attribute(media: Media, name: str, value: str) -> None:
         else:
             pairs = (item.strip().partition("=") for item in rest.split(";"))
             media.parameters |= {key.strip().lower(): setting.strip() for key, _, setting in pairs if key}
+
+
+def _mikey(value: str) -> list[str]:
+    """Return the key in the value of `a=key-mgmt`; an empty list if it is unusable."""
+    protocol, _, text = value.strip().partition(" ")
+    try:
+        return [crypto_of(base64.b64decode(text.strip().strip('"')))] if protocol == "mikey" else []
+    except (binascii.Error, ValueError):
+        return []
 
 
 def _join_session(base: str, control: str) -> str:

@@ -1,4 +1,4 @@
-"""SRTP with keys from the session description (RFC 4568), as UniFi cameras use it."""
+"""SRTP with keys from the session description: `a=crypto` (RFC 4568) or MIKEY (RFC 4567)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class SrtpReceiver:
         offered = ", ".join(line.partition(" ")[0] for line in media.crypto) or "no key"
         raise LiveError(
             "codec unsupported",
-            f"the server encrypts ({media.profile}) with {offered}; SRTP needs a=crypto with AES_CM_128_HMAC_SHA1_80",
+            f"the server encrypts ({media.profile}) with {offered}; "
+            "SRTP needs a=crypto or unencrypted MIKEY with AES_CM_128_HMAC_SHA1_80",
         )
 
     def decrypt(self, data: bytes, *, rtcp: bool) -> bytes | None:

@@ -91,12 +91,12 @@ def test_a_fast_consumer_gets_every_frame(camera: Camera, transport: str, monkey
     assert watcher.numbers == list(range(watcher.numbers[0], watcher.numbers[0] + len(watcher.numbers)))
 
 
-@pytest.mark.parametrize("path", ["hevc", "jpeg"])
+@pytest.mark.parametrize("path", ["hevc", "jpeg", "srtp"])
 def test_other_codecs_are_decoded(camera: Camera, path: str) -> None:
     with Watcher(live(camera.url(path))) as watcher:
         wait_for(lambda: len(watcher.pts) >= 10, LONG_S)
     assert watcher.error is None
-    assert watcher.source.info.codec == {"hevc": "hevc", "jpeg": "mjpeg"}[path]
+    assert watcher.source.info.codec == {"hevc": "hevc", "jpeg": "mjpeg", "srtp": "h264"}[path]
     assert all(before < after for before, after in itertools.pairwise(watcher.pts))
 
 

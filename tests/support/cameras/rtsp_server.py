@@ -5,7 +5,8 @@ Runs with the system's Python, for Debian's GStreamer. Its frames, 640×360 grey
 hold the sender's clock in their top 20 rows: Unix time in ms, 32 bits from left to right, least significant first,
 bright for 1. The 20 rows below hold the frame's number in the same way. Paths: /live (H.264), /hevc, /jpeg, /j2k (which
 FFmpeg cannot take from RTP), /sound alone, and with a tick of sound each second /aac and /opus (H.264), /pcma (H.264
-with B-frames) and /hevc-pcmu. `--clip aac=FILE.mkv` plays a file at /clip-aac; so do opus and pcma.
+with B-frames) and /hevc-pcmu. /srtp is /live encrypted, with its key in
+MIKEY. `--clip aac=FILE.mkv` plays a file at /clip-aac; so do opus and pcma.
 """
 
 import argparse
@@ -106,6 +107,7 @@ for name, _, path in (one.partition("=") for one in arguments.clip):
         f"( filesrc location={path} ! matroskademux name=d d.video_0 ! queue ! h264parse config-interval=-1 "
         f"! rtph264pay pt=96 name=pay0 d.audio_0 ! queue ! {CLIP_SOUNDS[name]} name=pay1 )"
     )
+launches["srtp"] = launches["live"]
 launches["sound"] = "( audiotestsrc is-live=true ! rtpL16pay name=pay0 )"
 if arguments.user:
     auth = GstRtspServer.RTSPAuth()
@@ -118,6 +120,8 @@ for name, launch in launches.items():
     factory = GstRtspServer.RTSPMediaFactory()
     factory.set_launch(launch)
     factory.set_shared(True)
+    if name == "srtp":
+        factory.set_profiles(GstRtsp.RTSPProfile.SAVP)
     if name != "sound" and not name.startswith("clip-"):
         factory.connect("media-configure", configure)
     if arguments.user:
