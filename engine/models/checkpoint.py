@@ -1,6 +1,8 @@
-"""Read a checkpoint's tensors by name: one file or shards, optional `model.` prefix, 4-bit, FP8, tied heads.
+"""Reads the tensors of a checkpoint by name.
 
-Opening a checkpoint reads only names and shapes; tensor data is read on demand.
+A checkpoint is one file or several shards. Tensor names may start with `model.`. Weights may be 4-bit or FP8, and the
+output head may share the embedding table (tied weights). Opening a checkpoint reads only names and shapes. Tensor data
+is read on demand.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ class CheckpointError(ModelFilesError):
 
 @dataclass(slots=True, frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, read on demand.
+    """A tensor of a checkpoint, which is read on demand.
 
     Attributes:
         shape: shape of the tensor that `read` returns.
-        read: returns the dequantized tensor.
+        read: function that returns the dequantized tensor.
         dtype: stored dtype, as safetensors names it.
-        scale: float32 (experts, outputs) scale of an FP8 tensor (experts, outputs, inputs), else None.
-        codes: returns the FP8 tensor itself, else None.
+        scale: float32 scale (experts, outputs) of an FP8 tensor (experts, outputs, inputs); otherwise None.
+        codes: function that returns the FP8 tensor without dequantization; otherwise None.
     """
 
     shape: tuple[int, ...]
@@ -61,25 +63,26 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, StoredTensor]]:
-    """Return the stored tensors of a folder by name, without the `model.` prefix. Their files must stay open.
+    """Return the stored tensors of a model folder by name, without the prefix `model.`.
 
     Args:
         folder: contains model.safetensors, or model.safetensors.index.json and its shards.
-        files: exit stack that closes the files.
+        files: exit stack that closes the files. They must stay open while tensors are read.
 
     Returns:
-        The path of the weights or index file for messages, and the tensors.
+        The path of the weights or index file, for messages, and the tensors.
 
     Raises:
         CheckpointError: if the index of shards is invalid.
-        OSError, SafetensorError: if a file cannot be read.
+        OSError: if a file cannot be read.
+        SafetensorError: if a file is not a valid safetensors file.
     """
     path, names = _files(folder)
     held: dict[str, StoredTensor] = {}
     for name in names:
         opened: Any = files.enter_context(safe_open(name, framework="pt"))
         for key in opened.keys():  # noqa: SIM118
-            plain = key.replace("._orig_mod", "")  # added by torch.compile
+            plain = key.replace("._orig_mod", "")  # torch.compile adds this
             part = opened.get_slice(key)
             held[plain] = StoredTensor(tuple(part.get_shape()), partial(opened.get_tensor, key), str(part.get_dtype()))
     prefixed = any(name.startswith(_PREFIX) for name in held)
@@ -89,10 +92,12 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
 
 
 def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors that a model reads: 4-bit and FP8 dequantized, tied tensors duplicated, buffers dropped.
+    """Convert stored tensors to those that a model reads.
+
+    4-bit and FP8 tensors are dequantized, tied tensors are duplicated, and buffers are dropped.
 
     Raises:
-        CheckpointError: if the weights belong to another architecture, or a quantized tensor is incomplete.
+        CheckpointError: if the weights belong to an unsupported architecture, or if a quantized tensor is incomplete.
     """
     older = next((name for name in held if name.startswith(_OLDER)), None)
     if older is not None and not any(name.startswith("text.") for name in held):
@@ -107,21 +112,21 @@ def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTen
 
 
 def _files(folder: Path) -> tuple[Path, list[Path]]:
-    """Return the weights or index file, and all weight files of a folder."""
+    """Return the weights or index file of a folder, and the list of all its weight files."""
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if path.is_file() or not index.is_file():
         return path, [path]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if not all(Path(name).name == name for name in names):
-            raise ValueError("a shard is in another folder")
+            raise ValueError("a shard must be in the same folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: invalid index of shards ({error})") from error
     return index, [folder / name for name in names]
 
 
 def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Add the output head if it shares the embedding table and is not stored, or the other way round."""
+    """Add the output head or the embedding table if only one of them is stored, because they share one tensor."""
     head, bias, table = "text.lm_head.weight", "text.lm_head.bias", "text.wte"
     if head not in held and table in held:
         held[head] = held[table]
@@ -132,7 +137,7 @@ def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Replace 4-bit tensors (`packed`, `scale`, `zero_point` of `*.weight`) by dequantized ones."""
+    """Replace 4-bit tensors (`packed`, `scale` and `zero_point` of a weight) by dequantized tensors."""
     found = [name.removesuffix(".packed") for name in held if name.endswith(".weight.packed")]
     for weight in found:
         parts = {kind: held.pop(f"{weight}.{kind}", None) for kind in ("packed", "scale", "zero_point")}
@@ -150,7 +155,7 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
 
 
 def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Replace FP8 experts by tensors dequantized with `moe_quant.{up, down}_scale`."""
+    """Replace FP8 experts by tensors that are dequantized with the scales `moe_quant.{up, down}_scale`."""
     for name in [name for name in held if ".moe_quant." in name]:
         block, _, kind = name.partition(".moe_quant.")
         weight = f"{block.removesuffix('.mlp')}.mlp.{_EXPERTS.get(kind, kind)}"
@@ -174,12 +179,15 @@ def _shaped(scale: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _rescaled(codes: StoredTensor, scale: StoredTensor) -> torch.Tensor:
-    """Return FP8 experts (experts, outputs, inputs) multiplied by their scales, in float32."""
+    """Multiply FP8 experts (experts, outputs, inputs) by their scales, in float32."""
     return codes.read().float() * scale.read().unsqueeze(-1)
 
 
 def _dequantized(packed: StoredTensor, scale: StoredTensor, zero: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the matrix (code − zero point) · scale in float32; the upper four bits of each byte are its first half."""
+    """Return the dequantized matrix (code − zero point) · scale, in float32.
+
+    The upper four bits of each byte form the first half of the matrix, the lower four bits the second half.
+    """
     codes = packed.read()
     both = torch.cat([codes >> 4, codes & 15]).float()
     return ((both - zero.read().float()) * scale.read().float()).view(shape)
@@ -189,12 +197,12 @@ def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTens
     """Check that the stored tensors match a model.
 
     Args:
-        wanted: names and shapes of the model's tensors, in its order.
+        wanted: name and shape of each tensor of the model, in order.
         held: the stored tensors.
-        path: named in messages.
+        path: file to name in messages.
 
     Raises:
-        CheckpointError: names the first tensor that is missing, unknown or of another shape.
+        CheckpointError: for the first tensor that is missing, unknown or of another shape.
     """
     for name, shape in wanted.items():
         if name not in held:
@@ -208,4 +216,4 @@ def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTens
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         first = f"'{_PREFIX}{unknown[0]}' {list(held[unknown[0]].shape)}"
-        raise CheckpointError(f"{path}: tensor {first} is unknown to the model in the config{more}")
+        raise CheckpointError(f"{path}: tensor {first} does not belong to the model in config.json{more}")

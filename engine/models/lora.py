@@ -1,14 +1,15 @@
-"""LoRA adapters: reading files, filling slots on the device, and adding them to a decoder row by row.
+"""LoRA adapters: read their files, copy them to slots on the device, and add them to the decoder for each row.
 
-Three formats are supported:
+Three file formats are supported:
 
-- Saccade's own safetensors file. Each of the modules `attn.qkv`, `attn.proj`, `mlp.fc1` and `mlp.fc2` of
-`text.blocks.<n>.` may have `….A` (rank, in) and `….B` (out, rank); the result is W x + alpha / rank · B A x. The
-metadata may have `alpha`; its default is the rank. Experts have (experts, rank, in) and (experts, out, rank).
-- PEFT folders (adapter_model.safetensors and adapter_config.json) with names such as
-`base_model.model.….lora_A.weight`.
-- Torch files of Moondream's tuning service, whose `lora_state_dict` has `dense.<n>.` and `moe.<n>.` matrices for MLPs
-and experts. They are loaded with `weights_only`, so no pickled code runs.
+- Saccade's own safetensors file. The modules `attn.qkv`, `attn.proj`, `mlp.fc1` and `mlp.fc2` of `text.blocks.<n>.` may
+  have matrices `….A` (rank, in) and `….B` (out, rank). The result of a module is W x + alpha / rank · B A x. `alpha`
+  may be in the metadata; its default is the rank. For experts, the shapes are (experts, rank, in) and (experts, out,
+  rank).
+- PEFT folders (adapter_model.safetensors and adapter_config.json) with tensor names such as
+  `base_model.model.….lora_A.weight`.
+- torch files of Moondream's tuning service. Their `lora_state_dict` contains matrices `dense.<n>.` for MLPs and
+  `moe.<n>.` for experts. They are loaded with `weights_only`, so no pickled code runs.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ _TUNED = re.compile(r"(?:.*\.)?(dense|moe)\.(\d+)\.(up|down)_([ab])")
 
 
 def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adapter:
-    """Read an adapter file for a decoder and move it to the decoder's device and dtype.
+    """Read the file of an adapter, and move its matrices to the device and dtype of a decoder.
 
     Args:
-        name: shown in messages.
+        name: name of the adapter, for messages.
         path: a safetensors file, a torch file of the tuning service, or a PEFT folder.
         text: the decoder.
-        max_rank: maximum rank of the slots. For experts, the maximum is divided by the experts per token.
+        max_rank: maximum rank of the slots. For experts, it is divided by the number of experts per token.
 
     Raises:
-        AdapterError: if the file cannot be read or does not match the decoder; names the first invalid tensor.
+        AdapterError: if the file cannot be read or does not match the decoder. The message names the first invalid
+            tensor.
     """
     if not isinstance(text, TextDecoder):
         raise AdapterError(f"{type(text).__name__} does not support adapters")
@@ -76,15 +78,16 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
         whole = rank * block.mlp.config.experts_per_token if a.ndim == 3 and isinstance(block.mlp, Experts) else rank
         if whole > max_rank:
             raise AdapterError(
-                f"{where} has rank {whole}, the maximum is {max_rank}; load the engine with adapter_rank={whole}"
+                f"{where} has rank {whole}; the maximum is {max_rank}; load the engine with adapter_rank={whole}"
             )
         scale = 1.0 if alpha is None else alpha / rank
-        like = text.wte  # kernels may store the layer's own weights in another dtype
+        like = text.wte  # the embeddings have the dtype of the model; kernels may store layers in another dtype
         kept = a.to(like.device, like.dtype), (b.float() * scale).to(like.device, like.dtype)
-        if not all(bool(one.isfinite().all()) for one in kept):  # NaN would stay in the KV cache for the next sequence
+        # NaN would remain in the KV cache and affect the next sequence.
+        if not all(bool(one.isfinite().all()) for one in kept):
             raise AdapterError(f"{where} contains NaN or values too large for {like.dtype}")
         weights[layer, part] = kept
-    if text.wte.is_cuda:  # another CUDA stream will read them
+    if text.wte.is_cuda:  # wait, because another CUDA stream reads the matrices
         torch.cuda.current_stream(text.wte.device).synchronize()
     return Adapter(name, weights)
 
@@ -94,7 +97,7 @@ _Pairs = dict[tuple[int, str], dict[str, torch.Tensor]]
 
 
 def _is_safetensors(file: Path) -> bool:
-    """Return whether a file starts like safetensors: eight bytes of length, then a JSON object."""
+    """Return whether a file starts like a safetensors file: a length of eight bytes, then a JSON object."""
     with file.open("rb") as opened:
         return opened.read(9)[8:] == b"{" or file.suffix == ".safetensors"
 
@@ -112,12 +115,12 @@ def _read_safetensors(file: Path, text: TextDecoder) -> tuple[_Pairs, float | No
 
 
 def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
-    """Read a file of the tuning service. It has no alpha; its scale is 1."""
+    """Read a file of the tuning service. Such a file has no alpha; the adapter is used without scaling."""
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # torch and pickle raise many unrelated types, with advice of many lines
+    except Exception as error:  # torch and pickle raise many types of errors, with advice in many lines
         message = "neither a safetensors file nor a torch file that contains only tensors"
         raise AdapterError(f"{file}: {message} ({type(error).__name__})") from None
     tensors = stored.get("lora_state_dict") if isinstance(stored, Mapping) else None
@@ -139,19 +142,21 @@ def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
         if (a := pair.get("A")) is not None and a.ndim > 1
     }
     if len(ranks) > 1:
-        raise AdapterError(f"{file}: all matrices must have one rank; found {sorted(ranks)}")
+        raise AdapterError(f"{file}: all matrices must have the same rank; found ranks {sorted(ranks)}")
     return found, None
 
 
 def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of A and B for a module of a block."""
+    """Return the required shapes of the matrices A and B of a module."""
     experts = block.mlp if part.startswith("mlp.") and isinstance(block.mlp, Experts) else None
     if experts is None:
         base = block.get_submodule(part)
         assert isinstance(base, nn.Linear)
         return (rank, base.in_features), (base.out_features, rank)
     if dimensions != 3:
-        raise AdapterError(f"{where}: this layer is a mixture of experts and needs matrices per expert")
+        raise AdapterError(
+            f"{where}: this layer is a mixture of experts and needs one matrix per expert, with 3 dimensions"
+        )
     weight = experts.get_submodule(part.removeprefix("mlp.")).weight
     assert isinstance(weight, torch.Tensor)
     if block.attn.qkv.weight.dtype.itemsize < 2:
@@ -161,21 +166,21 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
 
 
 def _named(shape: tuple[int, ...], at: int) -> str:
-    """Format a shape with dimension `at` shown as "rank"."""
+    """Format a shape for a message, with "rank" in place of dimension `at`."""
     names: list[object] = [*shape]
     names[at] = "rank"
     return f"({', '.join(map(str, names))})"
 
 
 class AdapterBank:
-    """A copy of the decoder that shares the model's weights and adds each row's adapter slot; slot 0 adds nothing.
+    """A copy of the decoder that adds the LoRA adapter of each row. It shares the weights of the model.
 
-    The matrices of all slots are concatenated. Two GEMMs multiply all slots, and the columns of other slots are masked
-    between them. This reads more than one adapter per row. It needs no copies and has fixed shapes, so CUDA graphs can
-    capture it.
+    The matrices of all slots are concatenated. The first GEMM multiplies the rows by A of all slots. Then the columns
+    of all slots except the row's own are set to 0. The second GEMM multiplies by B. This reads more matrices than
+    necessary, but it needs no copies and has fixed shapes, so CUDA graphs can capture it. Slot 0 adds nothing.
 
     Args:
-        text: the model's decoder.
+        text: the decoder of the model.
         n_slots: number of adapter slots.
         rank: maximum rank.
     """
@@ -183,12 +188,12 @@ class AdapterBank:
     def __init__(self, text: AnyDecoder, n_slots: int, rank: int) -> None:
         if not isinstance(text, TextDecoder):
             raise AdapterError(f"{type(text).__name__} does not support adapters")
-        # All tensors are shared with the model; only the modules are new.
+        # The copies share all tensors with the model.
         self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
         self._layers: dict[tuple[int, str], _AdaptedLinear] = {}
         self._experts: dict[int, _AdaptedExperts] = {}
         self.has_experts = False
-        self._resident: dict[int, weakref.ref[Adapter]] = {}  # weak, so that unloaded adapters are freed
+        self._resident: dict[int, weakref.ref[Adapter]] = {}  # weak references, so that unloaded adapters are freed
         self._rank = rank
         self._column_slots = torch.arange(1, n_slots + 1, device=text.wte.device).repeat_interleave(rank)
         for number, block in enumerate(self._text.blocks):
@@ -204,7 +209,7 @@ class AdapterBank:
                     block.set_submodule(part, adapted)
 
     def fill(self, slot: int, adapter: Adapter) -> None:
-        """Copy an adapter into a slot unless the slot already contains it."""
+        """Copy an adapter into a slot, unless it is already there."""
         resident = self._resident.get(slot)
         if resident is not None and resident() is adapter:
             return
@@ -218,7 +223,7 @@ class AdapterBank:
         self._resident[slot] = weakref.ref(adapter)
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
-        """Return the decoder with slots (rows,) int set for its next rows."""
+        """Return the decoder. Its next rows use these adapter slots (rows,) int."""
         others = self._others(slots).unsqueeze(1)
         for layer in self._layers.values():
             layer.others = others
@@ -227,16 +232,16 @@ class AdapterBank:
         return self._text
 
     def rows(self, slots: torch.Tensor) -> AdaptedRows:
-        """Return the adapter additions for rows with these slots (rows,) int."""
+        """Return an object that adds the adapters in these slots (rows,) int to the rows of a step."""
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return a mask (rows, columns) of the columns that belong to other slots."""
+        """Return a mask (rows, columns) that is True for columns of slots that the row does not use."""
         return self._column_slots != slots.unsqueeze(1)
 
 
 class _AdaptedLinear(nn.Linear):
-    """Linear layer that computes W x + b + B A x with A and B of each row's slot."""
+    """Linear layer W x + b + B A x, in which A and B belong to the adapter slot of each row."""
 
     def __init__(self, base: nn.Linear, n_slots: int, rank: int, like: torch.Tensor) -> None:
         nn.Module.__init__(self)
@@ -248,7 +253,7 @@ class _AdaptedLinear(nn.Linear):
         self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=like.device)
 
     def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Copy matrices into a slot; slot numbers start at 1."""
+        """Copy the matrices of an adapter into a slot, counted from 1."""
         first = (slot - 1) * self.rank
         own = slice(first, first + self.rank)
         self.a[own].zero_()
@@ -264,10 +269,10 @@ class _AdaptedLinear(nn.Linear):
 
 
 class _AdaptedExperts(Experts):
-    """Mixture of experts that adds B A x with A and B of each row's slot and expert.
+    """Mixture of experts that adds B A x, in which A and B belong to the adapter slot and the expert of each row.
 
-    Memory for the slots is allocated when the first adapter with expert matrices is filled in. `slots` (rows,) belongs
-    to the next sequences.
+    The memory of the slots is allocated when the first adapter with matrices for experts is copied. `slots` (rows,) are
+    the adapter slots of the next sequences.
     """
 
     def __init__(self, base: Experts, n_slots: int, rank: int, like: torch.Tensor) -> None:
@@ -281,7 +286,7 @@ class _AdaptedExperts(Experts):
         self._column_slots = torch.arange(1, n_slots + 1, device=like.device).repeat_interleave(rank)
 
     def fill(self, slot: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
-        """Copy the matrices of both GEMMs into a slot; slot numbers start at 1."""
+        """Copy the matrices of an adapter for both GEMMs into a slot, counted from 1."""
         if not self.pairs:
             if not any(pairs):
                 return
@@ -316,7 +321,7 @@ class _AdaptedExperts(Experts):
 
 
 class AdaptedRows:
-    """Adapter additions for the rows of one step; see `AdapterBank.rows`."""
+    """Adds the adapters of the rows of one step; see `AdapterBank.rows`."""
 
     __slots__ = ("_layers", "_others")
 
@@ -324,32 +329,32 @@ class AdaptedRows:
         self._layers, self._others = layers, others
 
     def add(self, number: int, part: str, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add B A x to `out` in place.
+        """Add B A x to `out`, in place.
 
         Args:
-            number: index of the block.
+            number: index of the decoder block.
             part: module of the block, for example `mlp.fc1`.
-            x: (rows, in), input of the module.
-            out: (rows, out), output of the module.
+            x: (rows, in) input of the module.
+            out: (rows, out) output of the module.
         """
         layer = self._layers[number, part]
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """Return the additions with each of the first `count` rows (images) repeated `length` times."""
+        """Return an object for the first `count` rows (images), each repeated `length` times."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 
     def behind(self, first: int) -> AdaptedRows:
-        """Return the additions from row `first` on."""
+        """Return an object for the rows from `first` on."""
         return AdaptedRows(self._layers, self._others[first:])
 
 
 def _alpha(file: Path, metadata: dict[str, str]) -> float | None:
-    """Return alpha from the metadata or from PEFT's adapter_config.json, or None if neither has it.
+    """Return alpha from the metadata of a file or from PEFT's adapter_config.json. Return None if neither has it.
 
     Raises:
-        ValueError: if an option is not supported.
+        ValueError: if adapter_config.json sets an option that is not supported.
     """
     config = file.parent / "adapter_config.json"
     if "alpha" in metadata:

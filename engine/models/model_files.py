@@ -1,4 +1,4 @@
-"""Find a model by name: inside this package, in a folder, or on the Hugging Face Hub."""
+"""Finds a model by name: in this package, in a folder, or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", _SYN
 
 @dataclass(slots=True, frozen=True)
 class ModelEntry:
-    """A model included in the package: name, folder and a one-line description."""
+    """A model that is included in the package: its name, its folder and a description in one line."""
 
     name: str
     folder: Path
@@ -32,12 +32,15 @@ EMBEDDED = (
 
 
 def find(name: str) -> Path:
-    """Return the folder of a model from an embedded model's name, a folder path, or a hub ID such as `owner/model`.
+    """Return the folder of a model.
 
-    A hub ID is downloaded on first use into the hub's cache; `owner/model@revision` selects a branch, tag or commit.
+    The name is that of an included model, a folder path, or a hub ID such as `owner/model`.
+
+    A model on the hub is downloaded into the cache of the hub client on first use. `owner/model@revision` selects a
+    branch, tag or commit.
 
     Raises:
-        UnknownModelError: if no such model exists.
+        UnknownModelError: if the model does not exist.
     """
     for entry in EMBEDDED:
         if name == entry.name:
@@ -54,15 +57,17 @@ def find(name: str) -> Path:
         return _download(name)
     names = ", ".join(entry.name for entry in EMBEDDED)
     raise UnknownModelError(
-        f"unknown model '{name}': use one of {names}, a model folder, or a hub id such as owner/model"
+        f"unknown model '{name}': use one of {names}, a model folder, or a hub ID such as owner/model"
     )
 
 
 def find_refiner(name: str) -> Path:
-    """Return a refiner file from its path or a hub ID such as `moondream/SegHeadRefiner`, downloaded on first use.
+    """Return the path of a refiner file. The name is a path, or a hub ID such as `moondream/SegHeadRefiner`.
+
+    A file on the hub is downloaded on first use.
 
     Raises:
-        UnknownModelError: if no such file or repository exists.
+        UnknownModelError: if the file or repository does not exist.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -73,7 +78,9 @@ def find_refiner(name: str) -> Path:
 
 
 def read_synonyms(folder: Path) -> dict[str, list[str]]:
-    """Return phrases that stand for one or more of a model's classes; {} if the folder has no synonyms.json.
+    """Return the synonyms of a model: for each phrase, the classes that it stands for.
+
+    The result is empty if the folder has no synonyms.json.
 
     Raises:
         ModelFilesError: if the file is invalid.
@@ -91,7 +98,9 @@ def read_synonyms(folder: Path) -> dict[str, list[str]]:
 
 
 def read_names(name: str) -> tuple[list[str], dict[str, list[str]]] | None:
-    """Return a model's classes and synonyms without loading it; None if it is open-vocabulary or not installed.
+    """Return the classes and synonyms of a model without loading its weights.
+
+    Return None if the model has an open vocabulary or is not installed.
 
     Raises:
         ModelFilesError: if a file is invalid.
@@ -108,21 +117,21 @@ def read_names(name: str) -> tuple[list[str], dict[str, list[str]]] | None:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Return the total size in bytes of a folder's weight files."""
+    """Return the total size of the weight files in a folder, in bytes."""
     return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
 
 
 def fetch_file(repository: str, name: str) -> Path:
-    """Return a file of a hub repository, downloaded on first use.
+    """Return the local path of a file in a hub repository. The file is downloaded on first use.
 
     Raises:
-        UnknownModelError: if the hub or the file is unreachable.
+        UnknownModelError: if the hub cannot be reached or the file does not exist.
     """
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(repository, name))
-    except Exception as error:  # as in `_download`
+    except Exception as error:  # see `_download`
         raise UnknownModelError(f"cannot download {name} of {repository} from the hub ({_reason(error)})") from error
 
 
@@ -132,7 +141,7 @@ def _download(name: str) -> Path:
     repository, _, revision = name.partition("@")
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
-    except Exception as error:  # the hub client raises many unrelated types; each means that there is no model
+    except Exception as error:  # the hub client raises many types of errors
         message = f"no folder '{name}', and the hub has no such model within reach ({_reason(error)})"
         raise UnknownModelError(message) from error
 

@@ -1,7 +1,7 @@
-"""Interfaces between the engine and a model of any architecture; types only.
+"""Interfaces between the engine and a model of any architecture. This module contains only types.
 
-An architecture is a class that loads a folder into a `LoadedModel` and is registered by name in `registry`. Backends
-for a known architecture may run it faster. The engine itself uses only these interfaces.
+An architecture is a loader that reads a folder into a `LoadedModel`. It is registered by name in `registry`. A device
+backend may have faster code for an architecture that it knows. The rest of the engine uses only these interfaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """Kind of value that a step samples from its last hidden state."""
+    """Kind of value that a step samples from the last hidden state of a row."""
 
     X_OR_EOS = 0  # start another object at x, or end
     Y = 1
@@ -38,7 +38,10 @@ Tiling = tuple[int, int]
 
 
 def crop_count(tiling: Tiling) -> int:
-    """Return the number of crops to encode: the global crop and the tiles. A single tile equals the global crop."""
+    """Return the number of crops to encode: the global crop and all tiles.
+
+    If there is only one tile, it equals the global crop and is not encoded.
+    """
     return 1 if tiling == (1, 1) else 1 + tiling[0] * tiling[1]
 
 
@@ -52,11 +55,11 @@ class ReasoningTokens:
 
     Attributes:
         answer: token that ends the reasoning.
-        suffix: tokens fed between the reasoning and the answer; the first is `answer`.
-        forbidden: tokens that are never sampled while reasoning, except as its first token.
+        suffix: tokens between the reasoning and the answer. The first one is `answer`.
+        forbidden: tokens that must not be sampled during the reasoning, except as its first token.
         coord: token that precedes a coordinate.
         grounds: tokens that start a piece of text with coordinates.
-        end: token that ends the answer before it has begun, unless it is `forbidden`; -1 for none.
+        end: token that ends the answer during the reasoning, unless it is `forbidden`. -1 if there is none.
     """
 
     answer: int
@@ -69,16 +72,16 @@ class ReasoningTokens:
 
 @dataclass(slots=True, frozen=True)
 class PathTokens:
-    """Tokens of the outline language; see `tasks.segment`.
+    """Tokens of the SVG path language for outlines; see `tasks.segment`.
 
     Attributes:
         eos: token that ends a path.
         commands: command letter by token ID.
         minus: token IDs of the minus sign.
-        numbers: integers from 0 to 960 by token ID.
-        decode: returns the text of any other token ID.
-        sets: allowed token IDs at the start of a path, where no number is due, where a number is due, and after a minus
-            sign.
+        numbers: integer from 0 to 960 by token ID.
+        decode: function that returns the text of any other token ID.
+        sets: four lists of allowed token IDs: at the start of a path, after a complete command, if a number must
+            follow, and after a minus sign.
     """
 
     eos: int
@@ -94,7 +97,7 @@ class PathTokens:
         object.__setattr__(self, "sets", (first, (self.eos, *self.commands), number, tuple(self.numbers)))
 
     def symbol(self, token: int) -> str | int | None:
-        """Return a command letter, '-', an integer, or None for any other token."""
+        """Return the command letter, '-' or integer of a token ID. Return None for any other token."""
         found = self.commands.get(token, self.numbers.get(token, "-" if token in self.minus else None))
         if found is None:
             text = self.decode(token).strip()
@@ -104,18 +107,18 @@ class PathTokens:
 
 @dataclass(slots=True, frozen=True)
 class ModelLimits:
-    """Sizes that the scheduler needs.
+    """Sizes of a model that the scheduler needs.
 
     Attributes:
-        prefix_length: positions of an image prefix, including BOS.
-        max_context: maximum positions of a sequence, including the prefix.
+        prefix_length: number of positions of an image prefix, including BOS.
+        max_context: maximum number of positions of a sequence, including the prefix.
         vocab_size: number of token IDs.
         dim: width of embeddings and hidden states.
-        n_layers, n_kv_heads, head_dim: shape of the keys and of the values of one position.
+        n_layers, n_kv_heads, head_dim: number of layers, key heads and channels per head in the KV cache.
         bos_id: token before the image tokens.
-        suppressed_ids: tokens that are never sampled in free text after its first token.
-        coord_id: token that precedes a coordinate in reasoning, or -1.
-        repeat_iou: a box that overlaps an earlier box of its answer by more than this IoU is dropped; None keeps all
+        suppressed_ids: tokens that are never sampled in free text, except as its first token.
+        coord_id: token that precedes a coordinate in reasoning, or -1 if there is none.
+        repeat_iou: in one answer, a box is dropped if its IoU with an earlier box is above this value. None keeps all
             boxes.
     """
 
@@ -134,12 +137,12 @@ class ModelLimits:
 
 @dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class Adapter:
-    """A LoRA adapter of the text decoder (Hu et al. 2021, arXiv:2106.09685); compared by identity.
+    """A LoRA adapter of the text decoder (Hu et al. 2021, arXiv:2106.09685). Adapters are compared by identity.
 
     Attributes:
-        name: shown in messages.
-        weights: matrices A (rank, in) and scaled B (out, rank) by layer and module, such as (3, 'attn.qkv'). Experts
-            have (experts, rank, in) and (experts, out, rank).
+        name: name of the adapter.
+        weights: by layer and module, such as (3, 'attn.qkv'), the matrices A (rank, in) and B (out, rank). B includes
+            the scale. For experts, the shapes are (experts, rank, in) and (experts, out, rank).
     """
 
     name: str
@@ -148,14 +151,14 @@ class Adapter:
 
 @dataclass(slots=True, frozen=True)
 class ImageCrops:
-    """Input of the vision encoder: (n, rows, columns, 3) uint8 crops and the image's tiling."""
+    """Input of the vision encoder: crops (n, rows, columns, 3) uint8, and the tiling of the image."""
 
     pixels: NDArray[np.uint8]
     tiling: Tiling
 
 
 class Prompts(Protocol):
-    """Converts tasks to prompt token IDs, and token IDs of answers to text."""
+    """Converts tasks to token IDs of a prompt, and token IDs of an answer to text."""
 
     @property
     def eos_id(self) -> int:
@@ -163,11 +166,11 @@ class Prompts(Protocol):
         ...
 
     def can(self, skill: str) -> bool:
-        """Return whether the model supports a skill: 'detect', 'point', 'query', 'caption' or another task's skill."""
+        """Return whether the model supports a skill, such as 'detect', 'point', 'query' or 'caption'."""
         ...
 
     def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt for all objects with a label, restricted to the parts of the image in `refs`, if any.
+        """Return the prompt that asks for all objects with a label. `refs` restricts the search to parts of the image.
 
         Raises:
             PromptError: if the model does not support references.
@@ -175,11 +178,14 @@ class Prompts(Protocol):
         ...
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
-        """Return the prompt for a question about parts of an image, with reasoning or without."""
+        """Return the prompt for a question. `refs` are the parts of the image to which the question refers."""
         ...
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return values in 0..1 that replace prompt embeddings, by position: (coordinate,) or (width, height)."""
+        """Return values from 0 to 1 that replace embeddings of the prompt, by position.
+
+        A value is (coordinate,) or (width, height).
+        """
         ...
 
     @property
@@ -188,57 +194,60 @@ class Prompts(Protocol):
         ...
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt for the outline of an object."""
+        """Return the prompt that asks for the outline of an object."""
         ...
 
     @property
     def path_tokens(self) -> PathTokens:
-        """Tokens of the outline language."""
+        """Tokens of the SVG path language for outlines."""
         ...
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Return the prompt for the gaze of a person with an eye at (x, y), and values that replace embeddings."""
+        """Return the prompt that asks for the gaze target of a person, and values that replace embeddings.
+
+        `eye` is the position (x, y) of an eye of the person.
+        """
         ...
 
     def caption(self, length: str) -> list[int]:
-        """Return the prompt for a caption of a length."""
+        """Return the prompt for a caption of this length, such as 'short'."""
         ...
 
     def ids(self, words: str) -> list[int]:
-        """Return the token IDs of a text without a template."""
+        """Return the token IDs of a text, without a prompt template."""
         ...
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer's token IDs."""
+        """Return the text of the token IDs of an answer."""
         ...
 
     def wrap(self, skill: str, words: str) -> list[int]:
-        """Return a skill's template around a text."""
+        """Return the token IDs of a text inside the prompt template of a skill."""
         ...
 
 
 class CacheLayer(Protocol):
-    """One layer of a KV cache with the position of its next entries."""
+    """One layer of a KV cache, with the positions at which new keys and values are stored."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write new keys and values (rows, length, heads, head_dim)."""
+        """Store new keys and values, each (rows, length, heads, head_dim)."""
         ...
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return all keys and values, each (rows, heads, keys, head_dim)."""
+        """Return all stored keys and values, each (rows, heads, keys, head_dim)."""
         ...
 
 
 class Cache(Protocol):
-    """KV cache of several sequences in any storage format."""
+    """KV cache of several sequences. The storage format is up to the implementation."""
 
     @property
     def key_positions(self) -> torch.Tensor:
-        """Sequence position of each key that `CacheLayer.read` returns."""
+        """Position in the sequence of each key that `CacheLayer.read` returns."""
         ...
 
     def layers(self, positions: torch.Tensor) -> Sequence[CacheLayer]:
-        """Return one `CacheLayer` per layer for writing at (rows, length) int64 positions."""
+        """Return one `CacheLayer` per layer that stores new keys at these positions (rows, length) int64."""
         ...
 
 
@@ -247,7 +256,7 @@ class TextDecoder(Protocol):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of block weights that are multiplied for each token."""
+        """Number of weights in the blocks by which each token is multiplied."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -257,14 +266,18 @@ class TextDecoder(Protocol):
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, cache: Cache, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return hidden states (rows, length, dim) of embeddings at (rows, length) positions; cache keys and values.
+        """Return the hidden states (rows, length, dim) of embeddings, and store their keys and values in the cache.
 
-        The mask is boolean (True for visible keys) or additive. The default is a causal mask after the prefix.
+        The positions are (rows, length). The mask is boolean (True for keys that a position attends to) or additive. By
+        default, attention is causal after the image prefix.
         """
         ...
 
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
-        """Cache image prefixes (rows, length, dim) that start at position 0 and use bidirectional attention."""
+        """Store the keys and values of image prefixes (rows, length, dim) in the cache.
+
+        A prefix starts at position 0 and has bidirectional attention.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -273,7 +286,7 @@ class TextDecoder(Protocol):
 
 
 class VisionEncoder(Protocol):
-    """Converts an image to tokens of the text decoder's width."""
+    """Converts an image to tokens with the width of the text decoder."""
 
     @property
     def crop_size(self) -> int:
@@ -292,7 +305,10 @@ class VisionEncoder(Protocol):
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens per image, for any number of crops; also the number of features per crop."""
+        """Number of tokens per image, which does not depend on the number of crops.
+
+        It is also the number of features per crop.
+        """
         ...
 
     @property
@@ -301,15 +317,18 @@ class VisionEncoder(Protocol):
         ...
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Return the tiling of an image of this size."""
+        """Return the tiling (rows, columns) of an image of this size."""
         ...
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """Split an image (height, width, 3) uint8 RGB into a global crop and tiles; 1×1 has the global crop only."""
+        """Split an image (height, width, 3) uint8 RGB into a global crop and tiles.
+
+        With the tiling 1×1, only the global crop is used.
+        """
         ...
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Return the input of `features` for (n, size, size, 3) uint8 crops."""
+        """Return the input of `features` for crops (n, size, size, 3) uint8."""
         ...
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
@@ -317,52 +336,58 @@ class VisionEncoder(Protocol):
         ...
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """Return image tokens (..., n_tokens, dim) of global and local features, each (..., n_tokens, feature_dim)."""
+        """Return image tokens (..., n_tokens, dim).
+
+        The arguments are global and local features, each (..., n_tokens, feature_dim).
+        """
         ...
 
     def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Return image tokens (n_tokens, dim) of one image from the features of its global crop and tiles."""
+        """Return the tokens (n_tokens, dim) of one image from the features of its global crop and its tiles."""
         ...
 
 
 @runtime_checkable
 class DraftingEncoder(Protocol):
-    """A vision encoder that also predicts answers, which the engine uses as draft tokens."""
+    """A vision encoder that also predicts answers. The engine uses them as drafts for speculative decoding."""
 
     @property
     def asked(self) -> Mapping[tuple[int, ...], int]:
-        """Class of each prompt."""
+        """Detector class by prompt."""
         ...
 
     @property
     def n_drafts(self) -> int:
-        """Number of objects per crop in the drafts."""
+        """Number of detections per crop."""
         ...
 
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features of crops and the detections that draft the answers about them.
+        """Return the features of crops, and detections that are drafts of answers.
 
         Returns:
-            Features, and detections (n, n_drafts, 5) float32: class (-1 for none), x, y, width and height as fed to the
-            decoder; detections of a class are in the order of its answer.
+            The features, and detections (n, n_drafts, 5) float32: class (-1 for none), x, y, width and height, as they
+                are input to the decoder. The detections of a class are in the order in which the answer lists them.
         """
         ...
 
 
 @runtime_checkable
 class DeepEncoder(Protocol):
-    """A vision encoder that also returns the features of an inner block."""
+    """A vision encoder that can also return the features of an inner block, for a refiner."""
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features of a block (counted from 0) and of the whole encoder for normalized crops."""
+        """Return the features after the block with index `block`, and those of the whole encoder.
+
+        The crops must be normalized.
+        """
         ...
 
 
 class Refiner(Protocol):
-    """Refines the mask of an outline with the features of a crop around it.
+    """Network that refines the mask of an outline, using the features of a crop around it.
 
     Attributes:
-        early_block: index of the encoder block whose features it reads in addition to the last ones.
+        early_block: index of the encoder block whose features are used in addition to the last features.
     """
 
     early_block: int
@@ -371,19 +396,19 @@ class Refiner(Protocol):
         """Return the probability (crop size, crop size) float32 that each pixel belongs to the object.
 
         Args:
-            early: features of the early block, from `DeepEncoder.two_depths` for one crop.
+            early: features of the early block for one crop, from `DeepEncoder.two_depths`.
             last: features of the whole encoder for the same crop.
-            mask: (crop size, crop size) float32, 0 or 1: the area inside the outline.
+            mask: (crop size, crop size) float32, 1 inside the outline and 0 outside.
         """
         ...
 
 
 @runtime_checkable
 class SizedEncoder(Protocol):
-    """A vision encoder whose crop size can be changed."""
+    """A vision encoder with an adjustable crop size."""
 
     def set_crop_size(self, size: int) -> None:
-        """Set the side of crops in pixels from now on.
+        """Set the side of all later crops in pixels.
 
         Raises:
             ValueError: if it is not a multiple of 32 from 128 to 1280.
@@ -392,7 +417,7 @@ class SizedEncoder(Protocol):
 
 
 class RegionHeads(Protocol):
-    """Encoders and decoders between coordinates or sizes and the text decoder's hidden states."""
+    """Networks that encode coordinates and sizes as embeddings, and decode them from hidden states."""
 
     def encode_coord(self, value: torch.Tensor) -> torch.Tensor:
         """Return embeddings (..., dim) of coordinates (..., 1) in 0..1."""
@@ -413,24 +438,27 @@ class RegionHeads(Protocol):
 
 @runtime_checkable
 class ReadableHeads(Protocol):
-    """Region heads with several possible interpretations of their input; only trained weights show the correct one."""
+    """Region heads whose input can be computed in several ways (readings).
+
+    Only trained weights show which is correct.
+    """
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Names of the interpretations; the first one is in use."""
+        """Names of the possible readings. The first one is in use."""
         ...
 
     def read_as(self, name: str) -> None:
-        """Switch to another interpretation of `readings`."""
+        """Use another one of the `readings`."""
         ...
 
 
 class Model(Protocol):
-    """Vision encoder, text decoder and region heads of one architecture, with weights."""
+    """The vision encoder, text decoder and region heads of one architecture, with weights."""
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes that the scheduler needs."""
+        """Sizes of the model that the scheduler needs."""
         ...
 
     @property
@@ -459,7 +487,7 @@ class Model(Protocol):
         ...
 
     def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits (..., 2) of the coordinate and end tokens for hidden states (..., dim)."""
+        """Return the logits (..., 2) float32 of coordinate token and end token, for hidden states (..., dim)."""
         ...
 
     def n_parameters(self) -> int:
@@ -469,15 +497,15 @@ class Model(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class LoadedModel:
-    """A model loaded from a folder.
+    """A model that was loaded from a folder.
 
     Attributes:
         model: the model with its weights.
         prompts: prompt templates and tokenizer.
         classes: the only labels that the model detects, or None for an open vocabulary.
-        synonyms: phrases that stand for one or more classes.
-        family: one line that names the published model and the format of its file, or "".
-        load_refiner: reads a refiner file for the model, or None if the architecture has no refiner.
+        synonyms: for each phrase, the classes that it stands for.
+        family: one line that names the published model and its file format, or "".
+        load_refiner: function that reads a refiner file for the model, or None if the architecture has no refiner.
     """
 
     model: Model

@@ -1,12 +1,15 @@
-"""FP8 (e4m3) quantization: weights with a float32 scale per output, keys and values with a float16 scale per vector.
+"""FP8 (e4m3) quantization of weights, and of keys and values in the KV cache.
 
-Linear layers and experts in the blocks of the text decoder and vision encoder are quantized. Embeddings, norms, biases,
-routers, temperatures, region heads and output head are not. Rounding keeps the quantized values in bfloat16. Packing
-stores e4m3 instead on GPUs with FP8 GEMMs (`supports_fp8_gemm`, `cuda.layers`). On other GPUs such as Ada, prefill
-multiplies in bfloat16, so both copies are stored (experts only in e4m3).
+Weights have a float32 scale per output. Keys and values have a float16 scale per vector. The linear layers and experts
+in the blocks of the text decoder and the vision encoder are quantized. Embeddings, norms, biases, routers, attention
+temperatures, region heads and the output head are not.
 
-KV scales are per vector because many models have one key dimension far larger than the others. With one value of 100
-among normal ones, attention over 760 keys is off by 4 % with scales and by 28 % without.
+Rounding (`round_to_fp8`) stores the quantized values in bfloat16. On GPUs with FP8 GEMMs (`supports_fp8_gemm`),
+`cuda.layers` then stores e4m3 instead. Other GPUs, such as Ada, multiply in bfloat16 during prefill. They store both
+formats, except for experts, which are stored only in e4m3.
+
+The scales of keys are per vector because many models have one key dimension with far larger values than the others. If
+one value is 100 and the others are normal, the error of attention over 760 keys is 4 % with scales and 28 % without.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.text import Block
 from saccade.engine.models.protocol import Model
 
-_LIMIT = 0.02  # maximum relative error of a correct GEMM; bfloat16 rounding is 0.002, summation order below 0.01
+# Maximum relative error of a correct GEMM; rounding to bfloat16 causes 0.002, another order of sums at most 0.01.
+_LIMIT = 0.02
 
 
 def quantize(weight: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights (outputs, inputs) as e4m3 and their float32 scales (outputs,).
+    """Quantize weights (outputs, inputs) to e4m3. Return them with their float32 scales (outputs,).
 
-    Scales of an FP8 checkpoint may be passed in, so that its values are reproduced exactly.
+    The scales of an FP8 checkpoint may be passed in, to reproduce its values exactly.
     """
     assert weight.dtype != E4M3, "its model is packed already, and of that there are no scales"
     wide = weight.float()
@@ -39,24 +43,24 @@ def quantize(weight: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[t
 
 
 def dequantize(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Inverse of `quantize`."""
+    """Return the weights in float32; the inverse of `quantize`."""
     return (packed.float() * scale.unsqueeze(1)).to(dtype)
 
 
 def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys or values (…, head_dim) as e4m3 and their float16 scales (…)."""
+    """Quantize keys or values (…, head_dim) to e4m3. Return them with their float16 scales (…)."""
     wide = x.float()
     scale = (wide.abs().amax(-1) / LARGEST).clamp(min=LEAST_KV_SCALE).half()
     return (wide / scale.float().unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(E4M3), scale
 
 
 def dequantize_kv(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Inverse of `quantize_kv`."""
+    """Return the keys or values; the inverse of `quantize_kv`."""
     return (packed.float() * scale.float().unsqueeze(-1)).to(dtype)
 
 
 def supports_fp8_gemm(device: torch.device, fallbacks: Fallbacks, rows: int, *widths: int) -> bool:
-    """Return whether `fp8_linear` runs on the GPU (Hopper or later) with this number of rows and these widths."""
+    """Return whether the GPU supports `fp8_linear` (Hopper or later) for this number of rows and these widths."""
     possible = torch.cuda.get_device_capability(device) >= (9, 0)
     if not possible or rows < 16 or any(width % 16 for width in widths):
         return False
@@ -68,13 +72,16 @@ def supports_fp8_gemm(device: torch.device, fallbacks: Fallbacks, rows: int, *wi
 
 @cache
 def _refused_fp8(device: torch.device) -> str | None:
-    """Return why `fp8_linear` fails on this GPU, or None. PyTorch does not document which GPUs support row scales."""
+    """Try `fp8_linear` on this GPU. Return why it fails, or None if it works.
+
+    PyTorch does not document which GPUs support a scale per row.
+    """
     dice = torch.Generator().manual_seed(0)
     rows, weight = (quantize(torch.randn(n, 256, generator=dice).to(device)) for n in (164, 2560))
     wanted = dequantize(*rows, torch.float32) @ dequantize(*weight, torch.float32).t()
     try:
         got = fp8_linear(*rows, *weight, torch.zeros(2560, dtype=torch.bfloat16, device=device)).float()
-    except torch.OutOfMemoryError:  # unrelated to FP8 support
+    except torch.OutOfMemoryError:  # says nothing about FP8 support
         raise
     except (RuntimeError, ValueError) as error:
         return reason_of(error)
@@ -90,9 +97,10 @@ def fp8_linear(
     bias: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute a linear layer with FP8 activations and weights in cuBLASLt; the result is bfloat16.
+    """Compute a linear layer with FP8 activations and weights in cuBLASLt. The result is bfloat16.
 
-    With row scales, cuBLASLt has a single tile size, 128 × 128. Per-tensor scales would save about 0.3 ms per image.
+    With a scale per row, cuBLASLt supports only tiles of 128 × 128. A scale per tensor would save about 0.3 ms per
+    image.
 
     Args:
         x: (rows, inputs) e4m3; see `supports_fp8_gemm`.
@@ -117,10 +125,10 @@ def fp8_linear(
 
 @torch.no_grad()
 def round_to_fp8(model: Model) -> None:
-    """Round a model's weights to FP8 values in place, so that all backends compute with the same values.
+    """Round the weights of a model to FP8 values, in place. All backends then compute with the same values.
 
     Raises:
-        EngineError: if the model's architecture does not support FP8.
+        EngineError: if the architecture of the model does not support FP8.
     """
     if not isinstance(model, Moondream):
         raise EngineError(f"{type(model).__name__} does not support FP8; use float32, bfloat16 or float16")
@@ -134,7 +142,7 @@ def round_to_fp8(model: Model) -> None:
                 expert.copy_(dequantize(*quantize(expert), expert.dtype))
         else:
             _round(mlp.fc1)
-            _round(attn.proj, mlp.fc2)  # they add to the same outputs
+            _round(attn.proj, mlp.fc2)  # their outputs are added
     for module in model.vision.blocks.modules():
         if isinstance(module, nn.Linear):
             _round(module)
@@ -142,7 +150,7 @@ def round_to_fp8(model: Model) -> None:
 
 
 def _round(*layers: nn.Linear) -> None:
-    """Round layers that add to the same outputs, with common scales."""
+    """Round linear layers whose outputs are added, with the same scales for all of them."""
     packed, scale = quantize(torch.cat([layer.weight for layer in layers], dim=1))
     parts = dequantize(packed, scale, layers[0].weight.dtype).split([layer.in_features for layer in layers], dim=1)
     for layer, part in zip(layers, parts, strict=True):

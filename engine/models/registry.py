@@ -1,6 +1,6 @@
-"""Registry of architectures: it maps names to functions that load a model folder.
+"""Registry of architectures, which maps names to functions that load a model folder.
 
-A new architecture is a module with a loader, and one line here or one call of `register_architecture`. PyTorch is
+To add an architecture, write a module with a loader, and add one line here or call `register_architecture`. PyTorch is
 imported only when a model is loaded.
 """
 
@@ -28,11 +28,11 @@ _NAMES = {"moondream1": DEFAULT, "moondream3": DEFAULT, "HfMoondream": DEFAULT, 
 
 
 def register_architecture(name: str, loader: Loader | str) -> None:
-    """Register an architecture under the `model_type` of its config.json.
+    """Register an architecture under the `model_type` in config.json.
 
     Args:
         name: the `model_type`.
-        loader: a function, or "module:function", which is imported on first use.
+        loader: a function, or a string "module:function" that is imported on first use.
 
     Raises:
         ValueError: if the name is already registered.
@@ -49,7 +49,7 @@ RANDOM = {
 
 
 def architecture_of(config: dict[str, Any]) -> str:
-    """Return the architecture that a parsed config.json names; the default is Moondream.
+    """Return the name of the architecture in a parsed config.json. The default is Moondream.
 
     Raises:
         ModelFilesError: if the architecture is unknown.
@@ -80,7 +80,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
 
 
 def load_random(name: str, device: torch.device, dtype: torch.dtype, config: Any = None, seed: int = 0) -> LoadedModel:
-    """Return a model of `RANDOM` with weights drawn from a seed; `config` overrides its dimensions."""
+    """Return a model from `RANDOM` with random weights drawn from a seed. `config` overrides its dimensions."""
     model: LoadedModel = _imported(RANDOM[name])(device, dtype, config, seed)
     return model
 

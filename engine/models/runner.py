@@ -1,16 +1,17 @@
-"""The device work of a step, on tensors at fixed addresses so that CUDA graphs can replay it.
+"""Work of a step on the device. All tensors have fixed addresses, so that CUDA graphs can replay the work.
 
-A runner feeds tokens, prefills images and samples. `Runner` uses the model's PyTorch modules on any device and dtype.
-`cpu.decoder.CpuRunner` has a fused decoder for CPUs; `cuda.decoder.PackedRunner` uses kernels for few rows.
+A runner computes hidden states of tokens, prefills images, and samples. `Runner` uses the PyTorch modules of the model
+on any device. `cpu.decoder.CpuRunner` has a fused decoder for CPUs. `cuda.decoder.PackedRunner` has kernels for steps
+with few rows.
 
-| sample | implementation |
+| what is sampled | implementation |
 |---|---|
 | coordinates and sizes | `Runner.sample_regions`; on CUDA `kernels.region_sampling` |
-| tokens | greedy by `take_tokens`; with a temperature or grammar by `sample` |
+| tokens | `take_tokens` if greedy; `sample` with a temperature or a grammar |
 | whether another object begins | on the host, by `ObjectsOutput.begins` (`tasks.objects`), from two logits |
 
-Random noise is a hash of the request's seed, the step and the token. An answer therefore does not depend on its batch
-or launch time.
+Random noise is a hash of the seed of the request, the step and the token. An answer therefore does not depend on its
+batch or on its launch time.
 """
 
 from __future__ import annotations
@@ -27,24 +28,27 @@ from saccade.engine.models.protocol import Cache, Model, Phase, RegionHeads, Tex
 
 SAMPLED = 3
 """Values per row that a step returns; see `OutputState.commit`."""
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # the constants of splitmix64 (Steele, Lea & Flood 2014), as signed numbers
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # constants of splitmix64 (Steele, Lea & Flood 2014) as signed integers
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 class PagedCache(Protocol):
-    """Paged KV cache."""
+    """KV cache that stores keys and values in pages."""
 
     prefix_length: int
     prefix_pages: int
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> Cache:
-        """Return a view of sequences by page table (rows, pages) int64, prefix pages first, up to `length` tokens."""
+        """Return a view of sequences by their page table (rows, pages) int64, up to `length` tokens.
+
+        In the page table, the pages of the image prefix come first.
+        """
         ...
 
 
 class Runner:
-    """Runs the steps of one model. Index tensors are int32; `owners` maps each row to a row of `tables`.
+    """Runs the steps of one model. Index tensors are int32. `owners` is the row of `tables` (page tables) of each row.
 
     Args:
         model: the model.
@@ -60,14 +64,15 @@ class Runner:
 
         Args:
             bank: adapter slots.
-            slots: (rows,) slot of each row of `forward_tokens`; for `prefill`, of the images and then of the tokens.
+            slots: (rows,) slot of each row. For `forward_tokens` the rows are tokens; for `prefill` they are the
+                images, then the tokens.
         """
         adapted = copy.copy(self)
         adapted._adapters = bank, slots
         return adapted
 
     def _text(self, rows: slice | torch.Tensor) -> TextDecoder:
-        """Return the decoder with adapters for these rows."""
+        """Return the decoder with the adapters of these rows."""
         if self._adapters is None:
             return self._model.text
         bank, slots = self._adapters
@@ -76,15 +81,15 @@ class Runner:
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """Run one token per row through the decoder and write its keys and values to its pages.
+        """Run one token per row through the decoder, and store its keys and values in its pages.
 
         Args:
             x: (rows, dim) embeddings; may be overwritten.
-            positions: (rows,) sequence positions after the prefix.
+            positions: (rows,) positions in the sequences, counted with the image prefix.
             owners: (rows,) rows of `tables`.
             tables: (sequences, pages).
             together: whether several rows may belong to one sequence and attend to earlier rows. This runner always
-                allows it, because it writes all keys first.
+                allows it, because it stores all keys first.
 
         Returns:
             (rows, dim) hidden states.
@@ -94,10 +99,10 @@ class Runner:
     def _forward(
         self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        """Run `forward_tokens` for rows whose adapter slots start at `first`."""
+        """Run `forward_tokens`. The adapter slots of the rows start at index `first`."""
         rows = self._cache.rows(tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
-        # Explicit mask, because the first positions of a sequence without an image are causal.
+        # The mask must be explicit: in a sequence without an image, attention is causal from the first position on.
         seen = (rows.key_positions <= at.unsqueeze(-1)).unsqueeze(1)
         return self._text(slice(first, None))(x.unsqueeze(1), at, rows, seen).squeeze(1)
 
@@ -110,13 +115,13 @@ class Runner:
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Write image prefixes to their pages and run the prompts after them.
+        """Store the keys and values of image prefixes in their pages, then run the prompts after them.
 
         Args:
             images: (images, prefix length, dim) embeddings.
-            prefixes: (images, pages).
+            prefixes: (images, pages) pages of the prefixes.
             prompts: (tokens, dim) embeddings of all prompts, or None.
-            positions: (tokens,) sequence positions.
+            positions: (tokens,) positions in the sequences.
             owners: (tokens,) rows of `tables`.
             tables: (sequences, pages).
 
@@ -137,16 +142,16 @@ class Runner:
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """Sample coordinates and sizes for rows of detect and point.
+        """Sample the coordinates and sizes of detect and point.
 
         Args:
             hidden: (rows, dim) hidden states.
-            phases: (rows,) `Phase`; results of text rows are undefined.
-            batch_slots: (rows,) rows of `state` for the embeddings of the samples.
-            coords: whether any row is at X_OR_EOS or Y.
-            sizes: whether any row is at SIZE.
-            sampled: (rows, 3) float32, written for `OutputState.commit`.
-            state: (batch slots, dim), written.
+            phases: (rows,) `Phase`. The samples of text rows are undefined.
+            batch_slots: (rows,) rows of `state` that receive the embeddings of the samples.
+            coords: whether any row has the phase X_OR_EOS or Y.
+            sizes: whether any row has the phase SIZE.
+            sampled: (rows, 3) float32 output for `OutputState.commit`.
+            state: (batch slots, dim) embeddings, overwritten.
         """
         region, phase = self._model.region, phases.unsqueeze(1)
         if coords:
@@ -164,7 +169,7 @@ class Runner:
         state[batch_slots.long()] = embedded
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return next-token logits (rows, vocab) in float32."""
+        """Return the logits (rows, vocab) of the next token, in float32."""
         return self._model.text.logits(hidden).float()
 
 
@@ -172,7 +177,10 @@ class Runner:
 
 
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Set the logits (rows, vocab) of `ids` (n,) to -inf in place for rows in phase LATER_TOKEN."""
+    """Set the logits (rows, vocab) of the tokens `ids` (n,) to -inf, in place.
+
+    Only rows in phase LATER_TOKEN change.
+    """
     later = (phases == Phase.LATER_TOKEN).unsqueeze(1)
     return logits.index_copy_(1, ids, logits.index_select(1, ids).masked_fill(later, -torch.inf))
 
@@ -185,15 +193,15 @@ def take_tokens(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Store a token as the sample of each text row, and its embedding as the input of the next step.
+    """Store the tokens of text rows as their samples, and their embeddings as the inputs of the next step.
 
     Args:
         text: the decoder.
         token: (rows,) token IDs; ignored for rows in other phases.
         phases: (rows,) `Phase`.
         batch_slots: (rows,) rows of `state`.
-        sampled: (rows, 3) float32, written.
-        state: (batch slots, dim), written.
+        sampled: (rows, 3) float32 samples, overwritten.
+        state: (batch slots, dim) embeddings, overwritten.
     """
     wanted, slots = (phases >= Phase.TOKEN).unsqueeze(1), batch_slots.long()
     sampled.copy_(torch.where(wanted, token.unsqueeze(1).float(), sampled))
@@ -210,17 +218,17 @@ def take_allowed(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Like `take_tokens`, for some text rows, with the most likely token that their grammar allows.
+    """Sample the most likely token that a mask allows, for some of the text rows, and store it like `take_tokens`.
 
     Args:
         text: the decoder.
-        rows: (n,) int64 row indices; duplicates must have the same mask.
+        rows: (n,) int64 row indices. Rows that occur twice must have the same mask.
         masks: (any, vocab) bool, True for allowed tokens.
-        which: (n,) int64 rows of `masks`.
+        which: (n,) int64 row of `masks` for each of `rows`.
         logits: (any, vocab) float32.
         batch_slots: (any,) rows of `state`.
-        sampled: (any, 3) float32; the first value of each row is written.
-        state: (batch slots, dim), written.
+        sampled: (any, 3) float32 samples; the first value of each row is overwritten.
+        state: (batch slots, dim) embeddings, overwritten.
     """
     allowed = torch.where(masks.index_select(0, which), logits.index_select(0, rows), -torch.inf)
     token = allowed.argmax(-1)
@@ -236,15 +244,15 @@ def take_coordinates(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample a coordinate for text rows whose sampled token is the coordinate token; its embedding is the next input.
+    """Sample a coordinate for text rows whose token is the coordinate token. Its embedding is the next input.
 
     Args:
-        region: the model's region heads.
-        hidden: (rows, dim) hidden states of the sampled tokens.
+        region: region heads of the model.
+        hidden: (rows, dim) hidden states from which the tokens were sampled.
         wanted: (rows,) bool, True for rows with the coordinate token.
         batch_slots: (rows,) rows of `state`.
-        sampled: (rows, 3) float32; the coordinate is written as the second value.
-        state: (batch slots, dim), written.
+        sampled: (rows, 3) float32 samples; the second value becomes the coordinate.
+        state: (batch slots, dim) embeddings, overwritten.
     """
     coordinate, slots = region.coord(hidden), batch_slots.long()
     sampled[:, 1] = torch.where(wanted, coordinate.squeeze(1), sampled[:, 1])
@@ -259,15 +267,15 @@ def sample(
     step: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sample a token per row: the most likely one at temperature 0, otherwise exactly with the Gumbel-max trick.
+    """Sample one token per row. At temperature 0 it is the most likely token, otherwise the Gumbel-max trick is used.
 
     Args:
         logits: (rows, vocab) float32.
-        temperature: (rows,) float32, at least 0; None if all rows are greedy, which skips the noise.
-        top_p: (rows,) float32 in (0, 1]; None if no row uses it, which skips a sort.
+        temperature: (rows,) float32, at least 0. None if all rows are greedy; no noise is then computed.
+        top_p: (rows,) float32, above 0 and at most 1. None if no row uses it; no sort is then needed.
         seed: (rows,) int64 seed of the request.
         step: (rows,) int64, unique within the request.
-        mask: (rows, vocab) bool, True for allowed tokens; at least one per row.
+        mask: (rows, vocab) bool, True for allowed tokens, at least one per row.
 
     Returns:
         (rows,) int64 token IDs.
@@ -285,9 +293,10 @@ def sample(
 
 
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Set scores (rows, vocab) to -inf outside the smallest set of tokens with a total probability of top_p (rows,).
+    """Set the scores (rows, vocab) of unlikely tokens to -inf.
 
-    Among equally likely tokens, lower token IDs are kept.
+    The remaining tokens are the smallest set with a total probability of `top_p` (rows,). Among equally likely tokens,
+    those with lower IDs remain.
     """
     ordered, index = scores.sort(dim=-1, descending=True, stable=True)
     before = F.pad(ordered.softmax(-1).cumsum(-1)[:, :-1], (1, 0))  # total probability of more likely tokens
@@ -298,7 +307,7 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Return standard Gumbel noise (rows, vocab) float64 as a hash of seed (rows,), step (rows,) and token."""
+    """Return standard Gumbel noise (rows, vocab) float64. It is a hash of seed (rows,), step (rows,) and token ID."""
     key = _mix(_mix(seed + _GOLDEN) + step * _GOLDEN).unsqueeze(1)
     bits = _mix(key + torch.arange(1, vocab + 1, device=seed.device) * _GOLDEN)
     uniform = ((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
@@ -306,7 +315,7 @@ def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Apply the finalizer of splitmix64; int64 arithmetic wraps around."""
+    """Apply the finalizer of the splitmix64 hash. The int64 arithmetic wraps around."""
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * _FIRST
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * _SECOND
     return x ^ (x >> 31 & (1 << 33) - 1)
@@ -316,13 +325,13 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return embeddings of values from the host: earlier samples or drafts.
+    """Return the embeddings of input values that come from the host: earlier samples or drafts.
 
     Args:
         model: the model.
         kinds: (…) int: `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for no value.
         values: (…, 2) float32: (coordinate, unused), (width, height) or (token ID, unused).
-        others: (…, dim) embeddings for kind 0.
+        others: (…, dim) embeddings to use for kind 0.
 
     Returns:
         (…, dim).
@@ -335,21 +344,21 @@ def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: t
 
 
 def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the values to feed for objects that a vision encoder has detected; see `embed_fed`.
+    """Return the input values of an answer that lists the objects detected by the vision encoder; see `embed_fed`.
 
     Args:
         objects: (images, n, 5) float32; see `DraftingEncoder.features_and_drafts`.
-        which: (tokens, 4) int32: image; class, or -1 to use `others`; index of the object in its class; 0 for x, 1 for
-            y, 2 for width and height.
+        which: (tokens, 4) int32: index of the image; class, or -1 to use `others`; index of the object in its class;
+            part of the object (0 is x, 1 is y, 2 is width and height).
         others: (tokens, 2) float32, used if the class is -1.
 
     Returns:
-        (tokens, 2); zeros if the object does not exist.
+        (tokens, 2). Values of objects that do not exist are 0.
     """
     image, label, number, part = which.unsqueeze(-1).unbind(1)
     of = F.embedding(image.squeeze(1), objects.flatten(1)).view(-1, *objects.shape[1:])
     same = of[..., 0] == label
-    wanted = same & (same.cumsum(1) == number + 1)  # one at most
+    wanted = same & (same.cumsum(1) == number + 1)  # at most one object per row
     x, y, width, height = torch.where(wanted.unsqueeze(-1), of[..., 1:], 0.0).sum(1).split(1, dim=1)
     first = torch.where(part == 0, x, torch.where(part == 1, y, width))
     values = torch.cat([first, torch.where(part == 2, height, 0.0)], dim=1)
@@ -357,12 +366,12 @@ def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor
 
 
 def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[int, tuple[float, ...]]) -> None:
-    """Replace some embeddings (tokens, dim) by those of coordinates and sizes, without synchronizing.
+    """Replace some embeddings (tokens, dim) by those of coordinates and sizes, without synchronizing the device.
 
     Args:
-        region: the model's region heads.
+        region: region heads of the model.
         embeddings: (tokens, dim), modified in place.
-        values: by row of `embeddings`: one value is a coordinate, two are a size, in 0..1.
+        values: by row of `embeddings`: one number is a coordinate, two numbers are a size, from 0 to 1.
     """
     device = embeddings.device
     for length, encode in ((1, region.encode_coord), (2, region.encode_size)):

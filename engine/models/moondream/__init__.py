@@ -1,1 +1,1 @@
-"""Moondream's architecture at any size, driven by its config file."""
+"""The Moondream architecture. A config file sets all sizes."""

@@ -1,8 +1,8 @@
 """Configuration of Moondream models, read from config.json.
 
-Field names match the published files. Fields that only Saccade's own models have (`vision.stem`, `vision.stem_*`,
-`classes`, `repeat_iou`) default to the published behaviour. A text section with `moe` is Moondream 3, which has other
-defaults (`_MOONDREAM_3`).
+Field names are those of the published files. Some fields exist only in Saccade's own models (`vision.stem`,
+`vision.stem_*`, `classes`, `repeat_iou`). Their defaults give the published behaviour. A configuration with `text.moe`
+is Moondream 3, which has other defaults (`_MOONDREAM_3`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ class TextConfig:
     """Configuration of the text decoder.
 
     Attributes:
-        group_size: weights per scale in 4-bit files, which are dequantized on load; 0 otherwise.
-        prefix_attn: positions of the prefix (BOS and image) with bidirectional attention.
-        moe: mixture of experts of Moondream 3.
-        rope_theta: RoPE base.
-        tau: 1 if attention has a temperature (`text.Temperature`), else 0.
-        gelu: GELU of expert gates and temperature: `erf` or `tanh`. Kernels support only `erf`.
+        group_size: number of weights per scale in 4-bit files, or 0. 4-bit weights are dequantized when they are
+            loaded.
+        prefix_attn: number of positions of the image prefix (BOS and image), which have bidirectional attention.
+        moe: mixture of experts of Moondream 3, or None.
+        rope_theta: base of the rotary position embedding (RoPE).
+        tau: 1 if attention has a learned temperature (`text.Temperature`), else 0.
+        gelu: GELU variant of expert gates and attention temperature: `erf` or `tanh`. Kernels support only `erf`.
     """
 
     dim: int = 2048
@@ -68,7 +69,7 @@ class TextConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """Leading dimensions of each head with RoPE: half of the head."""
+        """Number of channels of each head that RoPE rotates: the first half."""
         return self.head_dim // 2
 
 
@@ -76,9 +77,10 @@ class TextConfig:
 class VisionConfig:
     """Configuration of the vision encoder.
 
-    `stem` is "patch" (published: a linear layer on flattened patches) or "picodet" (a detector, detector_tower.py). A
-    detector yields `n_places` tokens of detections and `coarse`² tokens of a grid. It has `n_classes` classes;
-    `part_class` has separate boxes (`n_classes`: no class has).
+    `stem` is "patch" or "picodet". "patch" is the published encoder, which starts with a linear layer on patches.
+    "picodet" is a detector, see `nano.detector_tower`. A detector returns `n_places` tokens for detections and
+    `coarse`² tokens for a grid. It has `n_classes` classes. The class with index `part_class` has boxes of its own; if
+    it is `n_classes`, there is no such class.
     """
 
     enc_dim: int = 1152
@@ -100,29 +102,29 @@ class VisionConfig:
 
     @property
     def n_boxes(self) -> int:
-        """Boxes per place of the detector."""
+        """Number of boxes that the detector predicts at each place of its grid."""
         return 2 if self.part_class < self.n_classes else 1
 
     @property
     def grid(self) -> int:
-        """Image tokens along one side of a crop; the encoder returns `grid`² tokens."""
+        """Number of image tokens along one side of a crop. The encoder returns `grid`² tokens."""
         return self.crop_size // self.enc_patch_size
 
     @property
     def n_tokens(self) -> int:
-        """Image tokens per image, for any number of crops."""
+        """Number of tokens per image, which does not depend on the number of crops."""
         return self.n_places + self.coarse**2 if self.stem == "picodet" else self.grid * self.grid
 
 
 @dataclass(slots=True, frozen=True)
 class RegionConfig:
-    """Configuration of the coordinate and size heads.
+    """Configuration of the heads for coordinates and sizes.
 
     Attributes:
-        inner_dim: hidden width of the decoders; 0 makes each a linear layer.
-        reads: input of the decoders: `raw` hidden state (Moondream 2), `ln` (`region.ln`), or `post_ln_ln` (`region.ln`
-            after the last norm). "" selects `ln` if the weights contain `region.ln`, else `raw`. `saccade doctor
-            --model` compares them.
+        inner_dim: hidden width of the decoders. With 0, each decoder is a linear layer.
+        reads: how the input of the decoders is computed from a hidden state: `raw` (unchanged, Moondream 2), `ln`
+            (`region.ln`), or `post_ln_ln` (last norm of the text decoder, then `region.ln`). "" selects `ln` if the
+            weights contain `region.ln`, else `raw`. `saccade doctor --model` compares them.
         group_size: see `TextConfig`.
     """
 
@@ -138,10 +140,10 @@ class RegionConfig:
 
 @dataclass(slots=True, frozen=True)
 class TokenizerConfig:
-    """Special token IDs, and token IDs of the prompt templates.
+    """Special token IDs, and the token IDs of the prompt templates.
 
-    `query_suffixes` is the number of suffixes after a question, one less with reasoning. `suppresses` is 1 if some
-    special tokens are never sampled inside answers and reasoning, and 0 for Moondream 3.1.
+    `query_suffixes` is the number of suffix tokens after a question. With reasoning it is one less. `suppresses` is 1
+    if some special tokens are never sampled in answers and reasoning. It is 0 for Moondream 3.1.
     """
 
     bos_id: int = 0
@@ -169,7 +171,7 @@ class TokenizerConfig:
 
     @property
     def in_words(self) -> bool:
-        """Whether prompts are plain GPT-2 text ('Question:'), as in models before 2025-06 and in the 0.5B model."""
+        """Whether prompts are plain text such as 'Question:', as in models before 2025-06 and in the 0.5B model."""
         return self.eos_id == _GPT2_END
 
 
@@ -192,9 +194,9 @@ class MoondreamConfig:
     """Configuration of a whole model.
 
     Attributes:
-        text, vision, region, tokenizer: its sections.
+        text, vision, region, tokenizer: sections of the configuration.
         classes: the only labels that the model detects, or None for an open vocabulary.
-        repeat_iou: see `ModelLimits`; published models keep every box.
+        repeat_iou: see `ModelLimits`. It is None for published models.
     """
 
     text: TextConfig = field(default_factory=TextConfig)
@@ -206,7 +208,7 @@ class MoondreamConfig:
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes that the scheduler needs."""
+        """Sizes of the model that the scheduler needs."""
         text, ids = self.text, self.tokenizer
         return ModelLimits(
             prefix_length=text.prefix_attn,
@@ -228,10 +230,11 @@ class MoondreamConfig:
 
         Args:
             values: the parsed config.json.
-            known: defaults derived from the weights, by section.
+            known: defaults that were derived from the weights, by section.
 
         Raises:
-            ModelConfigError: names the first field that is unknown, of the wrong type, or inconsistent with others.
+            ModelConfigError: for the first field that is unknown, has a wrong type, or is inconsistent with other
+                fields.
         """
         unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes", "repeat_iou", "skills"}
         if unknown:
@@ -266,16 +269,17 @@ class MoondreamConfig:
 
     @classmethod
     def from_file(cls, path: Path, known: Mapping[str, Mapping[str, Any]] = _NOTHING) -> MoondreamConfig:
-        """Read a config.json; see `from_dict` for `known`.
+        """Read a config.json. See `from_dict` for `known`.
 
         Raises:
-            ModelConfigError: if the file is not valid JSON or not a valid configuration; the message names the file.
+            ModelConfigError: if the file is not a valid configuration. The message names the file.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
                 raise ModelConfigError("not a JSON object")
-            # On the hub, the model's own configuration sits inside that of the loading library; {} means as published.
+            # On the hub, the configuration of the model is inside that of the transformers library. {} means all
+            # defaults.
             return cls.from_dict(values["config"] if _wrapped(values) else values, known)
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, ModelConfigError) as error:
             raise ModelConfigError(f"{path}: {error}") from error
@@ -336,7 +340,7 @@ class MoondreamConfig:
                 raise ModelConfigError(claim)
         for name in ("bos_id", "eos_id", "answer_id", "coord_id", "size_id"):
             if getattr(self.tokenizer, name) >= text.vocab_size:
-                raise ModelConfigError(f"tokenizer.{name} is past text.vocab_size")
+                raise ModelConfigError(f"tokenizer.{name} must be below text.vocab_size")
         _check_templates(self.tokenizer.templates, text.vocab_size)
 
 
@@ -345,7 +349,10 @@ _REASONING = ("reasoning_prefix", "post_reasoning_prefix")
 
 
 def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
-    """Check that `prompts.MoondreamPrompts` can use the templates; a model without a template lacks that skill."""
+    """Check that `prompts.MoondreamPrompts` can use the prompt templates.
+
+    A model does not support a skill for which it has no template.
+    """
     for skill, parts in (
         ("detect", ("prefix", "suffix")),
         ("point", ("prefix", "suffix")),
@@ -359,10 +366,10 @@ def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
         for part in parts:
             optional = skill == "caption" or part in _REASONING
             if optional and isinstance(template, Mapping) and part not in template:
-                continue  # a length that the model does not support; default tokens
+                continue  # the model does not support this caption length
             ids = template.get(part) if isinstance(template, Mapping) else None
             if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-                raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token ids as '{part}'")
+                raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token IDs as '{part}'")
 
 
 def _wrapped(values: Mapping[str, Any]) -> bool:
@@ -370,7 +377,7 @@ def _wrapped(values: Mapping[str, Any]) -> bool:
 
 
 def _usual_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with Moondream 3.1 names replaced by earlier names."""
+    """Replace field names of Moondream 3.1 in a configuration by the earlier names."""
     values = {name: value for name, value in values.items() if name != "decoder_arch"}
     text, region, tokenizer = (values.get(name) for name in ("text", "region", "tokenizer"))
     if isinstance(text, Mapping) and _NEWER.intersection(text):
@@ -406,7 +413,7 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
             if value is not None:
                 read[key] = _experts(section)
             continue
-        if key == "group_size" and value is None:  # as published: no 4-bit weights
+        if key == "group_size" and value is None:  # published files use null if there are no 4-bit weights
             continue
         if key not in defaults:
             raise ModelConfigError(f"unknown field '{name}.{key}'")
@@ -420,10 +427,10 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
 
 
 def _outlining(tokenizer: TokenizerConfig, text: Any) -> TokenizerConfig:
-    """Add Moondream 3's template for outlines if a model with experts does not define it."""
+    """Add the outline template of Moondream 3 to a model with experts, unless the model has its own."""
     if not isinstance(text, Mapping) or text.get("moe") is None or "segment" in tokenizer.templates:
         return tokenizer
-    if text.get("vocab_size", TextConfig().vocab_size) <= max(_SEGMENT["prefix"]):  # a small one of a test
+    if text.get("vocab_size", TextConfig().vocab_size) <= max(_SEGMENT["prefix"]):  # a small test model
         return tokenizer
     return dataclasses.replace(tokenizer, templates={**tokenizer.templates, "segment": _SEGMENT})
 
@@ -432,7 +439,7 @@ _SEGMENT = {"prefix": [1, 17374, 2], "suffix": [3]}
 
 
 def _heads(text: Any, unsaid: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """Set as many key heads as query heads if the configuration has no key heads (the 0.5B model)."""
+    """If a configuration does not set the number of key heads (0.5B model), set it to the number of query heads."""
     if not isinstance(text, Mapping) or "n_heads" not in text:
         return unsaid
     return {**unsaid, "text": {**unsaid.get("text", {}), "n_kv_heads": text["n_heads"]}}

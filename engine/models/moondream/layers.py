@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from saccade.engine.kernels import E4M3
 from saccade.engine.models.moondream.config import ExpertsConfig
 
-_ROWS_AT_ONCE = 512  # through all experts: 64 of them have 130 MB of inner values then
+_ROWS_AT_ONCE = 512  # maximum rows that run through all experts; with 64 experts, their inner values take 130 MB
 
 
 class Mlp(nn.Module):
@@ -34,14 +34,14 @@ class _Matrices(nn.Module):
 
 
 class Experts(nn.Module):
-    """Mixture of experts: a router selects a few experts per token.
+    """Mixture of experts: a router selects a few experts for each token.
 
-    An expert computes fc2(gelu(h) · (g + 1)), where h and g are the halves of fc1 x and GELU is exact. The
-    `experts_per_token` best logits are selected; their softmax weights the results. The formulas follow vLLM's
-    moondream3.py (Apache-2.0).
+    An expert computes fc2(gelu(h) · (g + 1)) with the exact GELU. h and g are the halves of fc1 x. The
+    `experts_per_token` experts with the highest logits are selected. Their results are weighted by the softmax of these
+    logits. The formulas are those of vLLM's moondream3.py (Apache-2.0).
 
     Attributes:
-        scales: float32 (experts, outputs) scales of fc1 and fc2 if they are FP8 or rounded to FP8, else None.
+        scales: scales (experts, outputs) float32 of fc1 and fc2 if they are FP8 or rounded to FP8; otherwise None.
     """
 
     def __init__(self, config: ExpertsConfig, width: int, gelu: str = "erf") -> None:
@@ -55,16 +55,23 @@ class Experts(nn.Module):
 
     @property
     def n_idle_weights(self) -> int:
-        """Number of weights in experts that a token does not use."""
+        """Number of weights in the experts that a token does not use."""
         idle = self.config.num_experts - self.config.experts_per_token
         return idle * (self.fc1.weight[0].numel() + self.fc2.weight[0].numel())
 
     def router_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits (..., experts) of x (..., width) in float32, because experts may be nearly tied."""
+        """Return the logits (..., experts) of x (..., width).
+
+        They are float32, because two experts may be nearly equal.
+        """
         return F.linear(x.float(), self.router.weight.float(), self.router.bias.float())
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return float32 weights (..., experts_per_token) and int64 indices of each token's experts, best first."""
+        """Select the experts of each token, best first.
+
+        Returns:
+            Weights (..., experts_per_token) float32 and indices (..., experts_per_token) int64.
+        """
         best, chosen = self.router_logits(x).topk(self.config.experts_per_token, dim=-1)
         return best.softmax(-1), chosen
 
@@ -76,7 +83,7 @@ class Experts(nn.Module):
         return mixed(flat, weights, chosen).to(x.dtype).view_as(x)
 
     def _one_by_one(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Apply each selected expert to its own tokens."""
+        """Apply each expert to the tokens that selected it, one expert after another."""
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         counts = chosen.flatten().bincount(minlength=len(self.fc1.weight)).tolist()
@@ -88,7 +95,7 @@ class Experts(nn.Module):
         return torch.zeros_like(x, dtype=torch.float32).index_add_(0, tokens, weighted)
 
     def _all_at_once(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Apply all experts to all tokens, which CUDA graphs can capture."""
+        """Apply all experts to all tokens. CUDA graphs can capture this."""
         share = torch.zeros(len(x), len(self.fc1.weight), device=x.device).scatter_(1, chosen, weights)
         sums = []
         for start in range(0, len(x), _ROWS_AT_ONCE):
@@ -98,12 +105,12 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Apply one expert or all experts to x (rows, width); `rows` are the row indices."""
+        """Apply one or all experts to x (rows, width). `rows` are the indices of these rows."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 
     def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Compute the first or second GEMM of experts; see `_expert` for the arguments."""
+        """Compute the first or second GEMM of one or all experts. See `_expert` for the arguments."""
         weight = (self.fc1, self.fc2)[second].weight[which]
         if weight.dtype == E4M3:
             assert self.scales is not None

@@ -1,4 +1,4 @@
-"""Load a Moondream folder: weights, prompts, classes and synonyms."""
+"""Loads a folder with a Moondream model: weights, prompts, classes and synonyms."""
 
 from __future__ import annotations
 
@@ -43,24 +43,27 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
 
 
 def refiner_loader(model: Moondream) -> Callable[[Path], Refiner] | None:
-    """Return a function that reads a refiner for the model, or None if its vision encoder does not support one."""
+    """Return a function that reads a refiner file for the model.
+
+    Return None if its vision encoder does not support one.
+    """
     return partial(load_refiner, tower=model.vision) if isinstance(model.vision, VisionTower) else None
 
 
 def _refuse_older_prompts(folder: Path) -> None:
-    """Check that a published revision uses the current prompt format, by reading (not running) its code.
+    """Reject a published revision with an old prompt format. Its Python code is searched for a name, but not run.
 
     Raises:
-        ModelFilesError: if the weights and prompts belong to different tokenizers.
+        ModelFilesError: if weights and prompts belong to different tokenizers.
     """
-    code = folder / "moondream.py"  # read, never run
+    code = folder / "moondream.py"  # this file is searched, but never run
     if not code.is_file() or PUBLISHED in code.read_text(encoding="utf-8", errors="replace"):
         return
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         known = (values.get("config") or values).get("tokenizer")
     except (ValueError, AttributeError):
-        return  # which loading it says more of
+        return  # loading the file reports a better error
     if not known:
         raise ModelFilesError(
             f"{folder}: this revision is older than 2025-06, and config.json does not have its prompt templates; "

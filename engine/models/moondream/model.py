@@ -1,4 +1,4 @@
-"""A whole Moondream model: vision encoder, text decoder and region heads, and reading of its weights."""
+"""The Moondream model: vision encoder, text decoder and region heads. Loads the weights from a folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from saccade.engine.models.moondream.vision import VisionTower
 from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.engine.models.protocol import ModelLimits
 
-_ALIGNMENT = 64  # bytes, as torch allocates
+_ALIGNMENT = 64  # in bytes, as in torch's allocator
 
 
 class Moondream(nn.Module):
-    """Vision encoder, text decoder and region heads. Parameter names are the published names without `model.`.
+    """The Moondream model. Parameter names are the published names without the prefix `model.`.
 
     Attributes:
-        fp8: whether block weights are exactly representable in FP8, so that kernels may store only FP8.
-        family: name of the published model and format of its file, for display.
+        fp8: whether all block weights are FP8 values, so that kernels may store them only in FP8.
+        family: name of the published model and its file format, for display.
     """
 
     def __init__(self, config: MoondreamConfig) -> None:
@@ -47,7 +47,7 @@ class Moondream(nn.Module):
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes that the scheduler needs."""
+        """Sizes of the model that the scheduler needs."""
         return self.config.limits
 
     @property
@@ -56,14 +56,14 @@ class Moondream(nn.Module):
         return self.text.wte.device
 
     def coord_eos_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the output head's weight (2, dim) and bias (2,) for the coordinate and end tokens."""
+        """Return weight (2, dim) and bias (2,) of the output head for the coordinate token and the end token."""
         ids, head = self.config.tokenizer, self.text.lm_head
-        # Indexed by integers: a list would be copied to the device, which CUDA graphs cannot capture.
+        # Do not index by a list: it would be copied to the device, which CUDA graphs cannot capture.
         weight, bias = ((part[ids.coord_id], part[ids.eos_id]) for part in (head.weight, head.bias))
         return torch.stack(weight), torch.stack(bias)
 
     def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits (..., 2) of the coordinate and end tokens."""
+        """Return the logits (..., 2) float32 of the coordinate token and the end token."""
         return F.linear(self.text.post_ln(hidden), *self.coord_eos_head()).float()
 
     def n_parameters(self) -> int:
@@ -77,11 +77,11 @@ class Moondream(nn.Module):
 
 
 def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
-    """Load config.json and the weights (model.safetensors or shards) from a folder.
+    """Load a model from a folder: config.json and the weights (model.safetensors or shards).
 
     Raises:
         ModelConfigError: if config.json is not a valid Moondream configuration.
-        CheckpointError: names the first tensor that is missing, unknown or of another shape.
+        CheckpointError: for the first tensor that is missing, unknown or of another shape.
     """
     with ExitStack() as files:
         model, stored, path = open_checkpoint(folder, files)
@@ -96,38 +96,42 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: {error}") from error
     model.load_state_dict(state, assign=True)
-    if isinstance(model.vision, DetectorTower):  # as the crops are in memory: a third faster on a CPU
+    if isinstance(model.vision, DetectorTower):  # the memory format of the crops, which is a third faster on a CPU
         model.vision.stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.text.cosine, model.text.sine = (table.to(device) for table in rotation_table(model.config.text))  # not stored
     return model.eval().requires_grad_(False)
 
 
 def _keeps_fp8(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether FP8 experts of a checkpoint stay in FP8: kernels support it with half-precision weights."""
+    """Return whether the FP8 experts of a checkpoint stay in FP8, which kernels support with half-precision weights."""
     return device.type == "cuda" and dtype.itemsize == 2 and supports_fp8(device)
 
 
 def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: bool) -> torch.Tensor:
-    """Read a tensor in a dtype on a device; FP8 experts stay in FP8 if `kept`."""
+    """Read a tensor, and convert it to a dtype on a device. With `kept`, FP8 experts stay in FP8."""
     return stored.codes().to(device) if kept and stored.codes is not None else stored.read().to(device, dtype)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor at an aligned address, because GEMM results may depend on alignment in the last bit."""
+    """Return the tensor at an aligned address. The last bit of GEMM results may depend on the alignment."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str, StoredTensor], Path]:
-    """Return a folder's model on the meta device, its stored tensors and its path, after checking that they match.
+    """Open a checkpoint, and check that it matches its configuration.
 
     Args:
         folder: the model folder.
         files: exit stack that closes the files.
 
+    Returns:
+        The model on the meta device (without weights), the stored tensors, and the path of the weights.
+
     Raises:
-        ModelConfigError, CheckpointError: see `load`.
+        ModelConfigError: see `load`.
+        CheckpointError: see `load`.
     """
-    MoondreamConfig.from_file(folder / "config.json")  # a config that is wrong by itself is the first thing to say
+    MoondreamConfig.from_file(folder / "config.json")  # report errors in the configuration first
     try:
         path, held = stored_tensors(folder, files)
     except (OSError, SafetensorError) as error:
@@ -140,7 +144,7 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
     if not config.region.reads:
         reads = "ln" if "region.ln.weight" in stored else "raw"
         config = replace(config, region=replace(config.region, reads=reads))
-    elif config.region.reads == "raw":  # what the user chose not to read is no error
+    elif config.region.reads == "raw":  # the user chose not to use these tensors
         stored = {name: tensor for name, tensor in stored.items() if not name.startswith("region.ln.")}
     with torch.device("meta"):
         model = Moondream(config)
@@ -150,7 +154,7 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
 
 
 def _family(config: MoondreamConfig, newer: bool, stored: Mapping[str, StoredTensor]) -> str:
-    """Return the name of the published model, its dtypes and other facts for display."""
+    """Return the name of the published model, its dtypes and other properties for display."""
     if config.vision.stem == "picodet":
         return ""
     name = "Moondream 3.1" if newer else "Moondream 3 (preview)" if config.text.moe else "Moondream 2"

@@ -1,7 +1,7 @@
-"""Translation of Moondream 3.1 tensor names to Moondream 3 names.
+"""Translates tensor names of Moondream 3.1 to names of Moondream 3.
 
-A Moondream 3.1 checkpoint is recognized by its tensors, as it has no `model_type`. Its names are those of 2024
-checkpoints, plus experts and attention temperature. Two feature tables are stored transposed.
+A Moondream 3.1 checkpoint has no `model_type`, so it is recognized by its tensors. Its names are those of checkpoints
+from 2024, plus names for experts and attention temperature. Two tables of Fourier features are stored transposed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_3_1(names: Mapping[str, Any]) -> bool:
 
 
 def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors with Moondream 3 names and layout; unknown names stay unchanged."""
+    """Return the tensors with the names and layout of Moondream 3. Tensors with unknown names do not change."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in held.items():
         ours = next((rule.sub(to, name) for rule, to in _RULES if rule.fullmatch(name)), name)
@@ -73,7 +73,7 @@ def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def facts(held: Mapping[str, StoredTensor]) -> dict[str, dict[str, Any]]:
-    """Return configuration values that follow from the translated tensors, by section."""
+    """Return configuration values that are determined by the translated tensors, by section."""
     experts = {
         int(name.split(".")[2]): tensor.shape
         for name, tensor in held.items()
@@ -83,7 +83,7 @@ def facts(held: Mapping[str, StoredTensor]) -> dict[str, dict[str, Any]]:
     if experts:
         start = min(experts)
         number, outputs, _ = experts[start]
-        chosen = min(ExpertsConfig().experts_per_token, number)  # which the weights do not say
+        chosen = min(ExpertsConfig().experts_per_token, number)  # the weights do not contain this number
         text["moe"] = {
             "num_experts": number,
             "start_layer": start,

@@ -23,9 +23,9 @@ _TEMPLATE_WORDS = {
     "caption": ("describe", "caption"),
 }
 """Words that the template IDs decode to, without and with `TokenizerConfig.in_words`."""
-_LAST_MARK = 20  # token ids up to this are marks, not text
-_COMMANDS, _LARGEST = ("M", "L", "C", "Z"), 960  # of a path, and the largest of its numbers
-_SMALL = 4096  # no published model has so few tokens; the small random ones of reference sets do
+_LAST_MARK = 20  # token IDs up to this one are special tokens, not text
+_COMMANDS, _LARGEST = ("M", "L", "C", "Z"), 960  # path commands, and the largest number in a path
+_SMALL = 4096  # only small random test models have a smaller vocabulary
 
 
 class TokenizerError(ModelFilesError):
@@ -33,38 +33,38 @@ class TokenizerError(ModelFilesError):
 
 
 class TextTokenizer(Protocol):
-    """Converts text to token IDs and back."""
+    """Converts text to token IDs, and token IDs to text."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+        """Return the token IDs of a text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids."""
+        """Return the text of token IDs."""
 
 
 class FileTokenizer:
-    """Tokenizer of a tokenizer.json file."""
+    """Tokenizer that is read from a tokenizer.json."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+        """Return the token IDs of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids."""
+        """Return the text of token IDs."""
         return str(self._tokenizer.decode(list(ids)))
 
 
 def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
     """Return the tokenizer of a model folder.
 
-    This is its tokenizer.json if it matches the config, otherwise `PUBLISHED` from the hub, or code points for a tiny
-    test model.
+    It is the first of these that matches the configuration: tokenizer.json in the folder, or the tokenizer of
+    `PUBLISHED` on the hub. A tiny test model uses code points instead.
 
     Raises:
-        TokenizerError: if no tokenizer matches; the message says how to fix it.
+        TokenizerError: if no tokenizer matches. The message says what to do.
     """
     path, small = folder / "tokenizer.json", config.text.vocab_size <= _SMALL
     own = _read(path) if path.is_file() else None
@@ -93,7 +93,10 @@ def _read(path: Path) -> FileTokenizer:
 
 
 def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
-    """Return why a tokenizer does not match the templates, or None; template IDs must decode to the expected words."""
+    """Return why a tokenizer does not match the prompt templates, or None if it does.
+
+    The token IDs of the templates must decode to the expected words.
+    """
     found = []
     for skill, words in _TEMPLATE_WORDS.items():
         template = config.templates.get(skill)
@@ -110,19 +113,22 @@ def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
 
 
 class CodePointTokenizer:
-    """Tokenizer of test models without a tokenizer: encodes to 100 + code point, decodes to `<id>`."""
+    """Tokenizer for test models without tokenizer.json.
+
+    It encodes a character as 100 + code point and decodes to `<id>`.
+    """
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+        """Return the token IDs of a text."""
         return [FIRST_CODE_POINT + ord(character) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids."""
+        """Return the text of token IDs."""
         return "".join(f"<{i}>" for i in ids)
 
 
 class MoondreamPrompts:
-    """Prompts of one model: templates of its config around encoded text. A `closed` model accepts only labels."""
+    """Prompts of one model, made of its templates and the encoded text. A `closed` model supports only labels."""
 
     __slots__ = ("_closed", "_config", "_path_tokens", "_templates", "_tokenizer", "_vocab_size", "eos_id")
 
@@ -136,21 +142,24 @@ class MoondreamPrompts:
         self._tokenizer = tokenizer
 
     def can(self, skill: str) -> bool:
-        """Return whether the model has a template for 'detect', 'point', 'segment', 'query' or 'caption'.
+        """Return whether the model supports a skill.
 
-        'gaze' has no template; its prompt is plain text, for every model that can point.
+        'detect', 'point', 'segment', 'query' and 'caption' need a template. 'gaze' needs none: its prompt is plain text
+        for every model that supports 'point'.
         """
         if skill in ("detect", "point", "gaze") and self._config.in_words:
-            return False  # these begin an object with any token but the end; ours do with the coordinate token
+            return False  # unsupported: these models have no coordinate token to start an object
         if skill == "gaze":
             return bool(self._templates.get("point")) and not self._closed
         return bool(self._templates.get(skill))
 
     def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt for all objects with a label; `skill` is 'detect' or 'point'. References precede the label.
+        """Return the prompt that asks for all objects with a label. References precede the label.
+
+        `skill` is 'detect' or 'point'.
 
         Raises:
-            PromptError: if the model accepts only labels and there are references.
+            PromptError: if there are references and the model supports only labels.
         """
         if refs and self._closed:
             raise PromptError("this model does not support references; use only a label")
@@ -158,10 +167,12 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(f" {label}"), *template["suffix"]]
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
-        """Return the prompt for a question: no space before it, and `query_suffixes` suffixes after it.
+        """Return the prompt for a question.
 
-        With `reasoning`, the thinking token replaces the last suffix. Models with plain-text prompts use a space before
-        the question and one suffix.
+        The question is encoded without a space before it. `query_suffixes` suffix tokens follow it.
+
+        With `reasoning`, the thinking token replaces the last suffix token. Models with plain-text prompts use a space
+        before the question, and one suffix.
         """
         template, config = self._templates["query"], self._config
         if config.in_words:
@@ -171,13 +182,16 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt for the outline of an object: references, then the label without a space before it."""
+        """Return the prompt that asks for an outline: the references, then the label without a space before it."""
         template = self._templates["segment"]
         return [*template["prefix"], *self._marks(refs), *self.ids(label), *template["suffix"]]
 
     @property
     def path_tokens(self) -> PathTokens:
-        """All tokens of the vocabulary that are a command, a minus sign or an integer, with any whitespace."""
+        """All tokens of the vocabulary that are a path command, a minus sign or an integer.
+
+        Whitespace around them is ignored.
+        """
         if self._path_tokens is None:
             commands, minus, numbers = dict[int, str](), list[int](), dict[int, int]()
             for token in range(_LAST_MARK + 1, self._vocab_size):
@@ -193,12 +207,12 @@ class MoondreamPrompts:
         return self._path_tokens
 
     def _marks(self, refs: Sequence[Ref]) -> list[int]:
-        """Return the placeholder tokens of references: two per point, three per box."""
+        """Return placeholder tokens for references: two for a point, three for a box. Their embeddings are replaced."""
         config = self._config
         return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return centres of references and sizes of boxes, by position in the prompt."""
+        """Return the centres of all references, and the sizes of boxes, by position in the prompt."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:
@@ -225,13 +239,16 @@ class MoondreamPrompts:
         )
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Return the gaze prompt as plain text and its coordinates, as in the reference's `detect_gaze`."""
+        """Return the gaze prompt, which is plain text, and its coordinates.
+
+        Both are those of `detect_gaze` in the reference implementation.
+        """
         before, after = self.ids("\n\nPoint:"), self.ids(" gaze\n\n")
         ids = [*before, self._config.coord_id, self._config.coord_id, *after]
         return ids, {len(before): (eye[0],), len(before) + 1: (eye[1],)}
 
     def caption(self, length: str) -> list[int]:
-        """Return the prompt for a caption of a length.
+        """Return the prompt for a caption of this length, such as 'short'.
 
         Raises:
             PromptError: if the model does not support the length.
@@ -242,14 +259,14 @@ class MoondreamPrompts:
         return list(lengths[length])
 
     def ids(self, words: str) -> list[int]:
-        """Return the token IDs of a text without a template."""
+        """Return the token IDs of a text, without a prompt template."""
         return self._tokenizer.encode(words)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer's token IDs."""
+        """Return the text of the token IDs of an answer."""
         return self._tokenizer.decode(ids)
 
     def wrap(self, skill: str, words: str) -> list[int]:
-        """Return a skill's template around a text."""
+        """Return the token IDs of a text inside the prompt template of a skill."""
         template = self._templates[skill]
         return [*template["prefix"], *self.ids(words), *template["suffix"]]

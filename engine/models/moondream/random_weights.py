@@ -11,17 +11,19 @@ from saccade.engine.models.moondream.prompts import CodePointTokenizer, Moondrea
 from saccade.engine.models.moondream.text import rotation_table
 from saccade.engine.models.protocol import LoadedModel
 
-_SHARPNESS = 3.0  # of attention's logits: at 1 it averages over an image, and all images give the same
-_EMBEDDING = 0.1  # of tokens and of positions in an image, which all images have in common
+# Scale of attention logits; at 1, attention averages over the image, and all images give the same answer.
+_SHARPNESS = 3.0
+_EMBEDDING = 0.1  # scale of embeddings of tokens and image positions, which are the same for all images
 MOONDREAM_3 = MoondreamConfig.from_dict({"text": {"moe": {}}, "region": {"reads": "ln"}})
 """Published dimensions of Moondream 3 with region heads that read `region.ln`."""
-_FREQUENCY = 10.0  # of regions: at 1, most sizes are embedded alike, and the answer repeats itself
+# Scale of region frequencies; at 1, most sizes have similar embeddings, and answers repeat themselves.
+_FREQUENCY = 10.0
 
 
 def random_moondream(
     device: torch.device, dtype: torch.dtype, config: MoondreamConfig | None = None, seed: int = 0
 ) -> LoadedModel:
-    """Return a loaded model with random weights, by default of Moondream 2's shape. Each character is one token."""
+    """Return a model with random weights. By default it has the shape of Moondream 2. Each character is one token."""
     config = config or MoondreamConfig()
     model = random_model(config, device, dtype, seed)
     prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer(), vocab_size=config.text.vocab_size)
@@ -31,14 +33,17 @@ def random_moondream(
 def random_moondream_3(
     device: torch.device, dtype: torch.dtype, config: MoondreamConfig | None = None, seed: int = 0
 ) -> LoadedModel:
-    """Return a model with random weights, by default of Moondream 3's shape (9.3 B, 8 of 64 experts per token)."""
+    """Return a model with random weights.
+
+    By default it has the shape of Moondream 3 (9.3 B, 8 of 64 experts per token).
+    """
     return random_moondream(device, dtype, config or MOONDREAM_3, seed)
 
 
 def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
-    """Return a model whose layers keep the scale of their inputs.
+    """Return a model with random weights. Its layers preserve the scale of their inputs.
 
-    Answers vary in length because each decision to start another object depends on the image and the earlier objects.
+    Answers differ in length, because the decision to start another object depends on the image and on earlier objects.
     """
     with torch.device("meta"):
         model = Moondream(config)
@@ -49,7 +54,7 @@ def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dty
         with torch.no_grad():
             if last in ("bias", "alpha"):
                 parameter.zero_()
-            elif last == "weight" and parameter.ndim == 1:  # of a norm
+            elif last == "weight" and parameter.ndim == 1:  # weight of a norm
                 parameter.fill_(1.0)
             elif last in ("weight", "wq", "wv"):
                 gain = _SHARPNESS if name.endswith("qkv.weight") else 1.0

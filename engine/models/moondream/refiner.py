@@ -1,13 +1,13 @@
-"""Outline refiner: redraws the mask of a coarse path from image features in five rounds (Moondream 3's own head).
+"""Outline refiner: improves the mask of a coarse outline in five rounds, using image features (a head of Moondream 3).
 
     image → the vision encoder's features (an early block and the last) ┐
     mask  → convolutions ───────────────────────────────────────────────┴→ two transformer blocks with tokens
           ↑                                                                 → four masks and their predicted IoU
           └──────────────────── the best mask's probabilities ←────────────┘
 
-The head is a mask decoder like SAM (Kirillov et al. 2023) with fused features like HQ-SAM (Ke et al. 2023). The
-published file names its parts, but not the layers inside them, the token order (assumed: IoU first, as in SAM) or the
-activation (assumed: GELU). The head is untested with published weights. It computes in float32.
+The head is a mask decoder like that of SAM (Kirillov et al. 2023), with fused features like HQ-SAM (Ke et al. 2023). It
+computes in float32. It is not tested with published weights. The published file names the parts of the head, but does
+not define everything. Assumptions are: the order of the tokens (IoU token first, as in SAM) and the activation (GELU).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from saccade.engine.errors import ModelFilesError
 from saccade.engine.models.moondream.vision import VisionTower
 
 ROUNDS = 5
-_EARLY = 8  # the block whose output is read besides the last norm's, from 0
+_EARLY = 8  # index of the encoder block whose output is used in addition to that of the last norm
 _MASKS, _HEADS, _GROUPS = 4, 8, (1, 8, 16, 32)
-_DENSE = 8  # width of a transformer block's dense layer, in widths of a token
+_DENSE = 8  # hidden width of the MLP in a transformer block, as a multiple of the token width
 
 
 class _Attention(nn.Module):
-    """Multi-head attention."""
+    """Multi-head attention with separate projections of queries, keys and values."""
 
     def __init__(self, dim: int, heads: int = _HEADS) -> None:
         super().__init__()
@@ -39,14 +39,17 @@ class _Attention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Map queries (rows, queries, dim), keys and values (rows, keys, dim) to (rows, queries, dim)."""
+        """Map queries (rows, queries, dim), and keys and values (rows, keys, dim), to (rows, queries, dim)."""
         parts = ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
         heads = [layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer, x in parts]
         return self.out_proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class _Block(nn.Module):
-    """Tokens attend to each other and to the image, then the image attends to the tokens; each sum is normalized."""
+    """Transformer block of SAM's mask decoder, with a layer norm after each residual sum.
+
+    Tokens attend to each other, then to the image features. Then the image features attend to the tokens.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -58,7 +61,10 @@ class _Block(nn.Module):
     def forward(
         self, tokens: torch.Tensor, image: torch.Tensor, token_pe: torch.Tensor, image_pe: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map tokens (rows, tokens, dim) and image (rows, places, dim); positions are added to queries and keys."""
+        """Map tokens (rows, tokens, dim) and image features (rows, places, dim) to the same shapes.
+
+        Position embeddings are added to queries and keys.
+        """
         q = tokens + token_pe
         tokens = self.norm1(tokens + self.output_self_attn(q, q, tokens))
         q, k = tokens + token_pe, image + image_pe
@@ -69,7 +75,7 @@ class _Block(nn.Module):
 
 
 class _LayerNorm2d(nn.LayerNorm):
-    """A layer norm over channels (rows, channels, height, width)."""
+    """Layer norm over the channels of (rows, channels, height, width)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map to the same shape."""
@@ -77,7 +83,7 @@ class _LayerNorm2d(nn.LayerNorm):
 
 
 class _Fusion(nn.Module):
-    """Combines the last features and an early block's features in one feature map."""
+    """Combines the last features and the features of an early block into one feature map."""
 
     def __init__(self, enc_dim: int, dim: int, inner: int) -> None:
         super().__init__()
@@ -87,7 +93,7 @@ class _Fusion(nn.Module):
 
 
 class _MaskEncoder(nn.Module):
-    """Encodes a mask as features."""
+    """Convolutions that encode a mask as a feature map."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -98,13 +104,13 @@ class _MaskEncoder(nn.Module):
 
 
 class MaskRefiner(nn.Module):
-    """Mask refinement head.
+    """Network that refines the mask of an outline.
 
     Args:
-        enc_dim: width of the vision encoder's features.
-        dim: width of a token.
-        grid: feature positions along a side.
-        fused: channels between the two fusion convolutions.
+        enc_dim: width of the features of the vision encoder.
+        dim: width of a token of the refiner.
+        grid: number of features along a side of a crop.
+        fused: number of channels between the two convolutions of the fusion.
 
     Attributes:
         early_block: see `Refiner`.
@@ -132,7 +138,7 @@ class MaskRefiner(nn.Module):
         self.iou_head = _dense(dim, dim, dim, _MASKS)
 
     def fuse(self, early: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Return the fused feature map (1, dim, grid, grid) for all rounds; features are (1, grid², enc_dim)."""
+        """Combine the features, each (1, grid², enc_dim), into one feature map (1, dim, grid, grid) for all rounds."""
 
         def placed(x: torch.Tensor) -> torch.Tensor:
             return x.transpose(1, 2).view(1, -1, self.grid, self.grid)
@@ -141,14 +147,14 @@ class MaskRefiner(nn.Module):
         return self.hq_fusion.fusion(torch.cat([image, seen], dim=1))  # type: ignore[no-any-return]
 
     def round(self, image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one refinement round.
+        """Run one round of refinement.
 
         Args:
-            image: (1, dim, grid, grid) from `fuse`.
-            mask: (1, 1, size, size), 0 to 1.
+            image: (1, dim, grid, grid) feature map from `fuse`.
+            mask: (1, 1, size, size) mask of the round before, from 0 to 1.
 
         Returns:
-            Mask logits (1, 4, size, size) and their predicted IoU (1, 4).
+            Logits (1, 4, size, size) of four masks, and their predicted IoU (1, 4).
         """
         coded = mask
         for layer in self.mask_encoder.children():
@@ -170,15 +176,15 @@ class MaskRefiner(nn.Module):
         return F.interpolate(masks, mask.shape[2:], mode="bilinear"), self.iou_head(tokens[:, 0])
 
     def forward(self, early: torch.Tensor, last: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return a refined mask.
+        """Return the refined mask.
 
         Args:
-            early: (1, grid², enc_dim), output of the vision encoder's block `early_block`.
-            last: (1, grid², enc_dim), output of its last norm.
-            mask: (size, size) float32, 0 to 1, the coarse mask.
+            early: (1, grid², enc_dim) features after the block `early_block` of the vision encoder.
+            last: (1, grid², enc_dim) features after its last norm.
+            mask: (size, size) float32 coarse mask, from 0 to 1.
 
         Returns:
-            (size, size) float32: the probability that a pixel belongs to the object.
+            (size, size) float32 probability that a pixel belongs to the object.
         """
         image, mask = self.fuse(early.float(), last.float()), mask[None, None]
         for _ in range(ROUNDS):
@@ -197,18 +203,18 @@ def _dense(*widths: int) -> nn.Sequential:
 
 
 def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
-    """Read a published torch file with tensors under `head`, without running pickled code.
+    """Read a published refiner: a torch file with tensors under `head`. No pickled code runs.
 
     Args:
         path: the file.
-        tower: the vision encoder that provides the features; the refiner is moved to its device.
+        tower: the vision encoder that computes the features. The refiner is moved to its device.
 
     Raises:
         ModelFilesError: if the file cannot be read or does not match the vision encoder.
     """
     try:
         stored = torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise many unrelated types with multi-line messages
+    except Exception as error:  # torch and pickle raise many types of errors, with multi-line messages
         raise ModelFilesError(f"{path}: not a torch file that contains only tensors ({type(error).__name__})") from None
     head = stored.get("head") if isinstance(stored, Mapping) else None
     if not isinstance(head, Mapping) or not all(isinstance(one, torch.Tensor) for one in head.values()):
@@ -220,9 +226,10 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
         sizes[name] = tuple(head[name].shape)
     (dim, inputs, *_), (_, _, side, _), (fused, *_) = sizes.values()
     if (inputs, side) != (tower.config.enc_dim, tower.config.grid) or dim % 32:
-        reads = f"it reads {side}² features of {inputs} as tokens of {dim}"
+        ours = f"this model has {tower.config.grid}² features of width {tower.config.enc_dim}"
         raise ModelFilesError(
-            f"{path}: {reads}; this model's are {tower.config.grid}² of {tower.config.enc_dim}, tokens of 32 · n"
+            f"{path}: the refiner expects {side}² features of width {inputs} and tokens of width {dim}; "
+            f"{ours} and needs tokens of a multiple of 32"
         )
     with torch.device("meta"):
         made = MaskRefiner(inputs, dim, side, fused)
@@ -234,7 +241,10 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
 
 
 def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
-    """Return tensors by Saccade's names: each is the part's next stored tensor of the same shape and kind."""
+    """Assign the stored tensors to the names of `MaskRefiner`.
+
+    A tensor with an unknown name is assigned to the next parameter of the same part, kind (weight or bias) and shape.
+    """
     held = {key: tensor for name, tensor in held.items() for key, tensor in _split(name, tensor)}
     found = {}
     for name, like in ours.items():
@@ -244,23 +254,23 @@ def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], pa
         )
         taken = name if name in held else next(alike, name)
         if taken not in held or held[taken].shape != like.shape:
-            raise ModelFilesError(f"{path}: tensor '{name}' {list(like.shape)} is missing or of another shape")
+            raise ModelFilesError(f"{path}: tensor '{name}' {list(like.shape)} is missing or has another shape")
         found[name] = held.pop(taken)
     if held:
         name = next(iter(held))
-        raise ModelFilesError(f"{path}: tensor '{name}' {list(held[name].shape)} is unknown to the refiner")
+        raise ModelFilesError(f"{path}: tensor '{name}' {list(held[name].shape)} does not belong to a refiner")
     return found
 
 
 def _split(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Split joined query, key and value projections into three."""
+    """Split a joined projection of queries, keys and values into three tensors."""
     if "in_proj_" not in name or tensor.shape[0] % 3:
         return [(name, tensor)]
     return [(name.replace("in_proj_", f"{k}_proj."), part) for k, part in zip("qkv", tensor.chunk(3), strict=True)]
 
 
 def _part(name: str) -> str:
-    """Return the part of the published file that a tensor name belongs to."""
+    """Return the part of the head to which a tensor name belongs."""
     words = name.split(".")
     depth = {"transformer_blocks": 3, "hq_fusion": 2, "mask_mlps": 2}.get(words[0], 1)
     return ".".join(words[:depth])

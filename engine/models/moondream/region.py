@@ -1,6 +1,6 @@
-"""Region heads: encoders and decoders of coordinates and sizes.
+"""Region heads: networks that encode coordinates and sizes, and decode them.
 
-The behaviour follows the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+The behaviour is that of the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
 """
 
 from __future__ import annotations
@@ -16,48 +16,50 @@ from saccade.engine.models.moondream.layers import Mlp
 
 
 def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """Return Fourier features (..., 2f) of x (..., n) and frequencies (n, f) (Tancik et al. 2020, arXiv:2006.10739).
+    """Return Fourier features (..., 2f) of x (..., n) with frequencies (n, f) (Tancik et al. 2020, arXiv:2006.10739).
 
-    The computation is in float32, because a bin is 1/1024 wide and bfloat16 has 8 bits of precision.
+    They are computed in float32, because a bin of 1/1024 needs more precision than bfloat16 has.
     """
     angles = 2 * math.pi * (x.float().unsqueeze(-1) * frequencies.float()).sum(-2)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Return the side, as a fraction of the image, of a log-scale bin: 2^(bin / (n_bins - 1) · 10 - 10), float32."""
+    """Return the size of a bin as a fraction of the image: 2^(bin / (n_bins - 1) · 10 - 10), in float32."""
     return size_values(n_bins, bins.device)[bins]
 
 
 @functools.cache
 def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
-    """Return the side lengths (n_bins,) float32 of all bins; read-only.
+    """Return the sizes (n_bins,) float32 of all bins. The table is read-only.
 
-    A table, because powers differ in the last bit between devices and kernels, and drafts are compared exactly.
+    A table gives equal values everywhere. Computed powers would differ in the last bit between devices and kernels, but
+    drafts are compared exactly.
     """
-    with torch.inference_mode(False):  # training can use what inference has asked for
+    with torch.inference_mode(False):  # a tensor created in inference mode could not be used in training
         bins = torch.arange(n_bins, device="cpu")
         return torch.pow(2.0, bins.float() / (n_bins - 1) * 10.0 - 10.0).to(device)
 
 
 def size_bin(size: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Inverse of `size_value`, rounded; sizes below 2^-10 map to bin 0."""
+    """Return the nearest bin of a size; the inverse of `size_value`. Sizes below 2^-10 belong to bin 0."""
     scaled = (size.clamp(min=2.0**-10).log2() + 10.0) / 10.0 * (n_bins - 1)
     return scaled.round().long().clamp(0, n_bins - 1)
 
 
 class RegionHeads(nn.Module):
-    """Encoders of coordinates and sizes to embeddings, and decoders from hidden states (before the last norm) to bins.
+    """Encodes coordinates and sizes as embeddings, and decodes bins from hidden states (before the last norm).
 
     Args:
-        config: configuration with `reads` resolved; "" means "raw".
-        post_ln: last norm of the text decoder, for `reads` "post_ln_ln".
+        config: configuration in which `reads` is resolved; "" means "raw".
+        post_ln: last norm of the text decoder, used if `reads` is "post_ln_ln".
     """
 
     def __init__(self, config: RegionConfig, post_ln: nn.LayerNorm | None = None) -> None:
         super().__init__()
         self.config = config
-        self._norms: dict[str, tuple[nn.LayerNorm, ...]] = {"raw": ()}  # no submodules: one is the text decoder's
+        # In a dict, so that the norm of the text decoder does not become a submodule here.
+        self._norms: dict[str, tuple[nn.LayerNorm, ...]] = {"raw": ()}
         if config.reads in ("ln", "post_ln_ln"):
             self.ln = nn.LayerNorm(config.dim)
             self._norms |= {"ln": (self.ln,), "post_ln_ln": (self.ln,) if post_ln is None else (post_ln, self.ln)}
@@ -78,7 +80,7 @@ class RegionHeads(nn.Module):
         return self.size_encoder(fourier_features(value, self.size_features).to(self.size_encoder.weight.dtype))  # type: ignore[no-any-return]
 
     def coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the most likely coordinate (..., 1) float32: best bin / number of bins."""
+        """Return the most likely coordinate (..., 1) float32: index of the best bin / number of bins."""
         logits = self.decode_coord(hidden)
         return (logits.argmax(-1, keepdim=True) / logits.shape[-1]).float()
 
@@ -89,26 +91,29 @@ class RegionHeads(nn.Module):
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Possible inputs of the decoders (`RegionConfig.reads`); the first one is in use."""
+        """The possible inputs of the decoders (`RegionConfig.reads`). The first one is in use."""
         given = next(name for name, norms in self._norms.items() if norms == self.norms)
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Switch the decoders to another input of `readings`; backends created later use it too."""
+        """Use another one of the `readings` as input of the decoders.
+
+        This also applies to backends that are created later.
+        """
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the decoders' input for hidden states (..., dim); see `RegionConfig.reads`."""
+        """Return the input of the decoders for hidden states (..., dim); see `RegionConfig.reads`."""
         for norm in self.norms:
             hidden = norm(hidden)
         return hidden
 
     def decode_coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the scores (..., coord_out_dim) of coordinate bins."""
+        """Return the logits (..., coord_out_dim) of all coordinate bins."""
         return self.coord_decoder(self.read(hidden))  # type: ignore[no-any-return]
 
     def decode_size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the scores (..., 2, size_out_dim / 2) of width and height bins."""
+        """Return the logits (..., 2, size_out_dim / 2) of all width bins and all height bins."""
         return self.size_decoder(self.read(hidden)).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
 
 

@@ -1,10 +1,13 @@
-"""Text decoder: parallel attention and MLP after one norm, partial RoPE, bidirectional attention over the prefix.
+"""Text decoder of Moondream.
 
-`run_blocks` defines the decoder once for all backends. `TextDecoder` runs it with PyTorch modules; CPU and CUDA
-backends supply faster parts. Moondream 3 adds an attention temperature and a mixture of experts.
+In each block, attention and MLP run in parallel after one norm. RoPE rotates a part of each head. Attention is
+bidirectional in the image prefix. Moondream 3 adds an attention temperature and a mixture of experts.
 
-The behaviour follows the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream), and
-for the temperature vLLM's moondream3.py (Apache-2.0).
+`run_blocks` defines the decoder once for all backends. `TextDecoder` runs it with PyTorch modules. CPU and CUDA
+backends supply faster parts.
+
+The behaviour is that of the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream). The
+attention temperature is that of vLLM's moondream3.py (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class Layer(Protocol):
-    """Weights of a block in a backend's format."""
+    """Weights of a decoder block in the format of a backend."""
 
     @property
     def temperature(self) -> object | None:
-        """Attention temperature, or None."""
+        """Attention temperature of the block, or None."""
         ...
 
 
@@ -40,33 +43,33 @@ C = TypeVar("C", contravariant=True)
 
 
 class BlockOps(Protocol[L, C]):
-    """A backend's implementation of the parts of a block, with the residual and token positions.
+    """The parts of a decoder block, implemented by a backend. An object contains the residual and the token positions.
 
-    Values passed between parts (normed states, heads, attention output) have a backend-specific format.
+    The values passed between the parts (normed states, heads, attention output) have the format of the backend.
     """
 
     def norm(self, layer: L) -> Any:
-        """Return the layer norm of the residual, the input of both halves of a block."""
+        """Return the layer norm of the residual. It is the input of both attention and MLP."""
         ...
 
     def heads(self, layer: L, normed: Any, kv_only: bool) -> Any:
-        """Return queries, keys and values before RoPE; queries may be missing if `kv_only`."""
+        """Return queries, keys and values before RoPE. With `kv_only`, the queries may be missing."""
         ...
 
     def temper(self, layer: L, heads: Any) -> Any:
-        """Return the heads with the temperature applied to queries and values."""
+        """Multiply the queries and values by the factors of the attention temperature, and return the heads."""
         ...
 
     def write_kv(self, layer: L, heads: Any, cache: C) -> None:
-        """Apply RoPE to keys and cache keys and values, without attention."""
+        """Apply RoPE to the keys, and store keys and values in the cache. Attention is not computed."""
         ...
 
     def attend(self, layer: L, heads: Any, cache: C) -> Any:
-        """Apply RoPE, cache keys and values, and return the attention output."""
+        """Apply RoPE, store keys and values in the cache, and return the output of attention."""
         ...
 
     def add(self, layer: L, seen: Any, normed: Any) -> None:
-        """Add the projected attention output and the MLP or experts to the residual."""
+        """Add the projected output of attention, and the output of the MLP or experts, to the residual."""
         ...
 
 
@@ -76,8 +79,8 @@ def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *,
     Args:
         layers: the blocks.
         caches: KV cache layer of each block.
-        ops: the backend's implementation.
-        kv_only: whether only keys and values are needed of the last block.
+        ops: implementation of the parts by a backend.
+        kv_only: whether the last block computes only keys and values.
     """
     for number, (layer, cache) in enumerate(zip(layers, caches, strict=True), start=1):
         last = kv_only and number == len(caches)
@@ -92,10 +95,11 @@ def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *,
 
 
 class Temperature(nn.Module):
-    """Attention temperature of Moondream 3: factors for each head's queries and values, by position and token.
+    """Attention temperature of Moondream 3: a factor for the queries and for the values of each head.
 
-    With p = ½ + sigmoid(alpha · log(position + 1)), the query factor is tanh(gelu(qkv) · wqᵀ) + p; the value factor
-    uses wv. GELU is exact; all of it is float32.
+    The factors depend on the position and on the token. With p = ½ + sigmoid(alpha · log(position + 1)), the factor of
+    a query is tanh(gelu(qkv) · wqᵀ) + p. The factor of a value uses wv instead of wq. GELU is exact. All computations
+    are float32.
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -107,11 +111,11 @@ class Temperature(nn.Module):
         self.wv = nn.Parameter(torch.empty(heads, inner))
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return factors (..., 2, heads) float32 of queries and values.
+        """Return the factors (..., 2, heads) float32 of queries and values.
 
         Args:
             qkv: (..., 3 · heads · head_dim) before RoPE.
-            positions: (...) sequence positions.
+            positions: (...) positions in the sequences.
         """
         both = torch.cat([self.wq, self.wv]).float()
         by_token = F.linear(F.gelu(qkv.float(), approximate=self.approximate), both).tanh().unflatten(-1, (2, -1))
@@ -121,7 +125,7 @@ class Temperature(nn.Module):
 
 
 class Attention(nn.Module):
-    """Weights of self-attention with RoPE on the first half of each head."""
+    """Weights of self-attention. RoPE rotates the first half of each head."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -133,7 +137,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Weights of one decoder block with index `number`."""
+    """Weights of the decoder block with index `number`."""
 
     def __init__(self, config: TextConfig, number: int) -> None:
         super().__init__()
@@ -147,20 +151,20 @@ class Block(nn.Module):
 
     @property
     def temperature(self) -> Temperature | None:
-        """Attention temperature, or None."""
+        """Attention temperature of the block, or None."""
         return self.attn.tau if self.attn.config.tau else None
 
 
 @dataclass(slots=True)
 class _ModuleOps:
-    """`BlockOps` with PyTorch modules on any device and dtype, with or without gradients.
+    """`BlockOps` with PyTorch modules, on any device and dtype. Gradients are supported.
 
     Attributes:
         x: (rows, length, dim), the residual.
-        positions: (rows or nothing, length).
-        rotation: RoPE tables of the positions.
+        positions: (rows, length) or (length,).
+        rotation: RoPE tables for the positions.
         mask: see `TextDecoder.forward`.
-        alone: attend to x only and ignore the KV cache.
+        alone: whether x attends only to itself, without a KV cache.
     """
 
     x: torch.Tensor
@@ -212,14 +216,14 @@ class _ModuleOps:
 
 @dataclass(slots=True, frozen=True)
 class Joined:
-    """Joined matrices of a block: both halves share one input and one residual.
+    """Joined weights of a decoder block: attention and MLP have one input matrix and one output matrix.
 
-    With a mixture of experts, the matrices contain only attention.
+    In a block with a mixture of experts, the matrices contain only attention.
 
     Attributes:
-        into: (heads and MLP, dim) weight; heads first.
+        into: weight (heads and MLP, dim) of the input matrix; the heads come first.
         into_bias: (heads and MLP,).
-        out: (dim, dim + ff_dim) weight; attention first.
+        out: weight (dim, dim + ff_dim) of the output matrix; attention comes first.
         out_bias: (dim,).
         experts: the mixture of experts, or None.
     """
@@ -233,7 +237,7 @@ class Joined:
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
-    """Join a block's matrices; its modules become views of the joined weights."""
+    """Join the matrices of a block. The weights of its modules become views of the joined weights."""
     attn, mlp = block.attn, block.mlp
     if isinstance(mlp, Experts):
         qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))
@@ -244,7 +248,7 @@ def join(block: Block) -> Joined:
 
 
 def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
-    """Make a block's modules views of its joined matrices, in any dtype."""
+    """Let the modules of a block use its joined matrices, in any dtype."""
     attn, mlp = block.attn, block.mlp
     split, dim = attn.qkv.out_features, attn.proj.in_features
     attn.qkv.weight.data, attn.proj.weight.data = into[:split], out[:, :dim]
@@ -271,7 +275,7 @@ class TextDecoder(nn.Module):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of block weights that are multiplied for each token."""
+        """Number of weights in the blocks by which each token is multiplied."""
         weights = sum(parameter.numel() for parameter in self.blocks.parameters())
         for block in self._blocks():
             if isinstance(block.mlp, Experts):
@@ -294,14 +298,14 @@ class TextDecoder(nn.Module):
         Args:
             x: (rows, length, dim) embeddings.
             positions: (rows, length) int64 positions of x in their sequences.
-            cache: receives x's keys and values at these positions; everything before them must be there. None keeps
-                nothing: x holds whole sequences (training).
-            mask: bool, broadcastable to (rows, heads, length, keys), True where a key is seen; or numbers that are
-                added to what a key scores. By default every position sees itself and what is before it, and the first
-                `prefix_attn` positions see each other.
+            cache: KV cache that stores the keys and values of x. It must already contain those of all earlier
+                positions. With None, x consists of whole sequences (training).
+            mask: bool, broadcastable to (rows, heads, length, keys), True for keys that a position attends to; or
+                numbers to add to the attention scores. By default, attention is causal, and bidirectional among the
+                first `prefix_attn` positions.
 
         Returns:
-            (rows, length, dim) hidden states, before the last norm.
+            (rows, length, dim) hidden states before the last norm.
         """
         rotation = (self.cosine[positions].unsqueeze(2), self.sine[positions].unsqueeze(2))
         if mask is None:
@@ -314,13 +318,13 @@ class TextDecoder(nn.Module):
         return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
-        """Cache keys and values of image prefixes, which start at position 0 and use bidirectional attention.
+        """Store the keys and values of image prefixes, which start at position 0 and have bidirectional attention.
 
-        The hidden states of an image are not read, so the last block stops at its keys and values.
+        The last block computes only keys and values, because the hidden states of an image are not needed.
 
         Args:
-            x: (rows, length, dim) embeddings of the whole prefix.
-            cache: with room for `length`.
+            x: (rows, length, dim) embeddings of the whole prefixes.
+            cache: KV cache with space for `length` positions.
         """
         rows, length, _ = x.shape
         rotation = (self.cosine[:length].unsqueeze(1), self.sine[:length].unsqueeze(1))
@@ -339,15 +343,18 @@ class TextDecoder(nn.Module):
 
 
 def rotation_table(config: TextConfig) -> Rotation:
-    """Return RoPE cosines and sines (max_context, rotary_dim / 2) (Su et al. 2021, arXiv:2104.09864)."""
-    # In numpy: under a meta device, where models are laid out before their weights come, torch.arange costs a second.
+    """Return the RoPE cosines and sines, each (max_context, rotary_dim / 2) (Su et al. 2021, arXiv:2104.09864)."""
+    # Use NumPy: on the meta device, on which a model is built before loading, torch.arange would take a second.
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
     angles = np.arange(config.max_context, dtype=np.float32)[:, None] / np.float32(config.rope_theta) ** exponents
     return torch.from_numpy(np.cos(angles)), torch.from_numpy(np.sin(angles))
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Apply RoPE angles (rows, length, 1, rotary_dim / 2) to the first dimensions of x (rows, length, heads, dim)."""
+    """Apply RoPE to the first channels of x (rows, length, heads, dim).
+
+    The angles are (rows, length, 1, rotary_dim / 2).
+    """
     cosine, sine = rotation
     half = cosine.shape[-1]
     real, imaginary, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

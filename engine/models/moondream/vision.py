@@ -1,7 +1,8 @@
-"""Vision encoder: splits an image into crops and encodes crops as image tokens.
+"""Vision encoder: splits an image into crops and encodes them as image tokens.
 
-Crops are byte-identical with the reference: Lanczos resize, tiling, overlap, stitching. The behaviour follows the
-public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+Crops are byte-identical with those of the reference implementation. This includes Lanczos resizing, tiling, overlap and
+stitching. The behaviour is that of the public Apache-2.0 reference implementation of Moondream
+(github.com/vikhyat/moondream).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block."""
+    """Transformer block with norms before attention and MLP."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -54,11 +55,11 @@ class Block(nn.Module):
 
 
 class CropReader(nn.Module):
-    """Base class of the vision encoders of Moondream models: splitting images into crops, and sizes.
+    """Base class of the vision encoders of Moondream models. It splits images into crops and has the sizes.
 
     Attributes:
         pos_emb: (1, n_tokens, …) learned position embeddings.
-        blocks: transformer blocks; empty in some encoders.
+        blocks: transformer blocks. Some encoders have none.
     """
 
     pos_emb: nn.Parameter
@@ -94,21 +95,24 @@ class CropReader(nn.Module):
         return self.config.enc_dim
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Return the tiling of an image of this size."""
+        """Return the tiling (rows, columns) of an image of this size."""
         return tiling_of(height, width, self.config)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """Split an image (height, width, 3) uint8 RGB into crops; a 1×1 tiling has the global crop only."""
+        """Split an image (height, width, 3) uint8 RGB into crops. With the tiling 1×1, only the global crop is used."""
         crops, tiling = make_crops(image, self.config)
         return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Normalize crops in the encoder's dtype; see `normalize`."""
+        """Normalize crops and convert them to the encoder's dtype."""
         return normalize(crops, self.pos_emb.dtype)
 
 
 class VisionTower(CropReader):
-    """Published vision encoder: patches, transformer blocks, and projection of features to the text decoder's width."""
+    """The published vision encoder: patch embedding, transformer blocks and a projection.
+
+    The projection converts features to the width of the text decoder.
+    """
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)
@@ -132,13 +136,16 @@ class VisionTower(CropReader):
         return early, self.post_ln(x)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """Return image tokens (..., grid², proj_out_dim) of global and local features, each (..., grid², enc_dim)."""
+        """Return image tokens (..., grid², proj_out_dim).
+
+        The arguments are global and local features, each (..., grid², enc_dim).
+        """
         return self.proj_mlp(torch.cat([whole, tiles], dim=-1))  # type: ignore[no-any-return]
 
     def forward(self, crops: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Return image tokens (grid², proj_out_dim) of one image.
+        """Return the tokens (grid², proj_out_dim) of one image.
 
-        With a 1×1 tiling the local crop equals the global crop, so the encoder runs once.
+        With the tiling 1×1, the only tile equals the global crop, so the encoder runs once.
 
         Args:
             crops: (1 + rows · columns, 3, crop_size, crop_size), the global crop first.
@@ -150,7 +157,10 @@ class VisionTower(CropReader):
         return self.join(self.features(crops), tiling)
 
     def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Return image tokens (grid², proj_out_dim) of features (1 + tiles, grid², enc_dim), the global crop first."""
+        """Return image tokens (grid², proj_out_dim).
+
+        The features are (1 + tiles, grid², enc_dim), with the global crop first.
+        """
         grid = self.config.grid
         tiles = features[1:].view(-1, grid, grid, features.shape[-1])
         stitched = stitch(tiles, tiling, self.config.overlap_margin).permute(2, 0, 1)
@@ -158,7 +168,7 @@ class VisionTower(CropReader):
         return self.project(features[0], pooled)
 
     def patches(self, crops: torch.Tensor) -> torch.Tensor:
-        """Return the embedding of each patch; patch values are ordered by channel, row, column."""
+        """Return the embedding of each patch. The values of a patch are ordered by channel, row and column."""
         n, channels, _, _ = crops.shape
         grid, patch = self.config.grid, self.config.enc_patch_size
         x = crops.reshape(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
@@ -169,10 +179,11 @@ class VisionTower(CropReader):
 
 
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
-    """Return the number of tiles (rows, columns) of `window` pixels that cover a `height` × `width` image.
+    """Return the number of tiles (rows, columns) that cover an image of `height` × `width` pixels.
 
-    An image with a side of at most one window is a single tile. Otherwise the minimum tiling grows towards the image's
-    aspect ratio, up to `max_crops`. If the minimum has too many tiles, both sides shrink in proportion.
+    A tile has `window` pixels per side. If one side of the image is not longer than a tile, there is only one tile.
+    Otherwise the smallest sufficient tiling is enlarged towards the aspect ratio of the image, up to `max_crops` tiles.
+    If the smallest tiling has too many tiles, both sides are reduced in proportion.
     """
     if height <= window or width <= window:
         return 1, 1
@@ -202,11 +213,11 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
 
     Args:
         image: (height, width, 3) uint8 RGB.
-        config: its `crop_size`, `enc_patch_size`, `overlap_margin` (in patches) and `max_crops` are used.
+        config: `crop_size`, `enc_patch_size`, `overlap_margin` (in patches) and `max_crops` are used.
 
     Returns:
-        Crops (1 + rows · columns, crop_size, crop_size, 3) uint8, the global crop first, then tiles in row-major order;
-        and the tiling. The only tile of a 1×1 tiling is a copy of the global crop.
+        Crops (1 + rows · columns, crop_size, crop_size, 3) uint8, and the tiling. The global crop comes first, then the
+            tiles in row-major order. With the tiling 1×1, the only tile is a copy of the global crop.
     """
     size = config.crop_size
     margin = config.overlap_margin * config.enc_patch_size
@@ -228,12 +239,12 @@ def make_crops(image: NDArray[np.uint8], config: VisionConfig) -> tuple[NDArray[
 
 
 def normalize(crops: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert uint8 crops (N, H, W, 3) to (N, 3, H, W) in -1..1, channels-last in memory."""
+    """Convert crops (N, H, W, 3) uint8 to (N, 3, H, W) from -1 to 1, in channels-last memory format."""
     return crops.permute(0, 3, 1, 2).to(dtype).div_(255.0).sub_(0.5).div_(0.5)
 
 
 def stitch(features: torch.Tensor, tiling: tuple[int, int], margin: int) -> torch.Tensor:
-    """Join the features of overlapping tiles into one map; inner margins are dropped.
+    """Join the features of overlapping tiles into one map. Margins inside the image are dropped.
 
     Args:
         features: (rows · columns, grid, grid, dim), tiles in row-major order.

@@ -1,1 +1,1 @@
-"""nano: a small Moondream whose vision encoder is a detector. Its weights and classes are in this folder."""
+"""nano: a small Moondream model whose vision encoder is an object detector. This folder has its weights and classes."""

@@ -1,11 +1,11 @@
-"""A detector as vision encoder: image tokens for the best detections, and a coarse grid of the image.
+"""Vision encoder that is an object detector. Its tokens are the best detections, and a coarse grid of the image.
 
     crops → PicoDet → best (place, class) pairs after non-maximum suppression → one token each, best first
                    → map of stride 32, pooled to coarse × coarse              → one token each
 
-A detection token contains its class, the scores of all classes at its place, its box as Fourier features, the previous
-box of the same class, and neck features. On CUDA all shapes are fixed and no loop runs over images or objects, so CUDA
-graphs can capture it.
+The token of a detection encodes its class, the scores of all classes at its place in the grid, its box as Fourier
+features, the previous box of the same class, and features of the detector's neck. On CUDA all shapes are fixed, and no
+loop runs over images or objects, so CUDA graphs can capture it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ from saccade.engine.models.moondream.vision import CropReader
 from saccade.engine.models.nano.picodet import BINS, STRIDES, Evidence, PicoDet
 from saccade.engine.models.protocol import ImageCrops, Tiling
 
-OCTAVES = 10  # octaves of box Fourier features; the last has a period of 1/512 of a side, which resolves 1/1024
-_PLACES, _PAIRS = 256, 192  # places and (place, class) pairs before suppression
+# Octaves of the Fourier features of boxes; the last one has a period of 1/512, which resolves bins of 1/1024.
+OCTAVES = 10
+_PLACES, _PAIRS = 256, 192  # maximum numbers of places and of (place, class) pairs before non-maximum suppression
 _SAME = 0.6  # IoU above which two boxes of a class are one object
-_ROUNDS = 4  # of suppression: exact for chains of that length (Zheng et al. 2020, arXiv:2005.03572)
+_ROUNDS = 4  # rounds of suppression; exact for chains of this length (Zheng et al. 2020, arXiv:2005.03572)
 _FLOOR = -4.2  # minimum logit of a pair (score of 1.5 %)
 _BINS = 1024  # bins per coordinate and size, as in the published region heads
 _TRAITS = 12  # features of a detection relative to the others, see `traits_of`
-_LANDSCAPE, _FLATTEST = 1.45, 0.65  # width by height from which rows are saved; height by width of the flattest crop
+# Minimum width / height of an image for fewer rows; minimum height / width of a crop.
+_LANDSCAPE, _FLATTEST = 1.45, 0.65
 
 
 @dataclass(slots=True)
 class Finds:
-    """The best K detections (place, class) of N crops, best first.
+    """The best K detections in each of N crops, best first.
 
     Attributes:
         boxes: (N, K, 4) float32 x1 y1 x2 y2 as fractions of the crop, clipped to it.
-        labels: (N, K) int64 classes.
-        logits: (N, K) confidence; logit 0 means a probability of one half.
+        labels: (N, K) int64 class indices.
+        logits: (N, K) logits of the confidence.
         alive: (N, K) bool; False for padding.
-        places: (N, K) int64 index into `Evidence`.
+        places: (N, K) int64 indices into `Evidence`.
         traits: (N, K, traits) input of the `Judge`.
     """
 
@@ -60,10 +62,14 @@ class Finds:
 
 
 class Judge(nn.Module):
-    """Rescores detections from the detector's logit and from better detections nearby.
+    """Small network that corrects the score of a detection, using better detections nearby.
 
-    The detector scores each place independently, so a duplicate at an IoU of 0.5 may score high. Rescoring raises AP50
-    on val (half for fitting, half for scoring): person .712 → .723, face .609 → .632.
+    The detector scores each place independently. A duplicate with an IoU of 0.5 may therefore have a high score.
+
+    | AP50 on val (half for fitting, half for scoring) | without | with |
+    |---|---|---|
+    | person | .712 | .723 |
+    | face | .609 | .632 |
     """
 
     def __init__(self, n_classes: int) -> None:
@@ -73,19 +79,19 @@ class Judge(nn.Module):
         self.fc2 = nn.Linear(48, 1)
 
     def forward(self, traits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return logits (...) of detections being correct for traits (..., _TRAITS), the detector's logit first."""
+        """Return corrected logits (...) for traits (..., _TRAITS). The first trait is the logit of the detector."""
         kinds = F.one_hot(labels, self.n_classes).to(traits.dtype)
         inner = F.gelu(self.fc1(torch.cat([traits, kinds], dim=-1)), approximate="tanh")
         return traits[..., 0] * 4 + self.fc2(inner).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class DetectorTower(CropReader):
-    """A vision encoder that replaces `VisionTower`: one crop in, detection tokens out.
+    """Vision encoder that returns detections as tokens. It replaces `VisionTower` and uses one crop per image.
 
     Attributes:
-        quick_crops: use `resize`, which is not byte-identical with Pillow, and fewer rows for wide images. Mean AP50 on
-            val is .572 with it and .562 without.
-        asked: class of each prompt.
+        quick_crops: whether to resize with `resize`, which is not byte-identical with Pillow, and to use fewer rows for
+            wide images. Mean AP50 on val is .572 with it and .562 without.
+        asked: class index by prompt.
     """
 
     def __init__(self, config: VisionConfig) -> None:
@@ -100,7 +106,7 @@ class DetectorTower(CropReader):
         self.judge = Judge(config.n_classes)
         self.feature = nn.Linear(neck, width)
         self.evidence = nn.Linear(config.n_classes + 2, width)
-        # Not nn.Embedding(…): its random start imports 1.9 s of torch._dynamo where a model is built without memory.
+        # Not nn.Embedding(…): on the meta device, its random initialization imports torch._dynamo, which takes 1.9 s.
         self.label = nn.Embedding.from_pretrained(torch.zeros(config.n_classes, width), freeze=False)
         self.box = nn.Linear(2 * OCTAVES * 4, width)
         self.before = nn.Linear(2 * OCTAVES * 4, width, bias=False)
@@ -113,7 +119,7 @@ class DetectorTower(CropReader):
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, width))
 
     def set_crop_size(self, size: int) -> None:
-        """Resize images to `size` columns from now on; the number of tokens stays the same.
+        """Set the width of all later crops in pixels. The number of tokens does not change.
 
         Raises:
             ValueError: if `size` is not a multiple of 32 from 128 to 1280.
@@ -123,14 +129,14 @@ class DetectorTower(CropReader):
         self.config = replace(self.config, crop_size=size)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """Return the whole image (height, width, 3) uint8 RGB as one crop."""
+        """Resize the whole image (height, width, 3) uint8 RGB to one crop."""
         if not self.quick_crops:
             return super().make_crops(image)
         size, (height, width, _) = self.config.crop_size, image.shape
         return ImageCrops(resize(image, landscape_rows(height, width, size), size)[None], (1, 1))
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Normalize crops in half the time of `CropReader.normalize`; results may differ in the last bit."""
+        """Normalize crops twice as fast as `CropReader.normalize`. The last bit of the results may differ."""
         return crops.permute(0, 3, 1, 2).to(self.pos_emb.dtype).mul_(2 / 255).sub_(1)
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
@@ -138,10 +144,12 @@ class DetectorTower(CropReader):
         return self.features_and_drafts(crops)[0]
 
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return image tokens, and detections (N, n_drafts, 5) float32, best first, in bins of the region heads.
+        """Return the image tokens, and detections (N, n_drafts, 5) float32, best first.
 
-        A detection is its class (-1 for none), centre, width and height. The decoder is trained to copy them: 95 % of
-        its values on val are equal to the bin.
+        The values of detections are rounded to the bins of the region heads.
+
+        A detection is its class (-1 for none), centre x and y, width and height. The decoder is trained to copy them.
+        On val, 95 % of its values are equal to these bins.
         """
         evidence = self.stem(crops)
         finds = self.find(evidence, crops.shape[2], crops.shape[3])
@@ -157,7 +165,7 @@ class DetectorTower(CropReader):
         return self.config.n_places
 
     def project(self, whole: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        """Return `whole`, because `features` are already projected and there are no tiles."""
+        """Return `whole` unchanged: `features` already returns projected tokens, and there are no tiles."""
         return whole
 
     def forward(self, crops: torch.Tensor, _: Tiling) -> torch.Tensor:
@@ -165,16 +173,17 @@ class DetectorTower(CropReader):
         return self.features(crops[:1])[0]
 
     def join(self, features: torch.Tensor, _: Tiling) -> torch.Tensor:
-        """Return the tokens of the global crop."""
+        """Return the tokens of the global crop, because there are no tiles."""
         return features[0]
 
     def find(self, evidence: Evidence, height: int, width: int) -> Finds:
-        """Return the best detections of crops of `height` × `width` pixels."""
+        """Return the best detections in crops of `height` × `width` pixels."""
         config, classes = self.config, evidence.classes
         top = classes.max(-1).values.topk(min(_PLACES, classes.shape[1]), dim=1).indices
         there = classes.gather(1, top.unsqueeze(-1).expand(-1, -1, config.n_classes))
         logits, pairs = there.flatten(1).float().topk(_PAIRS, dim=1)
-        if not logits.is_cuda:  # what is nothing takes no part; a graph needs fixed shapes, a CPU saves 1 of 3 ms
+        # Drop pairs without object, which saves 1 of 3 ms on a CPU; a CUDA graph needs fixed shapes.
+        if not logits.is_cuda:
             some = max(config.n_places, int((logits > _FLOOR).sum(1).max()))
             logits, pairs = logits[:, :some], pairs[:, :some]
         labels, at = pairs % config.n_classes, top.gather(1, pairs // config.n_classes)
@@ -203,7 +212,7 @@ class DetectorTower(CropReader):
         )
 
     def tokens(self, evidence: Evidence, finds: Finds) -> torch.Tensor:
-        """Return one token per detection and per cell of the coarse grid, (N, n_tokens, proj_out_dim)."""
+        """Return tokens (N, n_tokens, proj_out_dim): one per detection, then one per cell of the coarse grid."""
         at, kind = finds.places.unsqueeze(-1), self.feature.weight.dtype
         features = evidence.features.gather(1, at.expand(-1, -1, evidence.features.shape[-1])).to(kind)
         classes = evidence.classes.gather(1, at.expand(-1, -1, self.config.n_classes)).float()
@@ -224,10 +233,11 @@ class DetectorTower(CropReader):
 
 
 def landscape_rows(height: int, width: int, size: int) -> int:
-    """Return the number of rows of a crop `size` columns wide for an image: fewer rows if the image is wide.
+    """Return the number of rows of a crop with `size` columns. Wide images have fewer rows.
 
     The result is a multiple of 32 that keeps the aspect ratio, but at least 13/20 of the columns. For 416 columns it is
-    288 for 3:2 and 16:9, and 416 for 4:3 and taller. With 256 rows for 16:9, fewer distant persons are detected.
+    288 for aspect ratios of 3:2 and 16:9, and 416 for 4:3 and taller images. With 256 rows for 16:9, fewer distant
+    persons would be detected.
     """
     if width < _LANDSCAPE * height:
         return size
@@ -235,14 +245,20 @@ def landscape_rows(height: int, width: int, size: int) -> int:
 
 
 def resize(image: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.uint8]:
-    """Resize an image (height, width, 3) uint8 RGB to (rows, columns, 3) with Lanczos, within 2 of 255 of Pillow.
+    """Resize an image (height, width, 3) uint8 RGB to (rows, columns, 3) with a Lanczos filter.
 
-    torch 2.12 or later does it in a fifth of Pillow's time: 0.8 ms for 640×360, 2.8 for 1920×1080 and 8 for 3840×2160,
-    instead of 4.4, 21 and 72. Otherwise Pillow is used.
+    The values differ from Pillow's by at most 2 of 255. torch 2.12 or later is used if available, otherwise Pillow.
+
+    | image | torch | Pillow |
+    |---|---|---|
+    | 640×360 | 0.8 ms | 4.4 ms |
+    | 1920×1080 | 2.8 ms | 21 ms |
+    | 3840×2160 | 8 ms | 72 ms |
     """
     if not _torch_knows_lanczos():
         return np.asarray(Image.fromarray(image).resize((columns, rows), Image.Resampling.LANCZOS))
-    writable = image if image.flags.writeable and min(image.strides) > 0 else image.copy()  # or torch warns, or refuses
+    # Torch does not accept other arrays.
+    writable = image if image.flags.writeable and min(image.strides) > 0 else image.copy()
     pixels = torch.from_numpy(writable).permute(2, 0, 1).unsqueeze(0)
     out: NDArray[np.uint8] = _lanczos(pixels, rows, columns).permute(0, 2, 3, 1)[0].numpy()
     return out
@@ -263,9 +279,9 @@ def _torch_knows_lanczos() -> bool:
 
 @functools.lru_cache(maxsize=16)
 def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the centres (P, 2) in pixels and strides (P,) of a crop's places, float32, in the order of `Evidence`.
+    """Return the centres (P, 2) in pixels and the strides (P,) of all places in a crop, in the order of `Evidence`.
 
-    The read-only result is cached, because computing it takes 0.12 ms.
+    Both are float32 and read-only. They are cached, because computing them takes 0.12 ms.
     """
     centres, strides = [], []
     with torch.inference_mode(False):
@@ -282,25 +298,34 @@ def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor,
 
 
 def distances(sides: torch.Tensor) -> torch.Tensor:
-    """Return expected distances (..., 4) to left, top, right and bottom, in strides, from logits (..., 4 · BINS)."""
+    """Return the expected distances (..., 4) to the left, top, right and bottom side, from logits (..., 4 · BINS).
+
+    The unit is the stride of the place.
+    """
     bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
     return torch.matmul(sides.unflatten(-1, (4, BINS)).softmax(-1), bins)
 
 
 def boxes_at(centres: torch.Tensor, strides: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
-    """Return boxes (..., 4) x1 y1 x2 y2 in pixels from centres (..., 2), strides (...) and logits (..., 4 · BINS)."""
+    """Return boxes (..., 4) x1 y1 x2 y2 in pixels.
+
+    The arguments are centres (..., 2), strides (...) and logits (..., 4 · BINS) of the distances to the sides.
+    """
     reach = distances(sides.float()) * strides.unsqueeze(-1)
     return torch.cat([centres - reach[..., :2], centres + reach[..., 2:]], dim=-1)
 
 
 def octaves(values: torch.Tensor) -> torch.Tensor:
-    """Return cosines, then sines, of values (..., n) in 0..1 at OCTAVES frequencies: (..., n · 2 · OCTAVES)."""
+    """Return Fourier features (..., n · 2 · OCTAVES) of values (..., n) from 0 to 1: all cosines, then all sines."""
     turns = values.float().unsqueeze(-1) * (2.0 ** torch.arange(OCTAVES, device=values.device)) * math.pi
     return torch.cat([turns.cos(), turns.sin()], dim=-1).flatten(-2)
 
 
 def predecessors(finds: Finds) -> torch.Tensor:
-    """Return the index of the next better detection of the same class, (N, K) int64, or -1 for the best."""
+    """Return, for each detection, the index of the next better detection of the same class.
+
+    The result is (N, K) int64, with -1 for the best detection of a class.
+    """
     count = finds.labels.shape[1]
     same = (finds.labels.unsqueeze(2) == finds.labels.unsqueeze(1)) & finds.alive.unsqueeze(1)
     return (same.tril(-1) * torch.arange(1, count + 1, device=same.device)).amax(2) - 1
@@ -308,14 +333,19 @@ def predecessors(finds: Finds) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Relations:
-    """Pairwise relations of boxes, (N, M, M): IoU, and the fraction of the first box that the second covers."""
+    """Relations between all pairs of boxes.
+
+    Attributes:
+        iou: (N, M, M) intersection over union.
+        covered: (N, M, M) fraction of the first box that is inside the second box.
+    """
 
     iou: torch.Tensor
     covered: torch.Tensor
 
     @classmethod
     def of(cls, boxes: torch.Tensor) -> Relations:
-        """Return the relations of boxes (N, M, 4)."""
+        """Return the relations between boxes (N, M, 4)."""
         # One coordinate at a time, because an innermost dimension of 2 is not vectorized.
         left, top, right, bottom = boxes.transpose(1, 2).contiguous().unbind(1)
         area = (right - left).clamp(min=1e-4) * (bottom - top).clamp(min=1e-4)
@@ -326,8 +356,12 @@ class Relations:
 
 
 def suppressed(relations: Relations, labels: torch.Tensor) -> torch.Tensor:
-    """Return (N, M) bool: whether an unsuppressed better box of the same class covers the box; best boxes first."""
-    covers = ((relations.iou > _SAME) & _each(torch.eq, labels.float())).tril(-1).float()  # [j, i]: i is surer than j
+    """Non-maximum suppression: return (N, M) bool, True for boxes that overlap a better box of the same class.
+
+    Suppressed boxes do not suppress others. The boxes must be ordered, best first.
+    """
+    # [j, i]: i has a higher score than j.
+    covers = ((relations.iou > _SAME) & _each(torch.eq, labels.float())).tril(-1).float()
     kept = torch.ones_like(labels, dtype=torch.float32)
     for _ in range(_ROUNDS):
         kept = (torch.matmul(covers, kept.unsqueeze(2)).squeeze(2) == 0).float()
@@ -337,14 +371,18 @@ def suppressed(relations: Relations, labels: torch.Tensor) -> torch.Tensor:
 def traits_of(
     relations: Relations, boxes: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, alive: torch.Tensor
 ) -> torch.Tensor:
-    """Return features of M detections relative to better ones, (N, M, _TRAITS), each about 1 in scale.
+    """Return features (N, M, _TRAITS) that compare each of M detections with the better ones. Their scale is about 1.
 
-    The features are logit and probability; relative to better detections of the same class the largest IoU, the score
-    difference, the largest covered fractions and two counts; relative to other classes the largest IoU and its score;
-    width and height on a log scale.
+    The features are:
+
+    - the logit and the probability;
+    - compared with better detections of the same class: the largest IoU, the score difference, the largest covered
+      fraction in both directions, and two counts;
+    - compared with better detections of other classes: the largest IoU, and the score of that detection;
+    - width and height on a log scale.
     """
     # Floats instead of booleans, because multiplying by a boolean mask takes four times as long.
-    before = alive.float().unsqueeze(1).expand_as(relations.iou).tril(-1)  # [j, i]: i is surer than j
+    before = alive.float().unsqueeze(1).expand_as(relations.iou).tril(-1)  # [j, i]: i has a higher score than j
     same = _each(torch.eq, labels.float()).float() * before
     own, others = relations.iou * same, relations.iou * (before - same)
     most, which = own.max(2)
@@ -371,13 +409,13 @@ def traits_of(
 
 @functools.lru_cache(maxsize=16)
 def _scale(height: int, width: int, device: torch.device) -> torch.Tensor:
-    """Return the divisor of pixel coordinates x1 y1 x2 y2; cached like `places`."""
+    """Return the divisor that converts x1 y1 x2 y2 from pixels to fractions. It is cached like `places`."""
     with torch.inference_mode(False):
         return torch.tensor([width, height, width, height], dtype=torch.float32, device=device)
 
 
 def _each(operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """Apply an operation to all pairs of M numbers: (N, M, M) from rows (N, M)."""
+    """Apply an operation to all pairs of M numbers. The result for (N, M) is (N, M, M)."""
     return operation(rows.unsqueeze(2), rows.unsqueeze(1))
 
 

@@ -1,8 +1,10 @@
-"""Layers of PP-PicoDet-S, a small detector that maps normalized crops to class and box logits at every place.
+"""Layers of PP-PicoDet-S, a small object detector.
+
+It maps crops to class logits and box logits at each place of a grid.
 
 Backbone (ESNet-S), neck (CSP-PAN) and heads are those of PP-PicoDet (Yu et al. 2021, arXiv:2111.00902; PaddleDetection,
-Apache License 2.0), with batch norms folded into the convolutions. `PicoDet` differs in its input range of -1..1, its
-classes, and separate boxes for one class that is part of another (face of person).
+Apache License 2.0). Batch norms are folded into the convolutions. There are three differences: inputs range from -1 to
+1, the classes are others, and one class that is a part of another (the face of a person) has separate boxes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ _STAGES = ((96, (44, 24, 24)), (192, (48, 60, 48, 60, 48, 48, 48)), (384, (96, 9
 
 
 class ConvAct(nn.Conv2d):
-    """A padded convolution followed by an activation ("hswish" or "none")."""
+    """A convolution with padding, followed by an activation ("hswish" or "none")."""
 
     def __init__(self, inner: int, outer: int, side: int = 1, stride: int = 1, groups: int = 1, act: str = "hswish"):  # noqa: ANN204
         super().__init__(inner, outer, side, stride, padding=side // 2, groups=groups)
         self.act = act
 
     def reset_parameters(self) -> None:
-        """Skip the initialization on the meta device, which would take 0.1 s."""
+        """Skip the initialization if the weights are on the meta device, where it would take 0.1 s."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
@@ -39,7 +41,7 @@ class ConvAct(nn.Conv2d):
 
 
 class Separable(nn.Module):
-    """A depthwise 5×5 convolution followed by a pointwise one."""
+    """A depthwise 5×5 convolution followed by a pointwise convolution."""
 
     def __init__(self, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -52,7 +54,10 @@ class Separable(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Squeeze-and-excitation: multiplies channels by gains from their means (Hu et al. 2018, arXiv:1709.01507)."""
+    """Squeeze-and-excitation: multiply each channel by a gain (Hu et al. 2018, arXiv:1709.01507).
+
+    The gains are computed from the means of all channels.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -66,7 +71,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Branch(nn.Module):
-    """Computed branch of a unit: pointwise, depthwise 3×3, squeeze-and-excitation, pointwise."""
+    """Convolutions of a unit: pointwise, depthwise 3×3, squeeze-and-excitation, pointwise."""
 
     def __init__(self, inner: int, middle: int, outer: int, stride: int) -> None:
         super().__init__()
@@ -84,7 +89,7 @@ class Branch(nn.Module):
 
 
 class Down(nn.Module):
-    """First unit of a stage: two branches of stride 2, then mixed."""
+    """First unit of a stage: two branches with stride 2, whose outputs are combined."""
 
     def __init__(self, inner: int, middle: int, outer: int) -> None:
         super().__init__()
@@ -100,7 +105,7 @@ class Down(nn.Module):
 
 
 class Unit(nn.Module):
-    """Shuffle unit: half of the channels pass unchanged, half go through a branch, then both are interleaved."""
+    """Shuffle unit: half of the channels pass unchanged, the other half is convolved. Then both are interleaved."""
 
     def __init__(self, width: int, middle: int) -> None:
         super().__init__()
@@ -112,13 +117,16 @@ class Unit(nn.Module):
         n, half, height, width = kept.shape
         pairs = torch.stack([kept, self.branch(x)], dim=2)
         if kept.is_contiguous(memory_format=torch.channels_last) or kept.stride(1) == 1:
-            # Of the same values, in the layout that the next convolution wants.
+            # Same values, in the memory format that the next convolution expects.
             return pairs.permute(0, 3, 4, 1, 2).reshape(n, height, width, 2 * half).permute(0, 3, 1, 2)
         return pairs.view(n, 2 * half, height, width)
 
 
 class Csp(nn.Module):
-    """Merges two maps of the neck; half of the result goes through a pointwise-depthwise-pointwise block."""
+    """CSP block of the neck: merges two feature maps.
+
+    Half of the result passes through a pointwise, a depthwise and another pointwise convolution.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,13 +139,16 @@ class Csp(nn.Module):
         self.final = ConvAct(_WIDTH, _WIDTH)
 
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Map two (N, 96, H, W) to one of the same shape."""
+        """Map two feature maps (N, 96, H, W) to one map of the same shape."""
         x = torch.cat([first, second], dim=1)
         return self.final(torch.cat([self.pw2(self.dw(self.pw1(self.main(x)))), self.short(x)], dim=1))  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):
-    """Detection head of one stride: class logits, then bins of left, top, right and bottom for each box."""
+    """Detection head for one stride.
+
+    Its outputs are the class logits, then the logits of the four side distances of each box.
+    """
 
     def __init__(self, outer: int) -> None:
         super().__init__()
@@ -151,13 +162,13 @@ class Head(nn.Module):
 
 @dataclass(slots=True)
 class Evidence:
-    """Detector output at P places: stride 8 first, each stride in row-major order.
+    """Outputs of the detector at its P places. Stride 8 comes first; each stride is in row-major order.
 
     Attributes:
         features: (N, P, 96) feature maps of the neck.
         classes: (N, P, classes) logits.
         sides: (N, P, boxes · 4 · BINS) logits of the distances from a place to the sides of its boxes.
-        grid: (N, 96, H / 32, W / 32), the neck's map of stride 32.
+        grid: (N, 96, H / 32, W / 32) feature map of the neck with stride 32.
     """
 
     features: torch.Tensor
@@ -167,11 +178,11 @@ class Evidence:
 
 
 class PicoDet(nn.Module):
-    """The whole detector.
+    """The PP-PicoDet-S detector.
 
     Args:
         n_classes: number of classes.
-        n_boxes: boxes per place: 1, or 2 if one class has separate boxes.
+        n_boxes: number of boxes per place: 1, or 2 if one class has separate boxes.
     """
 
     def __init__(self, n_classes: int, n_boxes: int) -> None:
@@ -192,7 +203,7 @@ class PicoDet(nn.Module):
         self.heads = nn.ModuleList(Head(n_classes + n_boxes * 4 * BINS) for _ in STRIDES)
 
     def maps(self, crops: torch.Tensor) -> list[torch.Tensor]:
-        """Return the neck's maps (N, 96, …) of strides 8, 16, 32 and 64."""
+        """Return the feature maps (N, 96, …) of the neck with strides 8, 16, 32 and 64."""
         x = F.max_pool2d(self.first(crops), 3, 2, padding=1)
         reduced = []
         for stage, reduce in zip(self.stages, self.reduce, strict=True):
@@ -206,7 +217,7 @@ class PicoDet(nn.Module):
         return [fine, middle, last, self.last_in(coarse) + self.last_out(last)]
 
     def forward(self, crops: torch.Tensor) -> Evidence:
-        """Return class and box logits of crops (N, 3, H, W) in -1..1 with sides in multiples of 32."""
+        """Return class and box logits of crops (N, 3, H, W) from -1 to 1. H and W are multiples of 32."""
         maps = self.maps(crops)
         out = torch.cat([_rows(head(x)) for head, x in zip(self.heads, maps, strict=True)], dim=1)
         features = torch.cat([_rows(x) for x in maps], dim=1)

@@ -150,7 +150,7 @@ class Harmful:
         (lambda tensors: {k: v for k, v in tensors.items() if k != "model.lora.moe.1.up_b"}, r"2\.mlp\.fc1 has no B"),
         (
             lambda tensors: tensors | {"model.lora.moe.0.up_a": torch.zeros(6, 3, 32)},
-            r"must have one rank; found \[4, 6\]",
+            r"must have the same rank; found ranks \[4, 6\]",
         ),
         (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.zeros(6, 41, 2)}, r"B \(6, 40, rank\); got"),
         (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.full((6, 40, 2), torch.nan)}, "contains NaN"),

@@ -217,10 +217,13 @@ def test_the_published_shape_loads_from_published_names(tmp_path: Path) -> None:
         (lambda head: {}, "not a refiner: the file has no tensors under 'head'|'image_proj.weight' is missing"),
         (lambda head: 7, "no tensors under 'head'"),
         (lambda head: head | {"image_pe": torch.zeros(3)}, "'image_pe' is missing or does not have 4 dimensions"),
-        (lambda head: head | {"image_pe": torch.zeros(1, DIM, 5, 5)}, "it reads 5² features of 16 .* are 4² of 16"),
+        (
+            lambda head: head | {"image_pe": torch.zeros(1, DIM, 5, 5)},
+            "expects 5² features of width 16 .* has 4² features of width 16",
+        ),
         (lambda head: {k: v for k, v in head.items() if k != "iou_token"}, "'iou_token' .* is missing"),
-        (lambda head: head | {"mask_tokens": torch.zeros(3, DIM)}, r"'mask_tokens' .* is missing or of another"),
-        (lambda head: head | {"other.weight": torch.zeros(3)}, r"'other.weight' \[3\] is unknown"),
+        (lambda head: head | {"mask_tokens": torch.zeros(3, DIM)}, r"'mask_tokens' .* is missing or has another"),
+        (lambda head: head | {"other.weight": torch.zeros(3)}, r"'other.weight' \[3\] does not belong to a refiner"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(tmp_path: Path, change: Any, says: str) -> None:
