@@ -1,9 +1,13 @@
-"""WS-Discovery for ONVIF: sends a probe to a multicast group and collects the answers. Needs no extra."""
+"""WS-Discovery for ONVIF: sends a probe to a multicast group on every network, and collects the answers.
+
+It needs no extra.
+"""
 
 from __future__ import annotations
 
 import re
 import socket
+import struct
 import time
 import uuid
 from dataclasses import dataclass
@@ -44,14 +48,14 @@ def discover(timeout_s: float = 3.0, group: tuple[str, int] = GROUP) -> list[Dis
         group: multicast address and port of the probe.
 
     Raises:
-        OSError: if the probe cannot be sent.
+        OSError: if the probe cannot be sent on any network interface.
     """
     found: dict[str, DiscoveredDevice] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 4)
         probe.bind(("", 0))
         deadline = time.monotonic() + timeout_s
-        probe.sendto(_PROBE.format(uuid.uuid4()).encode(), group)
+        _send(probe, _PROBE.format(uuid.uuid4()).encode(), group)
         while (left := deadline - time.monotonic()) > 0:
             probe.settimeout(left)
             try:
@@ -61,6 +65,23 @@ def discover(timeout_s: float = 3.0, group: tuple[str, int] = GROUP) -> list[Dis
             for device in parse_matches(data, address[0]):
                 found.setdefault(f"{device.host}:{device.port}", device)
     return sorted(found.values())
+
+
+def _send(probe: socket.socket, data: bytes, group: tuple[str, int]) -> None:
+    """Send a probe on every network interface; raise the last error if none can send it."""
+    sent, failure = False, OSError("there is no network interface")
+    for index, _ in socket.if_nameindex():
+        try:
+            # struct ip_mreqn: the group, a local address and the interface
+            probe.setsockopt(
+                socket.IPPROTO_IP, socket.IP_MULTICAST_IF, struct.pack("=4s4si", bytes(4), bytes(4), index)
+            )
+            probe.sendto(data, group)
+            sent = True
+        except OSError as error:  # for example an interface without an IPv4 address
+            failure = error
+    if not sent:
+        raise failure
 
 
 def parse_matches(data: bytes, sender: str) -> list[DiscoveredDevice]:
