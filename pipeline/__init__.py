@@ -2,7 +2,8 @@
 
     from saccade.pipeline import Output, Streams
 
-The names below are imported on first use; none of them imports torch before a model is loaded.
+The names in `__all__` are imported on first use. Importing them does not import torch. It is imported when a model is
+loaded.
 """
 
 from __future__ import annotations

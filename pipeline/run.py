@@ -1,4 +1,4 @@
-"""A complete `saccade run`: opens, runs and closes everything in a configuration."""
+"""Runs a complete `saccade run`: opens and closes the source, model, outputs and server of a configuration."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _IN_FILE = "config"
 
 @dataclass(slots=True, frozen=True)
 class OpenedRun:
-    """An open run that has not started.
+    """A run that is open and not started.
 
     Attributes:
-        controller: starts, changes and stops its streams.
-        server: HTTP server; None without `http` in the configuration.
+        controller: starts, changes and stops the streams.
+        server: HTTP server; None if the configuration has no `http`.
     """
 
     controller: Controller
@@ -56,21 +56,21 @@ def opened_run(
     progress: Callable[[int, int], None] | None = None,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[OpenedRun]:
-    """Open sources, model, outputs and server without starting them; close everything at the end.
+    """Open sources, model, outputs and server without starting the streams. Close everything when the block ends.
 
     With workers, each worker opens its sources when the run starts.
 
     Args:
         config: the configuration.
-        file: file of the configuration; stored changes to it are applied again.
+        file: file of the configuration. Changes that an earlier run has stored are applied to it.
         progress: called with (done, total) while a GPU is prepared.
         given_up: returns whether to stop waiting for workers.
 
     Raises:
-        ConfigError: if outputs would overwrite each other or a source, the model does not support a task, or Ray is
-            missing or has no resources for the workers.
+        ConfigError: if an output would overwrite a source or another output, the model does not support a task, or Ray
+            is missing or has no resources for the workers.
         SourceError, EngineError, SinkError: if a source, the model or an output cannot be used.
-        RunFailed: if something could not be finished at the end.
+        RunFailed: if an output could not be finished at the end.
     """
     place = parse_place(config.http) if config.http else None
     token = token_of(config.http_token, config.http_token_file)
@@ -134,7 +134,11 @@ def has_workers(config: RunConfig) -> bool:
 
 
 def _ray(config: RunConfig) -> tuple[Any, type]:
-    """Return `opened_workers` and the actor class of a worker; raises ConfigError if Ray is not installed."""
+    """Return `opened_workers` and the actor class of a worker.
+
+    Raises:
+        ConfigError: if Ray is not installed.
+    """
     if config.ray is None:
         # Read when Ray is imported. Ray's servers listen on every address, so they require a token. By default Ray runs
         # workers at nice 15, where any other process on a busy machine takes the CPU from the cameras.
@@ -154,10 +158,12 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
 
 
 def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:
-    """Return the file for changes; None if changes are not stored, or are stored in the configuration file.
+    """Return the file that stores changes.
+
+    Return None if changes are not stored, or are stored in the configuration file.
 
     Raises:
-        ConfigError: if changes cannot be stored at the configured place.
+        ConfigError: if the configured file cannot be used.
     """
     if config.state == _IN_FILE:
         if file is None:

@@ -1,8 +1,8 @@
-"""Searches stored events with a model: SQL selects candidates, and the model rates their snapshots.
+"""Searches stored events for a text. SQL selects candidates, and a model rates the snapshot of each.
 
-A model that answers questions gives the probability that a snapshot shows the text. A detection-only model, such as
-nano, detects the labels in the text. `search` works with functions that list events and rate snapshots, possibly on
-other machines. `search_events` works with a local store and engine.
+A model that answers questions returns the probability that a snapshot shows the text. A detection-only model, such as
+nano, detects the labels in the text. `search` works with functions that list events and rate snapshots, so snapshots
+can be on other machines. `search_events` uses a local store and a local engine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """The location of a snapshot: event ID, and machine of the store; an empty machine stands for a single store."""
+    """Identifies a snapshot: the event ID, and the machine that stores it.
+
+    The machine is empty if there is only one store.
+    """
 
     event: str
     machine: str = ""
@@ -66,25 +69,25 @@ It yields each event ID with the probability, as soon as it is known and in any 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """An event, and the probability from 0 to 1 that it shows the searched text."""
+    """A matching event, and the probability that it shows the text, 0 to 1."""
 
     event: dict[str, Any]
     p_yes: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record of the event, with `match`."""
+        """Return the record of the event, with the probability as `match`."""
         return {**self.event, "match": round(self.p_yes, 3)}
 
 
 @dataclass(slots=True, frozen=True)
 class Searched:
-    """The results of a search, best first, and the machines that could not be searched."""
+    """The results of a search, best first, and the names of machines that could not be searched."""
 
     found: list[Found]
     away: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as sent over HTTP."""
+        """Return the results in the format of the HTTP API."""
         return {"events": [one.to_json() for one in self.found], **({"away": self.away} if self.away else {})}
 
 
@@ -111,7 +114,7 @@ def search_events(
         See `search`.
 
     Raises:
-        ConfigError: if the text is empty, or the model knows no label in it.
+        ConfigError: if the text is empty, or the model does not know a label in it.
         EngineError: if the model fails.
     """
     ask = SnapshotAsker(engine, lambda event: store.media(event, "snapshot"))
@@ -136,17 +139,18 @@ def search(
 ) -> list[Found]:
     """Search stored events for a text.
 
+    Candidates are first the events whose labels, answers or attributes contain the words, then the newest events.
+
     Args:
         walk: lists events.
-        match: rates their snapshots.
+        match: rates the snapshots of events.
         text: text to search for, such as red truck.
-        query: filters for events; its `limit` is the maximum number of results.
-        candidates: maximum number of candidates: first events with the words in labels, answers or attributes, then the
-            newest.
+        query: filters for events. `query.limit` is the maximum number of results.
+        candidates: maximum number of candidates.
         progress: called after each candidate.
 
     Returns:
-        The results, best first; events without a snapshot are left out.
+        The results, best first. Events without a snapshot are not included.
 
     Raises:
         ConfigError: if the text is empty; also the errors of `match`.
@@ -184,7 +188,7 @@ class SnapshotAsker:
     """Asks an engine about the snapshots of events. Thread-safe.
 
     Args:
-        engine: the engine; the caller owns it. All searches form one engine stream with a low weight.
+        engine: the engine. The caller closes it. All searches form one engine stream with a low weight.
         snapshot: returns the path of an event's snapshot, or None.
     """
 
@@ -195,10 +199,12 @@ class SnapshotAsker:
         engine.configure_stream(_STREAM, StreamSettings(_WEIGHT, newest=False))
 
     def match(self, text: str, events: Iterable[str]) -> Iterator[tuple[str, float | None]]:
-        """Yield each event ID with the probability that its snapshot shows the text, in order; None if unreadable.
+        """Yield each event ID with the probability that the snapshot shows the text, in order.
+
+        The probability is None if the snapshot cannot be read.
 
         Raises:
-            ConfigError: if the model knows no label in the text.
+            ConfigError: if the model does not know a label in the text.
             EngineError: if the model fails.
         """
         tasks = self._tasks_for(text)
@@ -223,7 +229,7 @@ class SnapshotAsker:
                     future.cancel()
 
     def _tasks_for(self, text: str) -> list[Task]:
-        """Return a yes-or-no question, or for a detection-only model the labels in the text."""
+        """Return the task for a text: a yes-or-no question, or for a detection-only model, the labels in the text."""
         if "query" in self._engine.model.skills:
             return [Query(f"Does this image show {text.strip()}?", choices=(_YES, "no"))]
         tasks: dict[Task, None] = {}

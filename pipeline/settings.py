@@ -1,4 +1,4 @@
-"""The declaration of settings, and their common types."""
+"""Declares settings, and defines types that several settings share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PlacedError(ValueError):
     """A mistake at a position in a text, or in another setting that the text refers to.
 
     Args:
-        message: short text for the user.
-        offset: position in the text, in characters from its start.
-        key: path of the setting, if it is not the setting being validated.
+        message: short message for the user.
+        offset: position in the text, as the number of characters before it.
+        key: path of the setting with the mistake; None for the setting that is being validated.
     """
 
     def __init__(self, message: str, offset: int = 0, key: tuple[int | str, ...] | None = None) -> None:
@@ -33,7 +33,7 @@ class PlacedError(ValueError):
 
 
 class NullIsUnset(BaseModel):
-    """A model in which null for an optional key means that the key is unset, because many clients send every key."""
+    """A model in which null for an optional key means that the key is not set. Many HTTP clients send every key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +45,7 @@ class NullIsUnset(BaseModel):
 
 
 def _keeps_null(field: FieldInfo) -> bool:
-    """Return whether null is a valid value, or a mistake because the key is required."""
+    """Return whether null stays in the input: it is a valid value, or the key is required and null is a mistake."""
     return field.is_required() or field.annotation is Any or type(None) in get_args(field.annotation)
 
 
@@ -53,7 +53,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read_seconds(value: object) -> object:
-    """Parse `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` as seconds; any other value is left to the validator."""
+    """Parse `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` as seconds.
+
+    Return any other value for the validator.
+    """
     if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value.strip())):
         return float(found[1]) * _UNITS[found[2]]
     if isinstance(value, str) and re.fullmatch(r"(\d+:){1,2}\d+(\.\d+)?", value.strip()):
@@ -65,7 +68,7 @@ def read_seconds(value: object) -> object:
 
 
 def split_names(value: object) -> object:
-    """Parse one name, or several names separated by commas, into a list."""
+    """Convert one name, or several names separated by commas, to a list."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list | tuple):
@@ -74,17 +77,17 @@ def split_names(value: object) -> object:
 
 
 def as_list(value: object) -> object:
-    """Wrap a single text in a list."""
+    """Convert a single text to a list."""
     return [value] if isinstance(value, str) else value
 
 
 def read_number(value: object) -> object:
-    """Convert a number, such as a webcam index in YAML, to text."""
+    """Convert a number to text, such as a webcam index in YAML."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def no_nul(value: str) -> str:
-    """Return `value`.
+    """Return `value` unchanged, after checking that it contains no NUL character.
 
     Raises:
         ValueError: if the text contains a NUL character.
@@ -95,7 +98,7 @@ def no_nul(value: str) -> str:
 
 
 def keep_bytes(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Validate a name that may contain bytes that are not UTF-8, represented as U+DC80 to U+DCFF."""
+    """Validate a name that may contain bytes that are not UTF-8. Such bytes are represented as U+DC80 to U+DCFF."""
     if isinstance(value, str) and any("\udc80" <= one <= "\udcff" for one in value):
         check(re.sub("[\udc80-\udcff]", "?", value))  # pydantic refuses such a text
         return value
@@ -126,10 +129,10 @@ def setting(
 
     Args:
         default: default value; `...` for a required field.
-        description: purpose in one line; also the help of its flag.
+        description: purpose in one line. It is also the help text of the flag.
         more: additional text for the manual.
-        metavar: placeholder of the value in the help; default: its type.
-        flags: command-line flags, if they differ from the field's name with dashes.
+        metavar: placeholder of the value in the help; default: the type.
+        flags: command-line flags; default: the name of the field with dashes.
         env: environment variable for the value.
         constraints: see `pydantic.Field`.
     """

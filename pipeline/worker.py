@@ -1,7 +1,7 @@
-"""A worker: a Ray actor with a `Local`, its engine and its streams, and a server for requests that need pixels.
+"""A worker: a Ray actor with an engine, its streams (`Local`), and an HTTP server for requests that need pixels.
 
-Frames never leave the process. Events, and results for shared outputs, wait in an outbox until the controller takes
-them. The worker keeps running while no controller is connected.
+Frames never leave the process of the worker. Events, and results for shared outputs, are queued in an outbox until the
+controller takes them. The worker continues while no controller is connected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _WISH_S = 15.0
 
 
 class Outbox:
-    """Messages and results that wait for the controller. Thread-safe."""
+    """Queues messages and results for the controller. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the attributes below
@@ -70,9 +70,9 @@ class Outbox:
         self._results: deque[bytes] = deque()
 
     def put(self, kind: str, value: Any) -> None:
-        """Add a message; a new report replaces the report before it.
+        """Add a message. A new report replaces the last report in the queue.
 
-        If too many wait, the oldest message is dropped.
+        If too many messages are queued, the oldest is dropped.
         """
         with self._changed:
             if kind == "report" and self._messages and self._messages[-1][0] == "report":
@@ -83,14 +83,14 @@ class Outbox:
             self._changed.notify_all()
 
     def put_result(self, data: bytes) -> None:
-        """Add a result; blocks its stream while too many results wait."""
+        """Add a result. While too many results are queued, the call blocks, and the stream waits."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
             self._results.append(data)
             self._changed.notify_all()
 
     def take(self, wait_s: float) -> Batch:
-        """Return the waiting messages and results; waits up to `wait_s` seconds for the first."""
+        """Return the queued messages and results. If there are none, wait up to `wait_s` seconds for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._results, wait_s)
             messages = [self._messages.popleft() for _ in range(min(_MOST, len(self._messages)))]
@@ -100,7 +100,7 @@ class Outbox:
 
 
 class Worker:
-    """An engine with its streams and a server for them, open from construction to `close`.
+    """An engine with its streams and an HTTP server for them. The constructor opens it, `close` closes it.
 
     Args:
         settings: settings of the worker.
@@ -166,13 +166,13 @@ class Worker:
     # ---- streams
 
     def prepare(self, change: Change, *, checked: bool) -> None:
-        """Prepare a change, see `Local.prepare`; an opened stream waits for `follow` or `release`."""
+        """Prepare a change, see `Local.prepare`. An opened stream is stored until `follow` or `release` is called."""
         opened = self.local.prepare(change, checked=checked)
         if opened is not None:
             self._prepared[change.name] = opened
 
     def release(self, name: str) -> None:
-        """Close a prepared stream that was not used."""
+        """Close a prepared stream that `follow` has not used."""
         if (opened := self._prepared.pop(name, None)) is not None:
             opened.close()
 
@@ -191,8 +191,8 @@ class Worker:
             name: see `Local.follow`.
             wanted: see `Local.follow`.
             checked: see `Local.follow`.
-            events: the last events of its rules on its previous worker.
-            again: whether the stream ran before, so that its files are kept.
+            events: last event of each rule of the stream on the previous worker.
+            again: whether the stream has run before. Its earlier output files are then renamed, not overwritten.
         """
         prepared = self._prepared.pop(name, None)
         if wanted is None or name in self.local.names or not (events or again):
@@ -212,15 +212,15 @@ class Worker:
         return status
 
     def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
-        """Move every stream to another worker of this process, one after the other; events continue.
+        """Move every stream to another worker of this process, one after the other. Open events continue.
 
         Args:
             other: the new worker, with a loaded engine.
-            wanted: new configurations of streams by name; other streams keep theirs.
+            wanted: new configurations of streams, by name. Other streams keep their configuration.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream cannot be moved; all streams then
-                run here again.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream cannot be moved. All streams
+                then run on this worker again.
         """
         running = [status for status in self.local.statuses() if status.name in self.local.names]
         before = {status.name: status.config for status in running if status.config is not None}
@@ -266,7 +266,7 @@ class Worker:
     # ---- what viewers ask for, and others
 
     def wish(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Ask the controller to change a stream; return its new configuration.
+        """Ask the controller to change a stream. Return the new configuration.
 
         Raises:
             ConfigError, EngineError, StreamError: if the change is not possible.
@@ -289,7 +289,9 @@ class Worker:
             wish[0].set()
 
     def match(self, text: str, events: Sequence[str]) -> list[float | None]:
-        """Return the probability that the snapshot of each event shows a text; None without a snapshot here.
+        """Return the probability that the snapshot of each event shows a text.
+
+        It is None if the snapshot is not here.
 
         Raises:
             ConfigError, EngineError: see `SnapshotAsker.match`.
@@ -304,7 +306,7 @@ class Worker:
         return [found[event] for event in events]
 
     def report(self) -> Report:
-        """Return the state of the worker and its streams."""
+        """Return the state of the worker and of its streams."""
         (own,) = self.local.workers()
         seen = {}
         for name in self.local.streams.names:
@@ -333,7 +335,7 @@ class Worker:
 
 
 class WorkerActor:
-    """The Ray actor of a worker. Errors with a message for the user are returned, not raised."""
+    """The Ray actor of a worker. An error with a message for the user is returned, not raised."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held while a worker is started, replaced or closed
@@ -346,36 +348,39 @@ class WorkerActor:
         self._host = "127.0.0.1"
 
     def start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready | Exception:
-        """Load the engine, or adopt the running worker if its settings are equal.
+        """Load the engine. If a worker with equal settings is running, use it instead.
 
         Args:
             settings: settings of the worker.
-            wanted: names of the streams to keep; all others are stopped.
+            wanted: names of the streams that continue. All other streams are stopped.
         """
         with self._lock:
             return told(lambda: self._start(settings, wanted))
 
     def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Exception:
-        """Load another engine next to the running engine and move the streams to it; on failure nothing changes."""
+        """Load another engine while the current engine runs, and move the streams to it.
+
+        If this fails, nothing changes.
+        """
         with self._lock:
             return told(lambda: self._replace(settings, wanted))
 
     def poll(self, wait_s: float) -> Batch:
-        """Return waiting messages and results; see `Outbox.take`."""
+        """Return queued messages and results; see `Outbox.take`."""
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the worker; return its result, or an error with a message for the user.
+        """Call a method of the worker. Return its result, or an error with a message for the user.
 
         Args:
-            method: name of the method, such as `follow`, or `local.counts` for a method of its `Local`.
+            method: name of the method, such as `follow`, or `local.counts` for a method of `Local`.
             arguments: positional arguments.
             options: keyword arguments.
         """
         return told(lambda: attrgetter(method)(self._running)(*arguments, **options))
 
     def close(self) -> None:
-        """Stop the worker; the last message is `end`."""
+        """Stop the worker. Its last message is `end`."""
         with self._lock:
             self._over.set()
             worker, self._worker = self._worker, None
@@ -450,7 +455,7 @@ class WorkerActor:
 
 
 class _Warnings(logging.Handler):
-    """Sends warnings and errors to the controller."""
+    """A logging handler that sends warnings and errors to the controller."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(logging.WARNING)
@@ -461,7 +466,7 @@ class _Warnings(logging.Handler):
 
 
 def device_of(device: str, index: int, gpus: int) -> str:
-    """Return the device of a worker; without a fixed GPU, workers are assigned to GPUs in turn.
+    """Return the device of a worker. If the configuration names no GPU, workers are assigned to the GPUs in turn.
 
     Args:
         device: configured device.
@@ -472,7 +477,7 @@ def device_of(device: str, index: int, gpus: int) -> str:
 
 
 def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> None:
-    """Rename existing output files of a stream, so that a restart does not overwrite its earlier results."""
+    """Rename the existing output files of a stream, so that a restart does not overwrite earlier results."""
     for target in [target.of(name) for target in (*each, *map(Target, config.sinks))]:
         path = target.path
         if path is None or not target.replaces or not path.is_file() or not path.stat().st_size:
@@ -484,7 +489,10 @@ def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> Non
 
 
 def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> str | None:
-    """Return why memory is too low for a second process of this size; None if there is enough, or it is unknown."""
+    """Return a message if there is too little memory for a second process of this size.
+
+    Return None if there is enough memory, or it is unknown.
+    """
     free: list[int] = []
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())

@@ -1,1 +1,1 @@
-"""The benchmarks of `saccade bench`, one module each, and their shared code."""
+"""The benchmarks of `saccade bench`, one module each, and the code that they share."""

@@ -1,15 +1,16 @@
-"""`saccade bench bubble`: the speedup of pipelining host and device, predicted from step times and measured.
+"""`saccade bench bubble`: predicts and measures the speedup of pipelining host and device.
 
     speedup = T_block / T_pipe · (1 − z)
 
-of this step. The mean
-T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of the previous
-step to the end of this step. The mean
-of this step. The mean covers all decode steps, because steps next to a prefill are common and cost the blocking engine
-more. z is the share of decoded sequences that are wasted, because they had already ended.
+The engine either waits for each decode step (depth 1, blocking) or prepares the next step meanwhile (depth 2,
+pipelined). T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of
+the previous step to the end of this step. z is the fraction of decoded sequences that are wasted, because they had
+already ended.
+
+The means include all decode steps, because steps next to a prefill are common, and they cost the blocking engine more.
 
 The measured speedup compares useful decoded sequences per second, without the time of prefills. The prediction assumes
-equally full steps at both depths; the table shows their mean size.
+the same number of sequences per step at both depths. The table shows the mean number at each depth.
 """
 
 from __future__ import annotations
@@ -41,22 +42,23 @@ _ROUNDS = 5  # the depths alternate, so that a change of the machine's speed aff
 
 @dataclass(slots=True, frozen=True)
 class BubbleRow:
-    """The results for one number of streams. Times are in milliseconds.
+    """The results for one number of streams. All times are in milliseconds.
 
     Attributes:
-        streams: number of streams in the closed loop.
+        streams: number of streams. Each has one request in flight.
         rows_block, rows_pipe: mean number of sequences per decode step.
-        forward_ms, sampling_ms: median device times of a pipelined decode step with a full batch.
+        forward_ms, sampling_ms: median device time of the forward pass and of sampling, in a pipelined decode step
+            with a full batch.
         bookkeeping_ms: median host time of such a step, without waiting.
         idle_block_ms, idle_pipe_ms: median idle time of the device per period.
         t_block_ms, t_pipe_ms: mean period of all decode steps.
         steps: L, mean number of decode steps per answer.
-        zombies: z, share of wasted sequences of pipelined decode steps.
+        zombies: z, fraction of wasted sequences of pipelined decode steps.
         predicted: predicted speedup of decoding, T_block / T_pipe · (1 − z).
-        observed: measured speedup of decoding: useful sequences per second without prefills, pipelined over blocking.
+        observed: measured speedup of decoding: ratio of the useful sequences per second, without prefills.
         prefill_ms: mean prefill time of one image, pipelined.
         predicted_answers: predicted speedup including prefills.
-        observed_answers: measured speedup of answers per second, pipelined over blocking.
+        observed_answers: measured speedup: ratio of the answers per second.
         answers_per_s: answers per second, pipelined.
     """
 
@@ -86,8 +88,8 @@ class BubbleBench:
 
     Attributes:
         model, device, dtype: model, device and data type.
-        conf: score threshold, chosen for the requested mean number of objects.
-        rows: one row per number of streams.
+        conf: score threshold. It gives the requested mean number of objects.
+        rows: results for each number of streams.
     """
 
     model: str
@@ -144,8 +146,8 @@ def time_bubble(
         name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
         device: see `Engine.load`.
         dtype: see `Engine.load`.
-        streams: numbers of streams, one row each.
-        seconds: seconds per row and depth.
+        streams: numbers of streams to measure.
+        seconds: duration of each measurement, in seconds.
         objects: mean number of objects per answer, at most `MAX_OBJECTS`.
         size: width and height of the images, in pixels.
 
@@ -162,7 +164,7 @@ def time_bubble(
 
 
 def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, seconds: float) -> BubbleRow:
-    """Measure one number of streams with an engine of depth 1 and an engine of depth 2."""
+    """Measure one number of streams, with an engine of depth 1 and an engine of depth 2."""
     block, pipe = Measured(), Measured()
     wait_for_rest(engines[1])
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""`saccade bench frame`: the end-to-end time from one image to its boxes."""
+"""`saccade bench frame`: measures the end-to-end time from one image to its boxes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WARM_UP = 20  # CPU replay is recorded by then, see `engine.cpu.replay`
 
 @dataclass(slots=True, frozen=True)
 class FrameBench:
-    """Times of single images, in milliseconds.
+    """The times of single images, in milliseconds.
 
     Attributes:
         model, device, dtype: model, device and data type.
         width, height: size of the images, in pixels.
         frames: number of measured images.
-        median_ms, p99_ms: time from submitting an image to receiving its boxes.
-        prefill_ms, decode_ms: medians of the engine's own times.
+        median_ms, p99_ms: time from the submission of an image to its boxes.
+        prefill_ms, decode_ms: median times that the engine reports for prefill and decoding.
         boxes: mean number of boxes per image, or the fixed number of objects.
     """
 
@@ -48,7 +48,7 @@ class FrameBench:
     boxes: float
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
@@ -62,7 +62,7 @@ class FrameBench:
 
 
 def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
-    """Time scaled images of the configuration's source, one at a time.
+    """Measure scaled images of a configuration's source, one at a time.
 
     Args:
         config: model, source and prompts.

@@ -1,7 +1,7 @@
-"""A closed loop of streams on an engine, and the times of its steps; shared by the engine benchmarks.
+"""Runs a closed loop of streams on an engine, and measures its steps. The engine benchmarks share this module.
 
-Each stream submits one prompt about one image, and the next after the answer. The model decides where answers end, so
-their length is not known in advance.
+Each stream submits one prompt about one image, and submits the next prompt after the answer. The model decides where
+answers end, so their length is not known in advance.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Job = tuple[RgbImage, Detect]
 
 
 class RandomWindows:
-    """Random windows of images, as with `--saccades`, in the model's input size.
+    """Random windows of images in the model's input size, like those of `--saccades`.
 
     Args:
         engine: the engine.
@@ -55,7 +55,7 @@ class RandomWindows:
         self._sizes: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def of(self, image: RgbImage) -> list[Window]:
-        """Return the windows of an image; empty if the image is not larger than the model's input."""
+        """Return random windows of an image. Return none if the image is not larger than the model's input."""
         height, width = image.shape[:2]
         if not self._count:
             return []
@@ -77,14 +77,14 @@ class RandomWindows:
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """Times of a step on the compute stream, in seconds.
+    """The times of a step on the compute stream, in seconds.
 
     Attributes:
-        decode: whether the step is a decode step; otherwise it is a prefill.
+        decode: whether the step is a decode step. Otherwise it is a prefill.
         rows: number of sequences in the step.
         end: end of the step, on the clock of `time.perf_counter`.
         period: time from the end of the previous step to the end of this step.
-        forward, sampling: parts of the period; sampling is 0 if it is part of the forward's CUDA graph.
+        forward, sampling: parts of the period. `sampling` is 0 if the CUDA graph of the forward pass includes it.
         host: host time of the step, without waiting.
     """
 
@@ -99,12 +99,12 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Measured:
-    """The measurements at one depth.
+    """The measurements at one pipeline depth.
 
     Attributes:
         steps: steps that ended during the measurement.
-        answers, rows, zombies: counts of the engine: answers, decoded sequences, and wasted sequences.
-        elapsed: wall-clock seconds.
+        answers, rows, zombies: number of answers, of decoded sequences, and of wasted sequences.
+        elapsed: duration of the measurement, in seconds.
     """
 
     steps: list[StepTimes] = field(default_factory=list)
@@ -115,17 +115,17 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """z: the share of decoded sequences that are wasted."""
+        """The fraction z of decoded sequences that are wasted."""
         return self.zombies / self.rows
 
     @property
     def useful_steps(self) -> float:
-        """L: the mean number of decode steps per answer."""
+        """The mean number L of decode steps per answer."""
         return (self.rows - self.zombies) / self.answers
 
     @property
     def decode(self) -> list[StepTimes]:
-        """The decode steps."""
+        """All decode steps."""
         return [step for step in self.steps if step.decode]
 
     @property
@@ -135,7 +135,7 @@ class Measured:
 
     @property
     def period(self) -> float:
-        """T: the mean period of all decode steps."""
+        """The mean period T of all decode steps, in seconds."""
         return statistics.mean(step.period for step in self.decode)
 
     @property
@@ -152,11 +152,11 @@ class Measured:
 
     @property
     def per_answer_s(self) -> float:
-        """The expected time per answer: its prefill and its share of decode steps."""
+        """The expected time per answer, in seconds: one prefill, plus the answer's share of the decode steps."""
         return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
 
     def full(self, streams: int) -> list[StepTimes]:
-        """Return the decode steps with a full batch, or all decode steps if no batch was full."""
+        """Return the decode steps with a full batch. If no batch was full, return all decode steps."""
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
 
 
@@ -170,10 +170,10 @@ def open_engine(
     kv_dtype: str | None = None,
     imgsz: int | None = None,
 ) -> Engine:
-    """Load a model or create a random model; the arguments are those of `Engine.load`.
+    """Load a model, or create a random model. The arguments are those of `Engine.load`.
 
-    By default, a trained model uses speculative decoding. A random model does not, because its answers do not resemble
-    earlier answers.
+    By default, a trained model uses speculative decoding, and a random model does not. Answers of a random model do
+    not resemble earlier answers.
 
     Raises:
         EngineError: if the model, device or dtype does not exist.
@@ -196,13 +196,13 @@ def open_engine(
 
 
 def dtypes_of(engine: Engine) -> str:
-    """Return the dtype of an engine, and the dtype of its KV cache if it differs."""
+    """Return the dtype of an engine. If the KV cache has another dtype, add it."""
     kept = engine.config.kv_dtype
     return engine.model.dtype if kept is None else f"{engine.model.dtype} with keys and values in {kept}"
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """Return one mosaic per image, of the same size, each made of one or several images."""
+    """Return one mosaic per image. All mosaics have the same size, and each consists of one or several images."""
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):
@@ -222,7 +222,10 @@ def _smaller(image: RgbImage, n: int) -> RgbImage:
 
 
 def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
-    """Return one request per label and image; the score threshold gives `objects` objects per answer on average."""
+    """Return one request per label and image.
+
+    A score threshold limits the answers to `objects` objects on average.
+    """
     classes = engine.model.classes
     labels = OPEN_LABELS if classes is None else classes[:_CLOSED_LABELS]
     jobs = [(image, Detect(label, most, 0.0)) for label, image in product(labels, images)]
@@ -234,10 +237,11 @@ def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: in
 
 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
-    """Return the score threshold at which answers have `objects` objects on average, from unlimited answers' scores.
+    """Return the score threshold at which answers have `objects` objects on average.
 
-    An answer ends at its first score below the threshold, and its scores never increase (see `skills.FindObjects`). So
-    its length is the number of scores above the threshold.
+    It is computed from the scores of answers without a threshold. An answer ends at its first score below the
+    threshold, and its scores never increase (see `skills.FindObjects`). So its length is the number of scores above
+    the threshold.
     """
     falling = sorted(chain.from_iterable(scores), reverse=True)
     return falling[min(round(objects * len(scores)), len(falling) - 1)]
@@ -246,12 +250,11 @@ def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
 class ClosedLoop:
     """Submits the requests of all streams from one thread.
 
-    One thread per stream would be a significant load of its own: 32 threads reduced nano on an H200 from about 2,700 to
-    1,750 images per second.
+    With one thread per stream, the threads themselves would considerably reduce the throughput.
 
     Args:
         engine: the engine.
-        jobs: the requests, repeated endlessly.
+        jobs: the requests. They are repeated endlessly.
         windows: windows of each image, or None.
 
     Attributes:
@@ -271,7 +274,7 @@ class ClosedLoop:
         self.n_open += 1
 
     def take(self, timeout: float | None = None) -> tuple[float, Result]:
-        """Wait for the next answer; return its time in seconds and the result.
+        """Wait for the next answer. Return the time of the answer in seconds, and the result.
 
         Raises:
             queue.Empty: if no answer arrives within `timeout` seconds.
@@ -283,7 +286,7 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Keep `streams` requests in flight, during a warm-up and then for `seconds`; add the measurements."""
+    """Keep `streams` requests in flight for a warm-up and then for `seconds`. Add the measurements to `measured`."""
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:
@@ -313,7 +316,7 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
 
 
 def wait_for_rest(engine: Engine) -> None:
-    """Wait until the engine is idle, including wasted steps.
+    """Wait until the engine is idle and has also completed wasted steps.
 
     Raises:
         TimeoutError: if the engine does not become idle.

@@ -1,4 +1,4 @@
-"""`saccade bench throughput`: images per second and CPU time with many concurrent streams."""
+"""`saccade bench throughput`: measures images per second and CPU time with many concurrent streams."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ThroughputRow:
     """The results for one number of streams.
 
     Attributes:
-        streams: number of images in flight, one per stream.
+        streams: number of streams. Each has one image in flight.
         fps: answered images per second of all streams.
-        median_ms, p99_ms: time from submitting an image to its answer.
+        median_ms, p99_ms: time from the submission of an image to its answer.
         cpu_ms: CPU time of the process per image.
     """
 
@@ -35,7 +35,10 @@ class ThroughputRow:
 
 @dataclass(slots=True, frozen=True)
 class ThroughputBench:
-    """The results of `time_throughput`; `boxes`: see `frame.FrameBench`; `saccades`: windows per image."""
+    """The results of `time_throughput`.
+
+    `saccades` is the number of windows per image; for `boxes`, see `frame.FrameBench`.
+    """
 
     model: str
     device: str
@@ -82,13 +85,13 @@ def time_throughput(
     Args:
         model: name, folder or hub id of a model, or a random model.
         device: device of the model.
-        counts: numbers of streams, one row each.
+        counts: numbers of streams to measure.
         dtype: see `Engine.load`.
         kv_dtype: see `Engine.load`.
         label: label to detect.
         objects: fixed number of objects per answer; None for the model's own answers.
         size: size of the images, in pixels.
-        seconds: seconds per row.
+        seconds: duration of each measurement, in seconds.
         saccades: windows per image, at random positions.
 
     Raises:
@@ -117,7 +120,10 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Return the time of each image in ms and its object count, with `streams` requests in flight until `stop`."""
+    """Run `streams` requests in flight until `stop`.
+
+    Return time in milliseconds and number of objects of each image.
+    """
     waits: list[float] = []
     found: list[int] = []
     for _ in range(streams):

@@ -1,4 +1,4 @@
-"""A client of a running Saccade's HTTP API; every failure is one line."""
+"""A client of the HTTP API of a running Saccade. Every error has a message of one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_BYTES = 32 * 1024 * 1024
 
 
 class ApiError(Exception):
-    """The server refuses the request or does not respond; the message is one line."""
+    """The server refuses a request or does not respond. The message is one line."""
 
 
 class ApiClient:
@@ -52,10 +52,10 @@ class ApiClient:
         await self._session.aclose()
 
     async def streams(self) -> list[dict[str, Any]]:
-        """Return the streams and their state.
+        """Return the streams and their states.
 
         Raises:
-            ApiError: if the request fails; all methods raise it.
+            ApiError: if the request fails. All methods raise it.
         """
         listed: list[dict[str, Any]] = (await self._json("GET", "/streams"))["streams"]
         return listed
@@ -66,19 +66,19 @@ class ApiClient:
         return await self._request("GET", f"/streams/{quote(stream, safe='')}/frame.jpg{overlay}")
 
     async def detect(self, image: str, name: str) -> list[dict[str, Any]]:
-        """Return the boxes of a label in an image, given as a data URL."""
+        """Return the boxes of objects with a label in an image. The image is a data URL."""
         found: list[dict[str, Any]] = (await self._json("POST", "/v1/detect", {"image_url": image, "object": name}))[
             "objects"
         ]
         return found
 
     async def ask(self, image: str, question: str) -> str:
-        """Return the answer to a question about an image, given as a data URL."""
+        """Return the answer to a question about an image. The image is a data URL."""
         answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
         return answer
 
     async def events(self, **filters: str) -> list[dict[str, Any]]:
-        """Return stored events, newest first; filters: stream, rule, label, zone, since, q and limit."""
+        """Return stored events, newest first. The filters are stream, rule, label, zone, since, q and limit."""
         asked = "&".join(f"{key}={quote(value, safe='')}" for key, value in filters.items() if value)
         found: list[dict[str, Any]] = (await self._json("GET", f"/events?{asked}"))["events"]
         return found
@@ -88,21 +88,23 @@ class ApiClient:
         return await self._request("GET", f"/events/{quote(event, safe='')}/snapshot.jpg")
 
     def clip_url(self, event: str) -> str:
-        """Return the URL of an event's clip; the client must send the token."""
+        """Return the URL of an event's clip. Whoever opens the URL must send the token."""
         return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
 
     async def config_changes(self, text: str) -> list[str]:
-        """Return what a new text of the configuration file would change, one line per change."""
+        """Return one line per change that a new text of the configuration file would cause."""
         answer = await self._request("POST", "/config/diff", text=text)
         changes: list[str] = json.loads(answer)["changes"]
         return changes
 
     async def search(self, filters: Mapping[str, str], progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Search stored events with the model: `events`, best match first, and machines that are `away`.
+        """Search stored events with the model.
+
+        Return `events`, best match first, and the unreachable machines as `away`.
 
         Args:
-            filters: of the events; `q` is the text to find.
-            progress: called with (done, all) during the search.
+            filters: filters for the events. `q` is the text to search for.
+            progress: called with (done, total) during the search.
         """
         headers = {"Accept": "text/event-stream"}
         async with self._answer("GET", f"/events/search?{urlencode(filters)}", headers=headers) as response:
@@ -128,7 +130,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, **given: Any) -> AsyncIterator[httpx.Response]:
-        """Return a successful response with an unread body."""
+        """Send a request and return the successful response. Its body is not read yet."""
         assert self._session is not None
         try:
             async with self._session.stream(method, self._url + path, **given) as response:
@@ -146,7 +148,7 @@ class ApiClient:
 
 
 async def _read(response: httpx.Response) -> bytes:
-    """Return the body, cut at the maximum size."""
+    """Return the body of a response. A body above the maximum size is truncated."""
     data = b""
     async for part in response.aiter_bytes():
         data += part
@@ -156,7 +158,7 @@ async def _read(response: httpx.Response) -> bytes:
 
 
 def data_url(jpeg: bytes) -> str:
-    """Return a JPEG file as a data URL."""
+    """Return the content of a JPEG file as a data URL."""
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 

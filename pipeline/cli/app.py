@@ -1,4 +1,4 @@
-"""Typer with a shorter help: switches and named arguments show no type."""
+"""Typer with a shorter help: it shows no type for switches and for arguments with a name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Group(typer.core.TyperGroup):
 
 
 class App(typer.Typer):
-    """A group of commands; accepts the arguments of `typer.Typer`."""
+    """A group of commands. The constructor has the arguments of `typer.Typer`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)

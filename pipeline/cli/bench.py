@@ -65,9 +65,9 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure the speedup from pipelining host and device: step times, predicted and measured speedup.
+    """Measure the speedup of pipelining host and device: step times, predicted speedup and measured speedup.
 
-    --model moondream-2-random and moondream-3-random need no weights: they have the published dimensions and random
+    --model moondream-2-random and moondream-3-random need no download: they have the published dimensions and random
     weights.
     """
     from saccade.pipeline.bench.bubble import time_bubble
@@ -97,7 +97,7 @@ def bench_throughput(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure images per second and CPU time with many concurrent streams of one prompt each."""
+    """Measure images per second and CPU time with many concurrent streams. Each stream has one prompt."""
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 
@@ -137,7 +137,7 @@ def bench_cameras(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Overload the model with simulated cameras and measure the age of processed frames.
+    """Overload the model with simulated cameras, and measure the age of processed frames.
 
     One camera freezes, one sends bursts, and one is 4K.
     """

@@ -1,4 +1,4 @@
-"""Reports every error as one line on standard error with an exit code, never as a traceback."""
+"""Reports an error as one line on standard error and an exit code. A traceback is never printed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN_S = 60.0  # until a warning with the same text is shown again
 
 
 class _Warnings(logging.Handler):
-    """Collects warnings and errors for display, each text at most once a minute."""
+    """Collects logged warnings and errors for display. The same text is shown at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -42,11 +42,11 @@ class _Warnings(logging.Handler):
         self._waiting.append(line)
 
     def take(self) -> list[str]:
-        """Return the warnings not shown yet."""
+        """Return the warnings that have not been shown yet."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def forget(self) -> None:
-        """Forget all warnings, for the next command."""
+        """Delete all warnings before the next command."""
         self._waiting.clear()
         self._kept_at.clear()
 
@@ -60,10 +60,10 @@ def take_warnings() -> list[str]:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Run `command` and return its exit code; on an error, print one line and return the code of the error.
+    """Run `command` and return its exit code. On an error, print one line and return the exit code of the error.
 
-    After a successful command, the remaining warnings are shown, when no progress bar can overwrite them. After an
-    error they are omitted. SACCADE_DEBUG=1 adds the traceback.
+    After a successful command, the remaining warnings are printed, because no progress bar can overwrite them then.
+    After an error, they are not printed. SACCADE_DEBUG=1 adds the traceback.
     """
     _warnings.forget()
     logging.getLogger().addHandler(_warnings)

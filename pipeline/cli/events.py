@@ -53,7 +53,7 @@ def draft_rule(
         str | None, typer.Option(metavar="NAME", help="Stream whose zones to use, if the file has several.")
     ] = None,
 ) -> None:
-    """Write a rule for a sentence and check it; it is printed and not armed.
+    """Write a rule for a sentence and check it. The rule is printed, not applied.
 
     saccade rules draft "tell me when someone stands at the door for 10 s" cameras.yaml
     """
@@ -66,7 +66,7 @@ def draft_rule(
 def check_rules(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with rules; a source is optional.")],
 ) -> None:
-    """Check the rules of a configuration; mistakes are reported with line, column and the expected input.
+    """Check the rules of a configuration. A mistake is reported with line, column and the expected input.
 
     saccade rules check cameras.yaml
     """
@@ -96,7 +96,7 @@ def search(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a model which stored events match a text; best matches first.
+    """Ask a model which stored events match a text. The best matches come first.
 
     saccade search "red truck" --store kept --since 1d
 

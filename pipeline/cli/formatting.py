@@ -1,4 +1,4 @@
-"""Text for terminals: progress bars, summaries and tables."""
+"""Formats text for terminals: progress bars, summaries and tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOST = {
 
 @contextmanager
 def counting() -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar; yield a function that receives the number done and the total."""
+    """Show a progress bar. Yield a function that updates it with (done, total)."""
     bar = progress_bar()
     task = bar.add_task("")
     with bar:
@@ -39,14 +39,14 @@ def counting() -> Iterator[Callable[[int, int], None]]:
 
 
 def show_preparation(done: int, total: int) -> None:
-    """Show the progress of GPU preparation on a terminal, in a line that is removed at the end."""
+    """Show the progress of GPU preparation on a terminal. The line disappears at the end."""
     if sys.stderr.isatty():
         line = f"preparing the GPU: {done} of {total}" if done < total else ""
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
-    """Return a progress bar on standard error; it disappears at the end and is disabled without a terminal."""
+    """Return a progress bar on standard error. It disappears at the end, and is disabled without a terminal."""
     console = console or Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -70,7 +70,7 @@ def summary(report: Report) -> str:
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
-    """Return a table of the quantities: how many values differ, and the largest difference."""
+    """Return a table with one row per quantity: the number of values that differ, and the largest difference."""
     from saccade.engine.golden.check_engine import ANY_NUMBER
 
     lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]

@@ -1,6 +1,6 @@
-"""Shows a run on a terminal: a progress bar for one file, otherwise a table, and a line per change.
+"""Shows a run on a terminal: a progress bar for a single file, otherwise a table. Changes are printed as lines.
 
-It stops the run when a signal arrives.
+When a signal arrives, it stops the run.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Show = Callable[[Sequence[StreamStatus]], None]
 
 
 def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> None:
-    """Run a controller and show its streams until all have ended or a signal stops them.
+    """Run a controller, and show its streams until all have ended or a signal stops them.
 
-    Every change of a live source's connection and every warning is printed as a line, with or without a terminal.
+    Every connection change of a live source and every warning is printed as a line, with or without a terminal.
 
     Args:
-        controller: the controller, not yet started. Its configuration file is read again after a change or SIGHUP.
-            Afterwards, `finished` tells how the streams have ended.
-        signals: caught from here on. The first signal lets the engine finish its frames and closes every file; an
-            urgent signal gives the engine 2 s.
+        controller: the controller, not yet started. Its configuration file is reloaded after a change or SIGHUP. At
+            the end, `controller.finished` has the result of each stream.
+        signals: signals to catch. The first signal lets the engine finish its frames and closes every file. An urgent
+            signal gives the engine 2 s.
         quiet: show only errors.
     """
     console = Console(stderr=True)
@@ -100,7 +100,7 @@ def _statuses(controller: Controller) -> dict[str, StreamStatus]:
 
 
 def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
-    """Return the line to show about a stream, or None."""
+    """Return the line to print about a stream. Return None if nothing has changed."""
     if status.state == "failed":
         return None if alone else f"{status.name}: {status.reason}"  # with a single stream, the exit message reports it
     if quiet or not (status.live or status.state == "stuck") or status.state == "ended":
@@ -113,7 +113,10 @@ def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
 
 @contextmanager
 def _view(console: Console, alone: StreamStatus | None, quiet: bool) -> Iterator[Show]:
-    """Show a progress bar for a single file, otherwise a table, on a terminal until the end."""
+    """Show a progress bar for a single file, otherwise a table, until the end of the run.
+
+    Without a terminal, show nothing.
+    """
     if quiet or not console.is_terminal:
         yield lambda statuses: None
     elif alone is not None and not alone.live:

@@ -67,7 +67,7 @@ def main() -> None:
 def root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
-    """Print the version or, without a command, the help."""
+    """Print the version. Without a command, print the help."""
     if version:
         print(f"saccade {VERSION}")
     elif context.invoked_subcommand is None:
@@ -217,7 +217,7 @@ def image(
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated image to write: found.png.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Find objects in one image; print or draw the result.
+    """Find objects in one image, and print or draw the result.
 
     saccade image street.jpg --detect person --out found.png
     """
@@ -262,7 +262,7 @@ def discover(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the ONVIF cameras on the network; with --user, also their streams.
+    """List the ONVIF cameras on the network. With --user, also list their video streams.
 
     saccade discover --user admin
     """
@@ -287,7 +287,7 @@ def mcp(
     ] = None,
     token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
 ) -> None:
-    """Serve the streams of a running Saccade to assistants (Model Context Protocol).
+    """Let assistants use the streams of a running Saccade (Model Context Protocol).
 
     saccade mcp --url http://127.0.0.1:8080
     """
@@ -298,7 +298,7 @@ def mcp(
 
 @app.command()
 def models() -> None:
-    """List the included models; `--model` also accepts a checkpoint folder or a hub id."""
+    """List the included models. `--model` also accepts a checkpoint folder or a hub id."""
     from saccade.engine import EMBEDDED
 
     for entry in EMBEDDED:
@@ -337,9 +337,9 @@ def golden(
         ),
     ] = None,
 ) -> int:
-    """Compare the engine with the results of a reference implementation; exit code 1 if they differ.
+    """Compare the engine with the results of a reference implementation. The exit code is 1 if they differ.
 
-    In float32, answers must be equal. In other dtypes, the table only shows the differences.
+    In float32, the answers must be equal. In other dtypes, the table only shows the differences.
     """
     from saccade.engine.golden.check import check, require_folder
     from saccade.pipeline.cli.formatting import golden_table
@@ -360,7 +360,7 @@ def doctor(
         str | None, typer.Option(metavar="FILE", help="With --model: check whether this refiner fits the model.")
     ] = None,
 ) -> int:
-    """Report installed packages, devices and codecs, and anything that is missing."""
+    """Report installed packages, devices and codecs, and any missing component."""
     from saccade.pipeline.cli.commands.doctor import report
 
     return FAILED if report(gpu, model, refiner) else 0

@@ -1,6 +1,6 @@
-"""The manual of all settings: a YAML file that is a valid configuration, generated from the settings' declarations.
+"""The manual of all settings. It is a valid YAML configuration, generated from the declarations of the settings.
 
-`saccade configs manual` prints it; configs/manual.yaml is a copy.
+`saccade configs manual` prints the manual. configs/manual.yaml is a copy.
 """
 
 from __future__ import annotations

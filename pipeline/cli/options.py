@@ -1,4 +1,4 @@
-"""Command-line flags generated from the settings of a configuration. Imports no slow modules."""
+"""Generates command-line flags from the settings of a configuration. It imports no slow modules."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def help_of(key: str) -> str:
 
 
 def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
-    """Add a flag for each setting to a command; the command receives the given settings as its first argument.
+    """Return a decorator that adds a flag for each setting to a command.
+
+    The command receives the values of the given flags as its first argument.
 
     Args:
         keys: keys of the settings, in the order of the help.
-        panels: heading in the help for each key; without it, all flags share one heading.
+        panels: heading in the help for each key. If None, all flags have the same heading.
     """
 
     def decorate(command: Command) -> Command:
@@ -56,20 +58,23 @@ def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callab
 
 
 def settings_in(values: Mapping[str, Any]) -> Settings:
-    """Return the given flags as settings; a list setting that accepts commas becomes one text."""
+    """Return the given flags as settings.
+
+    Repeated values of a list setting that accepts commas are joined to one text.
+    """
     given = {key: value for key, value in values.items() if value not in (None, [], ())}
     return {key: ",".join(value) if takes_commas(key) else value for key, value in given.items()}
 
 
 def sources_in(sources: Sequence[str] | None) -> Settings:
-    """Return one or several sources as settings."""
+    """Return one or several sources from the command line as settings."""
     if not sources:
         return {}
     return {"source": sources[0]} if len(sources) == 1 else {"streams": [{"source": source} for source in sources]}
 
 
 def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
-    """Load the configuration of a command: its file, if any, overridden by its flags.
+    """Load the configuration of a command: its file, if one is given, overridden by its flags.
 
     Raises:
         ConfigError: if a value is invalid.

@@ -1,4 +1,7 @@
-"""The requirements of the package, from `pyproject.toml` in a checkout, otherwise from the installed metadata."""
+"""The requirements of the package.
+
+In a checkout, they are read from `pyproject.toml`, otherwise from the metadata.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ _FOR_DEVELOPERS = ("dev",)
 
 @dataclass(slots=True, frozen=True)
 class Dependency:
-    """A required distribution.
+    """A distribution that the package requires.
 
     Attributes:
         requirement: name and versions.
-        extra: the extra that needs the distribution; empty if every run needs it.
+        extra: name of the extra that needs the distribution; empty if every run needs it.
     """
 
     requirement: Requirement
     extra: str
 
     def check(self) -> str:
-        """Import the distribution and return its version; for an alternative build, also its name.
+        """Import the distribution and return its version. If an alternative build is installed, add its name.
 
         Raises:
             ImportError: if the distribution is not installed, or its module cannot be imported.
@@ -58,7 +61,7 @@ class Dependency:
 
     @property
     def remedy(self) -> str:
-        """The install command for a distribution of an extra; otherwise empty."""
+        """The command that installs the distribution's extra. Empty if every run needs the distribution."""
         return install_command(self.extra) if self.extra else ""
 
 
@@ -75,7 +78,7 @@ def dependencies() -> list[Dependency]:
 
 
 def _declared() -> list[str]:
-    """Return the requirements as in package metadata, with the extra in a marker."""
+    """Return the requirements in the format of package metadata. An extra is part of the environment marker."""
     if (file := Path(saccade.__file__).resolve().parents[1] / "pyproject.toml").is_file():
         project = tomllib.loads(file.read_text()).get("project", {})
         if project.get("name") == DISTRIBUTION:
@@ -92,7 +95,7 @@ def _installed(name: str) -> metadata.Distribution | None:
 
 
 def _module_of(found: metadata.Distribution, name: str) -> str:
-    """Return the module whose import shows that a distribution works: the module of its name, or its first module."""
+    """Return the module whose import checks a distribution: the module of the same name, or its first module."""
     mine = {
         module
         for module, owners in metadata.packages_distributions().items()

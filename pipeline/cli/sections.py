@@ -1,4 +1,4 @@
-"""The sections of settings in the manual and in the help of `saccade run`."""
+"""Groups the settings into sections, for the manual and for the help of `saccade run`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ _LAST_SECTION = "server"
 
 
 def sections() -> dict[str, list[str]]:
-    """Return the keys of each section by heading; each key occurs once."""
+    """Return the keys of each section, by heading. Each key is in one section."""
     listed = {key for keys in _SECTIONS.values() for key in keys}
     return {**_SECTIONS, _LAST_SECTION: [key for key in RunConfig.model_fields if key not in listed]}

@@ -1,6 +1,7 @@
-"""Handles SIGINT, SIGTERM and SIGHUP during a command: signals are collected, and the shutdown has a time limit.
+"""Handles SIGINT, SIGTERM and SIGHUP during a command. Signals are collected, and the shutdown has a time limit.
 
-A handler only records the signal. It interrupts the main thread at any point, so taking a lock in it could deadlock.
+A signal handler only records the signal. A handler interrupts the main thread at any point, so taking a lock in it
+could deadlock.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class EndingSignals:
         self._done = threading.Event()
 
     def reload_on_hangup(self) -> None:
-        """Make SIGHUP request a reload of the configuration instead of stopping the command."""
+        """Make SIGHUP request a reload of the configuration. Without this call, SIGHUP stops the command."""
         self._reload = False
 
     def take_reload(self) -> bool:
@@ -47,7 +48,10 @@ class EndingSignals:
         return asked
 
     def catch(self) -> None:
-        """Start to collect signals; earlier signals end the process at once. A second call does nothing."""
+        """Start to collect signals. Before this call, a signal ends the process at once.
+
+        A second call does nothing.
+        """
         if self._previous:
             return
         for number in _CAUGHT:
@@ -61,12 +65,15 @@ class EndingSignals:
 
     @property
     def exit_code(self) -> int:
-        """0 without a signal or after SIGTERM, which service managers use for a regular shutdown; otherwise 130."""
+        """The exit code of the command: 0 without a signal or after SIGTERM, otherwise 130.
+
+        SIGTERM counts as success, because service managers use it for a regular shutdown.
+        """
         return INTERRUPTED if self._caught and self._caught[0][0] != signal.SIGTERM else 0
 
     @property
     def urgent_at(self) -> float | None:
-        """`time.monotonic()` of the first urgent signal, or None."""
+        """The time of the first urgent signal, by `time.monotonic()`. None if there was none."""
         urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
         return min(urgent, default=None)
 
@@ -74,7 +81,7 @@ class EndingSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous signal handlers; the time limit of an urgent signal remains active."""
+        """Restore the previous signal handlers. The time limit of an urgent signal remains active."""
         if self.urgent_at is None:
             self._done.set()
         for number, handler in self._previous.items():
@@ -87,7 +94,7 @@ class EndingSignals:
         self._caught.append((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Exit when the time limit has passed; runs in a thread, because the main thread may hang."""
+        """Exit when the time limit has passed. This runs in a thread, because the main thread may hang."""
         while not self._done.wait(_POLL_S):
             urgent_at = self.urgent_at
             if urgent_at is not None and time.monotonic() > urgent_at + LIMIT_S:

@@ -1,4 +1,4 @@
-"""The configuration of a run: all settings, and reading and editing the YAML file (`config.file`, `config.edit`)."""
+"""The configuration of a run: all settings (`run`, `stream`), and access to the YAML file (`file`, `edit`)."""
 
 from saccade.pipeline.config.http import parse_place
 from saccade.pipeline.config.prompts import Changes, Prompts, ShareSettings

@@ -1,6 +1,6 @@
-"""Writes streams into a configuration file and keeps the rest of its text: order, comments and quotes.
+"""Writes streams into a configuration file. The order, comments and quotes of all other text are preserved.
 
-The file is replaced atomically and flushed to disk.
+The file is replaced atomically and synced to disk.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _KINDS: dict[str, type[BaseModel]] = {"zones": ZoneSettings, "lines": LineSettin
 def save_streams(
     path: Path, given: RunConfig, wanted: RunConfig, check: Callable[[Path], object] = lambda path: None
 ) -> None:
-    """Write the wanted streams; the order, comments and quotes of everything else stay.
+    """Write streams into a configuration file. The order, comments and quotes of all other text are preserved.
 
     Args:
         path: a valid configuration file.
-        given: the current configuration in the file.
+        given: the configuration that is now in the file.
         wanted: named streams with all of their settings (`RunConfig.resolved`).
-        check: reads the new file before it replaces the old file; raises ConfigError to cancel.
+        check: reads the new file before it replaces the old one. It raises ConfigError to cancel.
 
     Raises:
         ConfigError: if the file cannot be read or written, was changed in the meantime, or `check` refuses it.
@@ -61,7 +61,7 @@ def save_streams(
 
 
 def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
-    """Return the text of a configuration, changed from `given` to `wanted`.
+    """Return the text of a configuration, changed from the configuration `given` to the configuration `wanted`.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text does not match `given`.
@@ -87,7 +87,7 @@ def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
 
 
 def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given: RunConfig) -> str:
-    """Return the text with new settings of the stream at a path."""
+    """Return the text with new settings of one stream."""
     for key in ListedStream.model_fields:
         value = getattr(new, key)
         if key == "name" or getattr(old, key) == value:
@@ -115,7 +115,7 @@ def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, B
 
 
 def _as_list(text: str, given: RunConfig) -> str:
-    """Convert the text of a single-source configuration into a list of one stream."""
+    """Convert the text of a configuration with one source into a configuration with a list of one stream."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
     stream["source"] = value_of(_required(text, ("source",)))
@@ -142,7 +142,7 @@ def _is_mapping(text: str, at: At) -> bool:
 
 
 def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
-    """Return the settings of a stream that differ from the defaults and from the common settings."""
+    """Return the settings of a stream that differ from the defaults and from the common settings of all streams."""
     values: dict[str, Any] = {"name": stream.name, "source": stream.source}
     for key in ListedStream.model_fields:
         if key not in values and getattr(stream, key) != _without_setting(key, given, in_list=True):
@@ -151,14 +151,14 @@ def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
 
 
 def _without_setting(key: str, given: RunConfig, *, in_list: bool) -> Any:
-    """Return the value of a key that a stream does not set itself."""
+    """Return the value that a stream has for a key if the stream does not set the key."""
     if in_list and key in StreamConfig.model_fields.keys() & given.model_fields_set - {"source"}:
         return getattr(given, key)
     return ListedStream.model_fields[key].get_default(call_default_factory=True)
 
 
 def plain_setting(stream: ListedStream, key: str) -> Any:
-    """Return a setting as plain values, in the short form used in files."""
+    """Return a setting as plain YAML values, in the short form that files use."""
     if key == "rules":
         return [values_of_rule(rule) for rule in stream.rules]
     if key in _KINDS:
@@ -167,7 +167,7 @@ def plain_setting(stream: ListedStream, key: str) -> Any:
 
 
 def _region(kind: str, region: BaseModel) -> Any:
-    """Return a zone or line in the short form: only its points if nothing else is set."""
+    """Return a zone or line in the short form, which is only the points if nothing else is set."""
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points

@@ -1,4 +1,4 @@
-"""Writes rules into the text of a configuration, and as separate text."""
+"""Writes rules into the text of a configuration, or as a separate YAML list."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
     Args:
         text: text of the configuration.
         at: path of the mapping that contains the rules, such as ("streams", 0).
-        rules: the new rules in order. Unchanged rules keep their text and comments.
+        rules: the new rules, in order. Rules that have not changed keep their text and comments.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text has no mapping at this path.

@@ -1,6 +1,7 @@
-"""Reads a configuration: a YAML file, overridden by values of the command line. Also reads rules alone.
+"""Reads a configuration from a YAML file, overridden by values of the command line. Also reads a list of rules.
 
-Every complaint is one line that names the file, line and key, or the flag, and repeats nothing that may be secret.
+Every error message is one line that names the file, line and key, or the flag. It never repeats a value that may be
+secret.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ class RuleList(NullIsUnset):
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> RunConfig:
-    """Load the configuration file `path`, if given, and override it with `overrides` from the command line.
+    """Load a configuration file, and override its values with values from the command line.
 
     Args:
-        path: path of the file.
-        overrides: values by key.
-        source: default source for a file with neither source nor streams.
+        path: path of the file, or None.
+        overrides: values from the command line, by key.
+        source: default source if the file has neither source nor streams.
 
     Raises:
-        ConfigError: if the file cannot be read or is not YAML, or any value is invalid.
+        ConfigError: if the file cannot be read or is not YAML, or a value is invalid.
     """
     values, places = _read_yaml(path, _read_text(path)) if path is not None else ({}, {})
     return _validated(values, places, path, overrides, source)
 
 
 def load_text(text: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Load a configuration from the text of a file; `overrides` and errors are those of `load`."""
+    """Load a configuration from the text of a file. `overrides` and errors are those of `load`."""
     path = Path("configuration")
     return _validated(*_read_yaml(path, text), path, overrides or {}, None)
 
@@ -90,7 +91,7 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
     """Parse the rules of one stream from a YAML list.
 
     Args:
-        text: text written by the user.
+        text: text that the user has written.
         check: raises PlacedError for rules that the stream does not support.
 
     Raises:
@@ -109,7 +110,7 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
 
 
 def first_mistake(error: ValidationError) -> ErrorDetails:
-    """Return the mistake to report: the first, or a misspelt key that explains a missing key."""
+    """Return the mistake to report. It is the first one, unless a misspelt key explains a missing key."""
     first, *others = error.errors()
     if first["type"] == "missing":
         unknown = (one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
@@ -118,13 +119,13 @@ def first_mistake(error: ValidationError) -> ErrorDetails:
 
 
 def _key_of(error: ErrorDetails) -> KeyPath:
-    """Return the path of the setting with the mistake."""
+    """Return the path of the setting that has the mistake."""
     cause = error.get("ctx", {}).get("error")
     return cause.key if isinstance(cause, PlacedError) and cause.key else error["loc"]
 
 
 def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tuple[Where, str]:
-    """Return the place of a mistake in the text, and a short explanation."""
+    """Return the line and column of a mistake in the text, and a short explanation."""
     cause, key = error.get("ctx", {}).get("error"), _key_of(error)
     if isinstance(cause, PlacedError) and (*key, VALUE) in places:
         return _place_in(cause, key, places), f"{_named(error, key)}{cause}"
@@ -132,7 +133,7 @@ def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tupl
 
 
 def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
-    """Return the place of a mistake inside the value of a setting."""
+    """Return the line and column of a mistake inside the value of a setting."""
     if (*key, VALUE) not in places:
         return _nearest(key, places)
     line, column = places[*key, VALUE]
@@ -140,22 +141,25 @@ def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
 
 
 def _nearest(key: KeyPath, places: Places) -> Where:
-    """Return the place of a setting, or of the innermost enclosing setting with a known place."""
+    """Return the line and column of a setting, or of the innermost enclosing setting whose position is known."""
     return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 
 def _named(error: ErrorDetails, key: KeyPath) -> str:
-    """Return a prefix that names the setting with the mistake, if the message does not name it."""
+    """Return a prefix that names the setting with the mistake.
+
+    Return an empty text if the message already names it.
+    """
     return f"{_called(key).lstrip('.')}: " if error["loc"] else ""
 
 
 def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = True) -> str:
-    """Convert a pydantic error to a short text: the key or flag, and what is wrong with it.
+    """Convert a pydantic error to a short text: the key or flag, and the problem.
 
     Args:
         error: the error of pydantic.
-        known: the model whose keys are valid at the place of the error.
-        from_file: name the setting as a key; otherwise as a command-line flag.
+        known: the model that defines the valid keys at the position of the error.
+        from_file: name the setting as a key. Otherwise name it as a command-line flag.
     """
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if error["type"] == "model_type":  # pydantic names a class
@@ -195,7 +199,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
-    """Return the file's mapping, and the place of every key and list item by its path."""
+    """Read a YAML file. Return its mapping, and line and column of each key and list item by path."""
     try:
         values, places = _parse(text)
     except TextError as error:
@@ -209,7 +213,12 @@ def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
 
 
 def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
-    """Parse a YAML text; return its values and the places of all keys and list items, with paths starting at `at`."""
+    """Parse a YAML text. Return its values, and line and column of each key and list item.
+
+    Args:
+        text: the text.
+        at: path that is put before every path in the result.
+    """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         places: Places = {(): (1, 1)}
@@ -228,7 +237,10 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
 
 
 def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
-    """Record the place of every key and item; refuse duplicate keys, of which YAML would silently keep the last."""
+    """Record line and column of each key and item.
+
+    Refuse duplicate keys, because YAML would silently use the last one.
+    """
     if len(at) > MAX_DEPTH:  # also stops at recursive aliases
         raise TextError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(node, yaml.MappingNode):

@@ -82,7 +82,7 @@ class HttpSettings(NullIsUnset):
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """Parse `HOST:PORT`, `:PORT`, `PORT` or `HOST`; the defaults are 127.0.0.1 and 8080.
+    """Parse `HOST:PORT`, `:PORT`, `PORT` or `HOST`. The default is 127.0.0.1:8080.
 
     Raises:
         ValueError: if the text has none of these forms.
@@ -98,10 +98,10 @@ def parse_place(text: str) -> tuple[str, int]:
 
 
 def check_open(host: str, token: str | None) -> None:
-    """Refuse to serve the network without authentication.
+    """Check that a server that other machines can reach requires authentication.
 
     Raises:
-        ConfigError: if other machines can reach `host` and there is no token.
+        ConfigError: if other machines can reach `host`, and there is no token.
     """
     if token is None and not is_loopback(host):
         raise ConfigError(
@@ -110,7 +110,7 @@ def check_open(host: str, token: str | None) -> None:
 
 
 def tls_of(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context of a certificate, or None without a certificate.
+    """Return the TLS context for a certificate. Return None if no certificate is configured.
 
     Raises:
         ConfigError: if the certificate or key cannot be used.
@@ -122,10 +122,10 @@ def tls_of(cert: str | None, key: str | None) -> ssl.SSLContext | None:
 
 
 def token_of(token: str | None, token_file: str | None) -> str | None:
-    """Return the token, or the token in the file, or None.
+    """Return the configured token, or the content of the token file. Return None if neither is configured.
 
     Raises:
-        ConfigError: if the file contains no token.
+        ConfigError: if the token file is empty.
     """
     try:
         return token or (read_token(token_file) if token_file else None)

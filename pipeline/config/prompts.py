@@ -21,7 +21,7 @@ Saccades = Annotated[str, BeforeValidator(read_number), Field(pattern="^([0-8]|a
 
 
 class Prompts(NullIsUnset):
-    """The prompts: what the model looks for."""
+    """The prompts, which tell the model what to detect or answer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,7 +68,7 @@ class Prompts(NullIsUnset):
 
     @property
     def nothing(self) -> str | None:
-        """The error message if there are no prompts, otherwise None."""
+        """The error message if there are no prompts. None if there are prompts."""
         return (
             None
             if self.asked
@@ -77,19 +77,19 @@ class Prompts(NullIsUnset):
 
     @property
     def prompts(self) -> Prompts:
-        """The prompts alone, without the settings of a subclass."""
+        """The prompts without the other settings of a subclass."""
         return Prompts.model_construct(**{key: getattr(self, key) for key in Prompts.model_fields})
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """Every task as a pair of skill and text."""
+        """All prompts as pairs of skill and text."""
         named = [(skill, text) for skill in ("detect", "point", "segment", "query") for text in getattr(self, skill)]
         others = (one.partition("=") for one in self.task)
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
 
 
 class ShareSettings(NullIsUnset):
-    """The scheduling settings of a stream: its share of the model among other streams."""
+    """The scheduling settings of a stream, which define its share of the engine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -133,7 +133,7 @@ class ShareSettings(NullIsUnset):
 
     @property
     def most_saccades(self) -> int | None:
-        """The maximum number of windows per frame; None uses the engine's idle time."""
+        """The maximum number of windows per frame. None means that the idle time of the engine decides."""
         return None if self.saccades == "auto" else int(self.saccades)
 
 

@@ -1,4 +1,4 @@
-"""Queue policies: how many frames wait, and which frame is dropped when the queue is full."""
+"""Queue policies define how many frames wait, and which frame is dropped when the queue is full."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MAX_SIZE = 1000  # frames: 3 GB of 1280x720
 
 @dataclass(slots=True, frozen=True)
 class QueuePolicy:
-    """The size of a queue and its behaviour when full."""
+    """The size of a queue, and what happens when it is full."""
 
     size: int
     when_full: WhenFull
 
     @classmethod
     def parse(cls, text: str) -> QueuePolicy:
-        """Parse `wait` (backpressure), `newest` (keeps only the newest item) or `keep N` (keeps the newest N items).
+        """Parse `wait` (backpressure), `newest` (queue only the newest item) or `keep N` (queue the newest N).
 
         Raises:
             ValueError: if the text is not a queue policy.

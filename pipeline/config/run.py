@@ -137,7 +137,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """Return the streams, each with its own and the common settings applied."""
+        """Return the streams. Common settings of the run are applied to each stream that does not set them."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]
@@ -149,7 +149,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         ]
 
     def named(self) -> dict[str, ListedStream]:
-        """Return the streams by name, with all settings; a stream without a name gets one derived from its source."""
+        """Return the streams by name, with all settings. The name of an unnamed stream is derived from its source."""
         common = self.source or self.model_fields_set & StreamConfig.model_fields.keys()
         if not common and all(stream.name for stream in self.streams):  # the configuration is already resolved
             return {stream.name or "": stream for stream in self.streams}
@@ -165,18 +165,18 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return named
 
     def resolved(self) -> RunConfig:
-        """Return the same run as a list of named streams without common settings."""
+        """Return the same configuration as a list of named streams without common settings."""
         return self.with_streams(self.named().values())
 
     def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
-        """Return the settings of the run with the given streams, which must be named and complete."""
+        """Return the configuration with other streams. Each stream must have a name and all settings."""
         ours = self.model_fields_set - StreamConfig.model_fields.keys()
         values = {key: getattr(self, key) for key in ours | {"streams"}} | {"streams": list(streams)}
         return RunConfig.model_construct(ours | {"streams"}, **values)
 
 
 def flags_of(key: str) -> list[str]:
-    """Return the command-line flags of a setting of `RunConfig`, the usual flag first."""
+    """Return the command-line flags of a setting of `RunConfig`, the preferred flag first."""
     field = RunConfig.model_fields.get(key)
     extra = field.json_schema_extra if field else None
     flags = extra.get("flags") if isinstance(extra, dict) else None

@@ -122,12 +122,12 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     @property
     def nothing(self) -> str | None:
-        """The error message if the stream has nothing to do, otherwise None."""
+        """The error message if the stream has nothing to detect, ask or record. None if it has."""
         return None if self.record else super().nothing
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """Every task as a pair of skill and text, including labels that only rules use."""
+        """All prompts as pairs of skill and text. Labels that only rules use are included."""
         asked = super().asked
         named = {text for skill, text in asked if skill in ("detect", "point")}
         return [*asked, *(("detect", label) for label in self.rule_labels if label not in named)]
@@ -164,6 +164,6 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
 
 class ListedStream(StreamConfig):
-    """The settings of one of several streams, with its own outputs."""
+    """The settings of one stream in a list of streams. It can have its own outputs."""
 
     sinks: list[FileText] = setting([], "Outputs of this stream only, besides those of all streams.")

@@ -1,4 +1,4 @@
-"""Stream names: safe in file names, topics, addresses and labels."""
+"""Stream names. A valid name is safe in file names, MQTT topics, URLs and metric labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIMIT = 64
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is a valid stream name.
+    """Return `name` unchanged, after checking that it is a valid stream name.
 
     Raises:
         ValueError: if the name is invalid.
@@ -24,7 +24,7 @@ def check_name(name: str) -> str:
 
 
 def check_free(name: str, taken: Container[str]) -> None:
-    """Check that a new stream can have a name.
+    """Check that a name is valid and free, before a stream is added.
 
     Raises:
         StreamError: if the name is invalid or taken.
@@ -38,7 +38,7 @@ def check_free(name: str, taken: Container[str]) -> None:
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
-    """Return a free valid name derived from `wanted`: `door`, otherwise `door-2` and so on."""
+    """Return a free valid name, such as `door`, or `door-2` if `door` is taken."""
     name = re.sub(r"[^\w.-]+", "-", wanted).strip(".-")[:_LIMIT] or "stream"
     number = 1
     free = name
@@ -50,7 +50,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
 
 
 def name_of(source: str) -> str:
-    """Return a name derived from a source without opening it; the name may be invalid or taken."""
+    """Derive a stream name from a source, without opening the source. The name may be invalid or taken."""
     from saccade.sources.urls import stream_name  # its package imports FFmpeg
 
     if source.startswith("webrtc:"):

@@ -1,4 +1,4 @@
-"""A stream's configuration for display, without secrets: as plain values and as YAML."""
+"""Formats the configuration of a stream for display, as plain values or YAML. Secrets are removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.pipeline.config.yaml_text import key_lines
 
 
 def shown_stream(stream: ListedStream) -> dict[str, Any]:
-    """Return every setting of a stream that has a value, with credentials removed from addresses."""
+    """Return every setting of a stream that has a value. Credentials in addresses are removed."""
     from saccade.sources import redact  # its package imports FFmpeg
 
     shown: dict[str, Any] = {"name": stream.name, "source": redact(stream.source)}
@@ -26,7 +26,7 @@ def text_of_stream(stream: ListedStream) -> str:
 
 
 def _without_secrets(sink: str) -> str:
-    """Return an output without the options of its address, which can contain tokens."""
+    """Return an output address without its options, because they can contain tokens."""
     from saccade.sinks.urls import redact_target
 
     return redact_target(sink).partition("?")[0] if "://" in sink or sink.startswith("whep:") else sink

@@ -1,7 +1,7 @@
-"""Edits keys and list items of a YAML text and leaves all other bytes unchanged.
+"""Edits keys and list items of a YAML text. All other bytes stay unchanged.
 
-The YAML parser gives the start and end of values, and the text is cut there. An editor of whole documents (ruamel.yaml)
-would lose the comments after a deleted list item.
+The YAML parser gives the start and end of each value, and the new value is inserted there. An editor of whole
+documents (ruamel.yaml) would lose the comments after a deleted list item.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ At = tuple[str | int, ...]
 
 
 def root_of(text: str) -> yaml.Node | None:
-    """Return the root node of a YAML text; raises yaml.YAMLError."""
+    """Return the root node of a YAML text.
+
+    Raises:
+        yaml.YAMLError: if the text is not YAML.
+    """
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     return node
 
 
 def with_key(text: str, at: At, key: str, value: Any) -> str:
-    """Return the text with a value for a key in the mapping at a path.
+    """Return the text with a new value for a key in the mapping at a path.
 
     Args:
         text: text of the document.
         at: path of the mapping.
         key: the key to set.
-        value: plain values; a mapping or a list of mappings for a new key is written as a block.
+        value: plain values. If the key is new, a mapping or a list of mappings is written in block style.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no mapping at this path.
@@ -54,7 +58,7 @@ def with_key(text: str, at: At, key: str, value: Any) -> str:
 
 
 def without_key(text: str, at: At, key: str) -> str:
-    """Return the text without a key of the mapping at a path; unchanged if the key is missing.
+    """Return the text without a key of the mapping at a path. If the key is missing, the text is unchanged.
 
     Errors: see `with_key`.
     """
@@ -81,7 +85,7 @@ def without_key(text: str, at: At, key: str) -> str:
 
 
 def with_item(text: str, at: At, value: dict[str, Any], number: int | None = None) -> str:
-    """Return the text with a mapping added to the list at a path: before the item `number`, or at the end.
+    """Return the text with a new mapping in the list at a path, before item `number` or at the end.
 
     Errors: see `with_key`.
     """
@@ -101,7 +105,10 @@ def with_item(text: str, at: At, value: dict[str, Any], number: int | None = Non
 
 
 def without_item(text: str, at: At, number: int) -> str:
-    """Return the text without an item of the list at a path and the comments above it. Errors: see `with_key`."""
+    """Return the text without an item of the list at a path, and without the comments above this item.
+
+    Errors: see `with_key`.
+    """
     node = node_at(root_of(text), at)
     if not isinstance(node, yaml.SequenceNode):
         raise TypeError("no list")
@@ -117,7 +124,7 @@ def without_item(text: str, at: At, number: int) -> str:
 
 
 def _before(text: str, node: yaml.SequenceNode, number: int) -> int:
-    """Return the start of the lines of a list item, including the comments above it."""
+    """Return the position where a list item starts, including the comment lines above it."""
     return line_end(text, end_of(node.value[number - 1])) if number else line_start(text, node.start_mark.index)
 
 
@@ -144,7 +151,7 @@ def _added(text: str, place: yaml.MappingNode, key: str, value: Any) -> str:
 
 
 def key_lines(key: str, value: Any, pad: str) -> str:
-    """Return the lines of a key with its value."""
+    """Format a key and its value as lines."""
     key = inline_text(key)
     if isinstance(value, dict) and value and key in ("zones", "lines"):
         return f"{pad}{key}:\n" + "".join(
@@ -156,7 +163,7 @@ def key_lines(key: str, value: Any, pad: str) -> str:
 
 
 def item_lines(value: dict[str, Any], indent: str) -> str:
-    """Return the lines of a mapping as a list item."""
+    """Format a mapping as the lines of a list item."""
     lines = "".join(key_lines(key, one, f"{indent}  ") for key, one in value.items())
     return f"{indent}- {lines[len(indent) + 2 :]}"
 
@@ -169,7 +176,7 @@ def _ended(text: str) -> str:
 
 
 def block_text(value: Any) -> str:
-    """Return a value as one line, for use after a key in block style."""
+    """Format a value as one line, for use after a key in block style."""
     if not isinstance(value, str):
         return inline_text(value)
     style = '"' if "\n" in value else None
@@ -178,7 +185,7 @@ def block_text(value: Any) -> str:
 
 
 def inline_text(value: Any) -> str:
-    """Return a value as one line, for use in any place."""
+    """Format a value as one line that is valid anywhere in a YAML text."""
     if isinstance(value, dict) and value.keys() == {
         "on",
         "off",
@@ -192,7 +199,11 @@ def inline_text(value: Any) -> str:
 
 
 def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
-    """Return the node at a path below `node`; raises KeyError, IndexError or TypeError if the path does not exist."""
+    """Return the node at a path below `node`.
+
+    Raises:
+        KeyError, IndexError, TypeError: if the path does not exist.
+    """
     for step in at:
         if isinstance(step, int) and isinstance(node, yaml.SequenceNode):
             node = node.value[step]
@@ -204,12 +215,15 @@ def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
 
 
 def value_of(node: yaml.Node) -> Any:
-    """Return the plain values of a node."""
+    """Return the value of a node as plain Python values."""
     return yaml.constructor.SafeConstructor().construct_document(node)
 
 
 def end_of(node: yaml.Node) -> int:
-    """Return the end of the last value in a node; the parser's own end lies after the comments that follow."""
+    """Return the end of the last value in a node.
+
+    The end that the parser reports is after the comments that follow.
+    """
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return end_of(last[1] if isinstance(last, tuple) else last)
@@ -217,12 +231,12 @@ def end_of(node: yaml.Node) -> int:
 
 
 def line_start(text: str, at: int) -> int:
-    """Return the start of the line that contains a position."""
+    """Return the start of the line at a position."""
     return text.rfind("\n", 0, at) + 1
 
 
 def line_end(text: str, at: int) -> int:
-    """Return the start of the line after a position."""
+    """Return the start of the next line after a position."""
     if at and text[at - 1] == "\n":  # after a multi-line text
         return at
     end = text.find("\n", at)

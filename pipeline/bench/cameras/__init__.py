@@ -1,1 +1,1 @@
-"""`saccade bench cameras`: overloads a model with cameras of mixed frame rates."""
+"""`saccade bench cameras`: overloads a model with simulated cameras that have different frame rates."""

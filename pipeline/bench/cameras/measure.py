@@ -1,8 +1,8 @@
-"""`saccade bench cameras`: overloads a model with simulated cameras of mixed frame rates.
+"""`saccade bench cameras`: overloads a model with simulated cameras that have different frame rates.
 
-It measures the age of frames at the launch of their prefill and at their result, drops by cause, and fairness between
-cameras. One camera freezes for a third of the time, one sends bursts of one second, and one is 4K. Frames come from
-memory, so sources cost nothing.
+It measures three quantities: the age of frames at the launch of their prefill and at their result, the dropped frames
+by cause, and the fairness between cameras. One camera freezes for a third of the time, one sends bursts of one second,
+and one is 4K. Frames come from memory, so sources use no CPU time.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ def time_cameras(
     size: tuple[int, int] = (640, 360),
     saccades: int = 0,
 ) -> CamerasBench:
-    """Let cameras submit frames, each with one prompt, and measure the results.
+    """Simulate cameras that submit frames, each with one prompt, and measure the results.
 
     Args:
         model: name, folder or hub id of a model, or a random model.
         device: device of the model.
         streams: number of cameras, at least 4.
-        fps: lowest and highest frame rate; all others lie evenly between them.
+        fps: lowest and highest frame rate. The other rates are evenly distributed between them.
         dtype: see `Engine.load`.
         kv_dtype: see `Engine.load`.
         seconds: duration in seconds.
-        deadline_ms: deadline of a result after its frame; None for no limit.
-        load: scale the rates to this multiple of the model's capacity in a closed loop.
-        weights: weights of the cameras in turn.
+        deadline_ms: maximum age of a frame at its result, in milliseconds; None for no limit.
+        load: scale the frame rates so that their sum is this multiple of the model's throughput in a closed loop.
+        weights: weights of the cameras. If there are more cameras, the weights repeat.
         objects: fixed number of objects per answer; None for the model's own answers.
         label: label to detect.
         size: size of the images, in pixels.
@@ -135,7 +135,7 @@ def run_cameras(
 
 
 class _Camera:
-    """One simulated camera and the outcome of its frames. Frames within `SETTLE_S` of the start do not count."""
+    """One simulated camera, with the results of its frames. Frames within `SETTLE_S` of the start are not counted."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Camera:
         engine.configure_stream(self._key, StreamSettings(weight=weight))
 
     def offer(self, number: int, due: float, limit_s: float | None, *, counts: bool) -> None:
-        """Submit a frame that was due at the `time.monotonic` time `due`."""
+        """Submit a frame. `due` is the time at which it was due, by `time.monotonic`."""
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
         with self._lock:
@@ -194,14 +194,14 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Make three cameras of medium rates special: one freezes, one sends bursts, and one is 4K."""
+    """Select three cameras with medium frame rates: one freezes, one sends bursts, and one is 4K."""
     special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
     for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):
         row.name = name
 
 
 def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float, int]]:
-    """Yield the time in seconds and the camera index of each frame, in order; the sequence is deterministic."""
+    """Yield the time in seconds and the camera index of each frame, in order. The sequence is deterministic."""
     dice = random.Random(0)
     due = [(dice.random() / row.fps, i) for i, row in enumerate(rows)]
     heapq.heapify(due)
@@ -219,7 +219,7 @@ def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float,
 
 
 def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> None:
-    """Submit every frame when it is due, in this thread."""
+    """Submit every frame at its time, in this thread."""
     begun = time.monotonic() + 0.05
     for number, (at, i) in enumerate(arrivals([camera.row for camera in cameras], seconds)):
         if (wait_s := begun + at - time.monotonic()) > 0:
@@ -237,7 +237,7 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
 def closed_loop(
     engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float, windows: RandomWindows
 ) -> float:
-    """Return the images per second of 32 saturated streams; a warm-up of a fifth of the time is not counted."""
+    """Return the images per second of 32 saturated streams. A warm-up of a fifth of the time is not counted."""
     numbers, done = count(), list[float]()
     stop = time.monotonic() + 1.2 * seconds
     open_now = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""The report of cameras that share an engine: frame ages, drops by cause, and fairness."""
+"""Reports the results of cameras that share an engine: frame ages, dropped frames by cause, and fairness."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class CameraRow:
     """The results of one camera.
 
     Attributes:
-        name: role of a special camera, otherwise its number.
+        name: role of a special camera; for other cameras, the number.
         fps: frame rate.
         weight: scheduling weight.
         offered: number of submitted frames.
         looks: number of answered frames.
-        launch_p50_ms, launch_p99_ms: age of its frames at the launch of their prefill.
-        result_p50_ms, result_p99_ms: age of its frames at their result.
-        dropped: number of dropped frames by cause: superseded by a newer frame, deadline, or failed.
-        share: answered frames relative to the share of a fair scheduler, see `fair_shares`.
+        launch_p50_ms, launch_p99_ms: age of the frames at the launch of their prefill.
+        result_p50_ms, result_p99_ms: age of the frames at their result.
+        dropped: number of dropped frames, by cause: superseded by a newer frame, deadline, or failed.
+        share: answered frames, divided by the number that a fair scheduler would answer, see `fair_shares`.
     """
 
     name: str
@@ -48,9 +48,9 @@ class CamerasBench:
     Attributes:
         offered_fps, fps: submitted and answered frames per second of all cameras.
         closed_loop_fps: answered frames per second of 32 saturated streams.
-        launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: ages over all cameras.
+        launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: ages of the frames of all cameras.
         jain: Jain's fairness index of the cameras' shares; 1 is fair.
-        deadlines_met: fraction of launched frames with a result before their deadline.
+        deadlines_met: fraction of the launched frames whose result came before the deadline.
         cpu_ms: CPU time of the process per answered frame.
     """
 
@@ -72,7 +72,7 @@ class CamerasBench:
     rows: tuple[CameraRow, ...]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
@@ -100,10 +100,10 @@ class CamerasBench:
 
 @dataclass(slots=True)
 class CameraLog:
-    """The outcome of a camera's frames; times are in seconds.
+    """The results of one camera's frames. All times are in seconds.
 
     Attributes:
-        row: the camera's row of the report.
+        row: results of the camera in the report.
         moments: arrival times of all frames.
         answered: arrival times of the answered frames.
         launch, result: ages of the answered frames at the launch of their prefill and at their result.
@@ -129,7 +129,10 @@ class CameraLog:
 
 
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """Divide a total by max-min fairness: in proportion to weights, and never more than offered."""
+    """Divide a total by max-min fairness.
+
+    Shares are proportional to the weights, and never more than the offered frames.
+    """
     shares, open_now, left = [0.0] * len(offered), set(range(len(offered))), total
     while open_now and left > 1e-9:
         level = left / sum(weights[i] for i in open_now)
@@ -143,7 +146,10 @@ def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float
 
 
 def jain(values: Sequence[float]) -> float:
-    """Return Jain's fairness index (Jain, Chiu and Hawe 1984): 1 for equal values, 1/n if one value has everything."""
+    """Return Jain's fairness index (Jain, Chiu and Hawe 1984).
+
+    It is 1 if all values are equal, and 1/n if only one value is not 0.
+    """
     squares = sum(value**2 for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
@@ -159,10 +165,10 @@ def summarize(
     """Summarize the results of all cameras.
 
     Args:
-        cameras: logs of the cameras.
-        seconds: duration of the measurement.
+        cameras: results of the cameras' frames.
+        seconds: duration of the measurement, in seconds.
         capacity: images per second in a closed loop.
-        limit_s: deadline of results, in seconds.
+        limit_s: maximum age of a frame at its result, in seconds; None for no limit.
         used_s: total CPU time, in seconds.
         model: name, device and dtype of the model.
     """

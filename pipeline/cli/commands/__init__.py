@@ -1,1 +1,1 @@
-"""The commands that are more than one call, one module each."""
+"""The implementations of larger commands, one module each."""

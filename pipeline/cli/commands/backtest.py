@@ -1,4 +1,7 @@
-"""`saccade backtest`: runs rules over recorded videos with the same code as for live streams, at the model's speed."""
+"""`saccade backtest`: runs rules on recorded videos, as fast as the model can.
+
+It uses the same code as for live streams.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ class Backtest:
     """The result of a backtest.
 
     Attributes:
-        events: the final record of each event, in the order of videos and times.
+        events: last record of each event, sorted by video and time.
         video_s: total duration of the videos, in seconds.
         took_s: run time, in seconds.
-        vid_stride: every Nth frame was processed; the largest N if the videos differ.
+        vid_stride: N if every Nth frame was processed. If the videos differ, it is the largest N.
         forecasts: expected events per day of each rule.
     """
 
@@ -49,13 +52,16 @@ class Backtest:
     forecasts: Sequence[Forecast] = ()
 
     def as_json(self, forecast: bool = False) -> str:
-        """Return the result as JSON, with the forecast if asked for."""
+        """Return the result as JSON. The forecast is included if it was requested."""
         pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2), "vid_stride": self.vid_stride}
         more = {"forecast": [asdict(one) for one in self.forecasts]} if forecast else {}
         return json_text({"events": self.events, **pace, **more})
 
     def as_text(self, forecast: bool = False) -> str:
-        """Return the result as a table, with the forecast if asked for; times refer to the videos."""
+        """Return the result as a table, with times relative to the start of each video.
+
+        The forecast is included if it was requested.
+        """
         rows = [("video", "begins", "ends", "rule", "what", "score")]
         for event in self.events:
             tracks = ", ".join(str(number) for number in event["tracks"])
@@ -74,13 +80,13 @@ class Backtest:
 
 
 def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
-    """Run the rules of a configuration over videos without any output.
+    """Run the rules of a configuration on videos, without any output.
 
     Args:
-        path: the configuration file; a source is optional.
-        videos: video files, each processed as a stream of its own.
+        path: path of the configuration file. The file needs no source.
+        videos: video files. Each is processed as a separate stream.
         given: settings that override the file.
-        stream: stream whose settings to use if the file has several streams.
+        stream: name of the stream whose settings to use, if the file has several streams.
 
     Raises:
         ConfigError: if the configuration cannot be used, or has no rules.
@@ -135,7 +141,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
 
 
 def _stride_of(video: str) -> int:
-    """Return the N for a video: every Nth frame is processed."""
+    """Return N for a video, where every Nth frame is processed."""
     with open_source(video) as source:
         return max(1, ceil((source.info.average_rate or 0) / _MAX_FPS))
 
@@ -147,7 +153,11 @@ def _seconds_of(run: Run, vid_stride: int) -> float:
 
 
 def choose_stream(streams: Sequence[ListedStream], name: str | None) -> ListedStream:
-    """Return the stream of a name, or the only one; raises ConfigError if there is none."""
+    """Return the stream with a name. Without a name, return the only stream.
+
+    Raises:
+        ConfigError: if the stream does not exist, or a name is needed.
+    """
     if name is None and len(streams) == 1:
         return streams[0]
     named = {stream.name: stream for stream in streams if stream.name}

@@ -1,4 +1,4 @@
-"""`saccade configs`: lists and prints the configurations included in the package."""
+"""`saccade configs`: lists and prints the example configurations that the package includes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"
 
 
 def list_configs() -> dict[str, str]:
-    """Return the first sentence of each configuration by name, in alphabetical order."""
+    """Return the first sentence of each configuration, by name in alphabetical order."""
     return {name: text.partition("\n")[0].lstrip("# ").rstrip(":") for name, text in sorted(_texts().items())}
 
 
 def read_config(name: str) -> str:
-    """Return the text of a configuration, with the path of the demo clip on this machine.
+    """Return the text of a configuration. The path of the demo clip is adapted to this machine.
 
     Raises:
         ConfigError: if no configuration has this name.
@@ -36,7 +36,7 @@ def read_config(name: str) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """Return what a configuration would run: one line per stream and one for the model.
+    """Return a description of a configuration: one line per stream, and one line about the model.
 
     Raises:
         EngineError: if the model does not know a label.
@@ -59,7 +59,7 @@ def describe(config: RunConfig) -> str:
 
 
 def _check_files(config: RunConfig) -> None:
-    """Check that the input files named in a configuration exist, except sources."""
+    """Check that the input files of a configuration exist. Sources are not checked."""
     named = {key: getattr(config, key) for key in ("http_token_file", "http_access", "http_cert", "http_key")}
     for key, model in (("model", config.model), ("ask", config.ask.model if config.ask else "")):
         if model.startswith(("/", "./", "../")):  # otherwise it may be a hub id
@@ -70,7 +70,9 @@ def _check_files(config: RunConfig) -> None:
 
 
 def check_labels(config: RunConfig) -> None:
-    """Check the labels of prompts and rules against the model's labels, if this is possible without loading the model.
+    """Check that the model knows the labels of prompts and rules.
+
+    Skip this if the model would have to be loaded for it.
 
     Raises:
         EngineError: if the model does not know a label.
@@ -83,7 +85,7 @@ def check_labels(config: RunConfig) -> None:
 
 
 def changes_of(path: Path, url: str, token: str | None) -> list[str]:
-    """Return what a configuration file would change in a running Saccade, one line per change.
+    """Return one line per change that a configuration file would cause in a running Saccade.
 
     Args:
         path: a valid configuration file.

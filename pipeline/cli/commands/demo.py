@@ -1,4 +1,4 @@
-"""`saccade demo`: serves the demo page until a signal stops it, and shows the state of its streams."""
+"""`saccade demo`: serves the demo page until a signal stops it, and shows the state of the streams."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from saccade.web.tokens import is_loopback
 
 
 def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False, browser: bool, quiet: bool) -> None:
-    """Serve the demo page until a signal stops it, and show the state of its streams.
+    """Serve the demo page until a signal stops it, and show the state of the streams.
 
     Args:
         config: model, initial prompts, initial streams and token.
-        host: address to listen on; without a token, one is generated if other machines can reach the address.
+        host: address to listen on. If other machines can reach the address and there is no token, one is generated.
         port: port to listen on; 0 for any free port.
-        self_sign: serve TLS with a self-signed certificate if the configuration has none.
+        self_sign: serve TLS with a self-signed certificate if the configuration has no certificate.
         browser: open the page in a browser if standard output is a terminal.
         quiet: print only the address.
 
@@ -51,6 +51,6 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
 
 
 def as_cameras(config: RunConfig) -> RunConfig:
-    """Return the configuration with its files looped, as if they were cameras."""
+    """Return the configuration with looped files, so that a file behaves like a camera."""
     resolved = config.resolved()
     return resolved.with_streams(stream.model_copy(update={"loop": True}) for stream in resolved.streams)

@@ -1,4 +1,4 @@
-"""`saccade discover`: lists the ONVIF cameras on the network and their profiles."""
+"""`saccade discover`: lists the ONVIF cameras on the network, and their profiles (video streams)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from saccade.sources.onvif.discovery import GROUP
 
 @dataclass(slots=True, frozen=True)
 class FoundCamera:
-    """A camera that answered.
+    """A camera that answered the search.
 
     Attributes:
         device: address and name of the camera.
-        source: URL for opening the camera, without credentials.
-        profiles: streams of the camera; empty without a user name or if the camera refuses it.
+        source: URL that opens the camera, without credentials.
+        profiles: video streams of the camera. Empty if no user name was given, or the camera refuses it.
         chosen: token of the profile that `source` opens; empty without profiles.
         problem: reason for missing profiles; empty if there are profiles.
     """
@@ -31,7 +31,7 @@ class FoundCamera:
 
 @dataclass(slots=True, frozen=True)
 class FoundCameras:
-    """All cameras that answered."""
+    """All cameras that answered the search."""
 
     cameras: tuple[FoundCamera, ...]
 
@@ -62,16 +62,16 @@ class FoundCameras:
 def find_cameras(
     seconds: float, user: str | None, password: str | None, group: tuple[str, int] = GROUP
 ) -> FoundCameras:
-    """Search the network for cameras; with a user name, also list their profiles.
+    """Search the network for cameras. If a user name is given, also list the profiles of each camera.
 
     Args:
-        seconds: seconds to wait for answers.
+        seconds: how long to wait for answers, in seconds.
         user: user name of the cameras, or None.
         password: password of the cameras, or None.
         group: multicast address and port of WS-Discovery.
 
     Raises:
-        SourceError: if the network cannot be probed.
+        SourceError: if the network cannot be searched.
     """
     try:
         devices = discover(seconds, group)

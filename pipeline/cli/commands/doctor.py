@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Run all checks in turn, slow checks last."""
+    """Run all checks, one after the other. Slow checks come last."""
     yield Finding("python", sys.version_info >= (3, 11), True, f"{platform.python_version()} on {platform.platform()}")
     for one in dependencies():
         yield _try(one.requirement.name, not one.extra, _installed, one)
@@ -58,7 +58,7 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_gpu() -> Iterator[Finding]:
-    """Run the embedded model on every GPU and compare its results with the CPU's; takes a minute per GPU."""
+    """Run the included model on every GPU, and compare its results with those of the CPU. Takes a minute per GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -74,7 +74,7 @@ def examine_gpu() -> Iterator[Finding]:
 
 
 def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
-    """Load a model and report which variant of its region heads detects the people in the demo clip.
+    """Load a model, and report which variant of its region heads detects the people in the demo clip.
 
     Args:
         name: name of the model.
@@ -113,7 +113,7 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
 
 
 def _refiner(loaded: LoadedModel, name: str) -> str:
-    """Check that a refiner fits a model and return a line about it."""
+    """Check that a refiner fits a model. Return one line about the refiner."""
     from saccade.engine.models.model_files import find_refiner
 
     if loaded.load_refiner is None:
@@ -124,10 +124,10 @@ def _refiner(loaded: LoadedModel, name: str) -> str:
 
 
 def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
-    """Print all findings; return whether a needed component is broken.
+    """Print the results of all checks. Return whether a needed component is broken.
 
     Args:
-        gpu: run the embedded model on every GPU.
+        gpu: run the included model on every GPU.
         model: model to check, see `examine_model`.
         refiner: refiner to check with the model.
     """
@@ -163,7 +163,9 @@ def _kernels(device: str) -> str:
 
 
 def agreement(device: str, dtype: str) -> str:
-    """Compare a device's results with the CPU's; in dtypes other than float32, the model only has to run.
+    """Compare the results of a device with those of the CPU.
+
+    In dtypes other than float32, only check that the model runs.
 
     Raises:
         RuntimeError: if the results differ.
@@ -222,7 +224,7 @@ def _encoding(name: str) -> str:
 
 
 def _decoding() -> str:
-    """Return how live video is decoded next to a model on the first GPU."""
+    """Return how live video is decoded when the model runs on the first GPU."""
     from saccade.sources.gpu import gpu_decoding
 
     gpu_decoding("cuda", 0)

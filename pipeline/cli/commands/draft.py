@@ -1,4 +1,7 @@
-"""`saccade rules draft`: writes a rule for a sentence, by templates. The rule is only shown, not applied."""
+"""`saccade rules draft`: writes a rule for an English sentence, with templates.
+
+The rule is only printed, not applied.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
     """Return a rule for an English sentence.
 
     Args:
-        sentence: such as "tell me when someone stands at the door for 10 s".
-        zones: names of known zones; one in the sentence is used as it is written here.
-        lines: names of known lines, likewise.
+        sentence: a sentence, such as "tell me when someone stands at the door for 10 s".
+        zones: names of existing zones. If the sentence contains a name in another spelling, the rule uses this one.
+        lines: names of existing lines, used like `zones`.
 
     Raises:
         ConfigError: if the sentence names no object, or no valid rule can be made of it.
@@ -68,7 +71,7 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
 
 
 def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str]) -> str:
-    """Return the rule as YAML, with a comment for a zone or line that must be drawn first."""
+    """Return the rule as YAML. A comment names a zone or line that must be drawn first."""
     place, kind = rule.condition.place, "line" if rule.condition.kind == "crosses" else "zone"
     missing = place is not None and place not in (lines if kind == "line" else zones)
     note = f"# Draw the {kind} '{place}' first: there is none yet.\n" if missing else ""
@@ -78,7 +81,7 @@ def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str
 
 
 def _times(text: str) -> tuple[str, str]:
-    """Return the text without its times, and the times in the format of a rule."""
+    """Remove the times from a text. Return the text, and the times in the format of a rule."""
     found = []
     if held := re.search(r"\bfor (?:more than |at least )?(\d+(?:\.\d+)?|an?|one|two)\s*(s|m|h)[a-z]*\b", text):
         amount = "1" if held[1] in ("a", "an") else _NUMBERS.get(held[1], held[1])

@@ -1,4 +1,4 @@
-"""How often each rule would begin an event per day, estimated from a backtest with an exact Poisson interval."""
+"""Estimates how many events per day each rule would begin, from a backtest, with an exact Poisson interval."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _DAY_S = 86400.0
 
 @dataclass(slots=True, frozen=True)
 class Forecast:
-    """Expected events of a rule.
+    """The expected events of a rule.
 
     Attributes:
         rule: name of the rule.
         events: number of events in the videos.
-        watched_s: seconds of video in which the rule could hold; less than the videos for a rule with `between`.
-        per_day: estimated events per day, with `low` and `high`, the ends of the 95 % interval; None if the videos have
-            nothing of the rule's time of day.
+        watched_s: seconds of video in which the condition can hold. With `between`, this is less than the duration of
+            the videos.
+        per_day: expected events per day, with `low` and `high`, the bounds of the 95 % interval. None if the videos do
+            not contain the time of day of the rule.
     """
 
     rule: str
@@ -42,7 +43,7 @@ def forecast(
     Args:
         rules: rules of the backtest.
         found: rule name of each event.
-        videos: local start time and duration in seconds of each video.
+        videos: local start time, and duration in seconds, of each video.
     """
     names = list(found)
     made = []
@@ -84,7 +85,10 @@ def _cdf(count: int, mean: float) -> float:
 
 
 def _solve(reached: Callable[[float], bool], count: int) -> float:
-    """Return the smallest mean for which a growing condition is reached."""
+    """Return the smallest mean that satisfies a condition.
+
+    If a mean satisfies it, every larger mean must satisfy it.
+    """
     low, high = 0.0, 2.0 * count + 20
     for _ in range(60):
         middle = (low + high) / 2
@@ -93,7 +97,7 @@ def _solve(reached: Callable[[float], bool], count: int) -> float:
 
 
 def forecast_text(forecasts: Sequence[Forecast]) -> str:
-    """Return a line for each rule."""
+    """Return one line per rule."""
     lines = []
     for one in forecasts:
         if one.per_day is None:

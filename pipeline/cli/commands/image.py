@@ -58,7 +58,7 @@ class ProcessedImage:
 
 
 def _shares(text: Text) -> str:
-    """Return the probabilities of an answer's choices, most probable first."""
+    """Format the probabilities of an answer's choices, most probable first."""
     if text.probabilities is None:
         return ""
     ranked = sorted(text.probabilities.items(), key=lambda one: -one[1])
@@ -66,7 +66,7 @@ def _shares(text: Text) -> str:
 
 
 def process_image(config: RunConfig) -> ProcessedImage:
-    """Process the source of the configuration, which must be one image.
+    """Process the source of a configuration, which must be a single image.
 
     Raises:
         ConfigError: if the source has more than one image, or would be overwritten.

@@ -1,4 +1,4 @@
-"""`saccade probe`: opens any source briefly and reports its properties."""
+"""`saccade probe`: opens a source for a short time and reports its properties."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ class Probe:
         live: whether the source is live.
         codec, decoder: codec and decoder; empty if unknown.
         width, height: size in pixels.
-        fps: measured frame rate by the frames' timestamps; None with too few frames.
+        fps: frame rate according to the timestamps of the frames; None if there are too few frames.
         frames: number of frames read.
-        age_ms: median time from capture to decoded frame by the sender's RTCP clock, in milliseconds; None if unknown.
-        lost: number of frames lost or damaged in transit.
-        corrupt_packets: number of packets lost or damaged in transit.
+        age_ms: median time from capture to decoded frame, by the sender's RTCP clock, in milliseconds; None if
+            unknown.
+        lost: number of frames that were dropped or damaged in transit.
+        corrupt_packets: number of packets that were lost or damaged in transit.
         transport: transport of an RTSP camera; empty for other sources.
-        key_interval_s: seconds between key frames; None with fewer than two key frames.
-        clock_off_s: offset of the sender's RTCP clock from the local clock, in seconds; None without a report.
+        key_interval_s: time between key frames, in seconds; None if there are fewer than two key frames.
+        clock_off_s: difference between the sender's RTCP clock and the local clock, in seconds; None if the sender
+            reports no clock.
         advice: recommended changes to the camera or the configuration, one line each.
         image: file to which the last frame was written.
     """
@@ -81,10 +83,10 @@ class Probe:
 def examine(
     target: str, *, seconds: float, hwaccel: str, transport: str, tls: str = "verify", out: str | None
 ) -> Probe:
-    """Measure a source: a live source for `seconds` from its first frame, a file for its first 100 frames.
+    """Measure a source. A live source is read for `seconds` from its first frame, a file for its first 100 frames.
 
     Raises:
-        SourceError: if the source cannot be used; a `LiveError` with a code for a live source.
+        SourceError: if the source cannot be used. For a live source, it is a `LiveError` with a code.
         ConfigError: if the hwaccel or transport does not exist.
         SinkError: if the image cannot be written.
     """
@@ -134,7 +136,7 @@ def examine(
 
 
 def _advice(stats: StreamStats, seconds: float) -> list[str]:
-    """Return advice for a stream that could be better."""
+    """Return recommended changes, one line each, for a source with a problem."""
     lines = []
     interval = stats.key_interval_s if stats.key_interval_s is not None else seconds if seconds > LONG_GOP_S else 0.0
     if interval > LONG_GOP_S:

@@ -1,4 +1,4 @@
-"""`saccade rules`: checks the rules of a configuration and lists them, and drafts a rule for a sentence."""
+"""`saccade rules`: checks and lists the rules of a configuration, and drafts a rule for a sentence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from saccade.pipeline.config.file import load
 
 
 def check(path: Path) -> str:
-    """Return a line for each rule of a file; the file needs no source.
+    """Check the rules of a file, and return one line per rule. The file needs no source.
 
     Raises:
-        ConfigError: if a rule is wrong, with line, column and the expected input.
+        ConfigError: if a rule has a mistake. The message has line, column and the expected input.
         EngineError: if a rule names a label that the model does not know.
     """
     lines = []
@@ -30,7 +30,7 @@ def check(path: Path) -> str:
 
 
 def draft_for(sentence: str, path: Path | None, stream: str | None) -> str:
-    """Return a checked rule for a sentence as YAML, with the zones and lines of a file if one is given.
+    """Return a rule for a sentence as YAML, after checking it. If a file is given, use its zones and lines.
 
     Raises:
         ConfigError: if no rule can be made of the sentence, or the file cannot be used.

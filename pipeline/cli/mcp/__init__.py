@@ -1,1 +1,1 @@
-"""`saccade mcp`: a Model Context Protocol server that lets assistants use the cameras of a running Saccade."""
+"""`saccade mcp`: a Model Context Protocol server. Assistants use the cameras of a running Saccade through it."""

@@ -18,12 +18,12 @@ Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], 
 
 
 def serve(url: str, token: str | None, token_file: str | None, http: str | None) -> None:
-    """Serve until the client disconnects; over HTTP, until a signal stops the server.
+    """Serve until the client disconnects. Over HTTP, serve until a signal stops the server.
 
     Args:
-        url: the HTTP API of a running Saccade.
-        token: bearer token of the API; HTTP clients of this server must send it, too.
-        token_file: file with the token.
+        url: address of the HTTP API of a running Saccade.
+        token: bearer token of the API. HTTP clients of this server must send it, too.
+        token_file: file that contains the token.
         http: address to listen on, HOST:PORT; None for standard input and output.
 
     Raises:
@@ -68,7 +68,7 @@ async def _serve_http(server: Any, place: tuple[str, int], token: str | None) ->
 
 
 def with_token(application: Asgi, token: str) -> Asgi:
-    """Wrap an application so that every request must carry the token as `Authorization: Bearer`."""
+    """Return an ASGI application that refuses every request without the token (`Authorization: Bearer`)."""
     wanted = f"Bearer {token}".encode()
 
     async def guard(

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
-    """Return an MCP server whose tools use `api`; the client must be open while the server runs."""
+    """Return an MCP server whose tools call `api`. The client must be open while the server runs."""
     server: MCPServer[Any] = MCPServer("saccade", instructions=_INSTRUCTIONS, version=version, log_level="WARNING")
 
     @server.tool(annotations=_READS)
@@ -51,13 +51,13 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
             list[str], Field(description="labels to detect, such as ['person', 'car']", min_length=1, max_length=16)
         ],
     ) -> list[dict[str, Any]]:
-        """Detect objects in the newest frame of a stream; returns labels, scores and boxes."""
+        """Detect objects in the newest frame of a stream. Returns labels, scores and boxes."""
         image = data_url(await _plain(api.frame(stream, drawn=False)))
         return [box for name in objects for box in await _plain(api.detect(image, name))]
 
     @server.tool(annotations=_READS)
     async def ask(stream: Stream, question: Annotated[str, Field(min_length=1, max_length=4096)]) -> str:
-        """Ask a question about the newest frame of a stream; needs a model that answers questions."""
+        """Ask a question about the newest frame of a stream. This needs a model that answers questions."""
         return await _plain(api.ask(data_url(await _plain(api.frame(stream, drawn=False))), question))
 
     @server.tool(annotations=_READS)
@@ -68,7 +68,7 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
         words: Annotated[str, Field(description="words to search for in labels, rules and answers")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
     ) -> list[dict[str, Any]]:
-        """List the events of the streams' rules, newest first."""
+        """List the events of rules, newest first."""
         found = await _plain(api.events(stream=stream, rule=rule, since=since, q=words, limit=str(limit)))
         return [{key: event.get(key) for key in _OF_EVENTS} for event in found]
 
@@ -78,7 +78,7 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
         rule: Annotated[str, Field(description="of this rule only")] = "",
         seconds: Annotated[float, Field(gt=0, le=300, description="to wait at most")] = 60.0,
     ) -> dict[str, Any] | None:
-        """Wait until a rule begins an event and return it; returns null on timeout."""
+        """Wait until a rule begins an event, and return the event. Returns null on timeout."""
         known = {event["id"] for event in await _plain(api.events(stream=stream, rule=rule, limit="50"))}
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -90,14 +90,14 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS, structured_output=False)
     async def clip(event: Annotated[str, Field(description="the id of an event")]) -> list[Any]:
-        """Show the snapshot of an event, with the download URL of its clip."""
+        """Show the snapshot of an event, and the download URL of the clip."""
         return [Image(data=await _plain(api.snapshot(event)), format="jpeg"), f"Clip: {api.clip_url(event)}"]
 
     return server
 
 
 async def _plain(work: Awaitable[T]) -> T:
-    """Return the result of an API request; turn an API error into a tool error of one line."""
+    """Return the result of an API request. An API error becomes a tool error of one line."""
     try:
         return await work
     except ApiError as error:
