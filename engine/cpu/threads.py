@@ -22,42 +22,44 @@ _AGAIN, _AGAIN_MOST = 400, 25_600  # images between trials; doubled after each t
 
 
 def set_threads(threads: int) -> None:
-    """Set the number of threads for operations that the calling thread starts from now on.
+    """Set the number of threads for all operations that the calling thread starts from now on.
 
-    `torch.set_num_threads` would also affect later threads. Without OpenMP this does nothing.
+    `torch.set_num_threads` would also affect threads that start later. Without OpenMP, this has no effect.
     """
-    import torch  # loads the OpenMP that it uses
+    import torch  # loads the OpenMP library of torch
 
     set_omp = _omp_set_num_threads()
     if set_omp is not None and torch.backends.openmp.is_available():
-        torch.get_num_threads()  # torch sets a thread's number when it is first asked there, and would undo ours
+        # Torch sets the thread count at the first query in a thread; do this before ours is set.
+        torch.get_num_threads()
         set_omp(threads)
 
 
 class ImageThreads:
-    """Chooses the number of threads per image: all CPUs if measured times show a gain, else fewer.
+    """Chooses the number of threads for an image: all CPUs if measurements show a gain, otherwise fewer.
 
-    The best number depends on other load: two threads on two idle CPUs are faster than one, but slower if a decoder
-    occupies one CPU. Every few hundred images, a trial measures the other number; sooner if images become slower.
+    The best number depends on other load. On two idle CPUs, two threads are faster than one. If a video decoder
+    occupies one CPU, they are slower. Every few hundred images, a trial measures the other number. A trial starts
+    earlier if images become slower.
 
     Args:
         few: lower number of threads.
-        many: higher number of threads; equal to `few` if there is no choice.
+        many: higher number of threads. If it equals `few`, there is no choice.
     """
 
     def __init__(self, few: int, many: int) -> None:
         self._used, self._other, self._few = few, many, few
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of the latest images on `_used` threads
-        self._trial: list[float] = []  # seconds of images on `_other` threads; the first prepares what the later use
+        self._trial: list[float] = []  # seconds of images on `_other` threads; the first image is a warm-up
         self._trying, self._until_trial, self._again = False, _RECENT, _AGAIN
-        self._usual = math.inf  # seconds on `_used` threads when they were last found to be the better ones
+        self._usual = math.inf  # seconds on `_used` threads in the last trial that they won
 
     def choose(self) -> int:
         """Return the number of threads for the next image."""
         return self._other if self._trying else self._used
 
     def took(self, seconds: float) -> None:
-        """Record the seconds that an image took on the chosen number of threads."""
+        """Record how long an image took with the chosen number of threads, in seconds."""
         if self._used == self._other:
             return
         if self._trying:
@@ -89,10 +91,15 @@ class ImageThreads:
 
 
 def step_threads() -> int:
-    """Return the number of threads per operation of a step: torch's setting, but at most half of the CPUs if it is all.
+    """Return the number of threads for the operations of a step.
 
-    Threads spin at about 300 barriers per image. With a thread on every CPU, any other process delays all of them: nano
-    took 1,263 ms per image (p99 7 s) on two threads of two loaded CPUs, and 98 (170) on one.
+    It is torch's setting. If torch uses all CPUs, it is half of them. Threads wait for each other by spinning, at about
+    300 barriers per image. If every CPU has such a thread, any other process delays all of them.
+
+    | nano on two loaded CPUs, time per image | p50 | p99 |
+    |---|---|---|
+    | two threads | 1,263 ms | 7 s |
+    | one thread | 98 ms | 170 ms |
     """
     import torch
 
@@ -101,7 +108,10 @@ def step_threads() -> int:
 
 
 def image_threads() -> ImageThreads:
-    """Return the thread chooser for images: `step_threads`, or all CPUs if threads do not spin for long."""
+    """Return the chooser of thread counts for images.
+
+    It may use all CPUs only if threads spin for a short time; otherwise it always returns `step_threads`.
+    """
     import torch
 
     few = step_threads()
@@ -111,11 +121,11 @@ def image_threads() -> ImageThreads:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run the block on the calling thread only.
+    """Run the `with` block on the calling thread only.
 
-    A thread that once used OpenMP keeps its helper threads. If libgomp has more helpers than CPUs, helpers sleep
-    between operations and wake 30 µs late, about 300 times per image. Only the thread that runs steps may therefore
-    have helpers.
+    A thread that has used OpenMP keeps its helper threads. If libgomp has more helpers than CPUs, they sleep between
+    operations and wake up 30 µs late, about 300 times per image. Therefore only the thread that runs steps may have
+    helpers.
     """
     import torch
 

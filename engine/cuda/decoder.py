@@ -1,19 +1,26 @@
-"""Text decoder on CUDA for few rows: packed weights and four kernels per layer. Its results match `Runner`.
+"""Text decoder on CUDA for steps with few rows: packed weights and four kernels per layer. Its results match `Runner`.
 
-A step of 1 to 64 rows is bound by reading the weights: 2.4 GB in bf16 for Moondream 2, 0.56 ms at an H200's 4.3 TB/s.
-The four matrices of each layer are packed into two, because both halves of a block share input and residual:
+The time of a step with 1 to 64 rows is mostly the time to read the weights: 2.4 GB in bf16 for Moondream 2, or 0.56 ms
+at the 4.3 TB/s of an H200. Attention and MLP of a layer have the same input and the same residual. Their four matrices
+are therefore packed into two:
 
     add and norm → GEMM into heads and MLP → attention (RoPE, KV cache write, GELU) → GEMM out of both
 
-A single row takes three kernels, see `one_row`. `prefill` handles more rows than these kernels support. With experts
-and a temperature (Moondream 3), a layer is:
+A single row needs only three kernels, see `one_row`. `prefill` handles more rows than these kernels support. With
+experts and an attention temperature (Moondream 3), a layer is:
 
     add and norm → router → GEMM into heads → temperature products → attention → output GEMM
                        └→ experts (two GEMMs) on a separate stream
 
-Most kernels use programmatic dependent launch (`kernels.common`). On an H200, steps of 1 / 8 / 32 rows at 760 keys take
-0.80 / 1.18 / 2.00 ms, with FP8 weights 0.55 / 0.98 / 1.87. With cuBLAS and sequential kernels they took 1.08 / 1.34 /
-2.18. Moondream 3 takes 0.99 / 3.23 / 5.29, with FP8 0.61 / 2.24 / 3.73. Triton and bf16 or fp16 are required.
+Most kernels use programmatic dependent launch (`kernels.common`). Triton and bf16 or fp16 are required.
+
+| time per step on an H200, 760 keys | 1 row | 8 rows | 32 rows |
+|---|---|---|---|
+| Moondream 2, bf16 | 0.80 ms | 1.18 ms | 2.00 ms |
+| Moondream 2, FP8 weights | 0.55 ms | 0.98 ms | 1.87 ms |
+| Moondream 2, bf16, cuBLAS and kernels one after another | 1.08 ms | 1.34 ms | 2.18 ms |
+| Moondream 3, bf16 | 0.99 ms | 3.23 ms | 5.29 ms |
+| Moondream 3, FP8 weights | 0.61 ms | 2.24 ms | 3.73 ms |
 """
 
 from __future__ import annotations
@@ -44,13 +51,15 @@ from saccade.engine.models.runner import Runner
 
 
 class PackedRunner(Runner):
-    """`Runner` for CUDA. It packs the model's weights and shares them with the model.
+    """Runs the steps of a model on CUDA; see `Runner`.
+
+    It packs the weights, and the model then uses the packed weights too.
 
     Args:
         model: a model that `supports` accepts.
         cache: the paged KV cache.
-        max_rows: maximum number of rows to sample at a time.
-        fallbacks: collects notes on unsupported features.
+        max_rows: maximum number of rows that are sampled at the same time.
+        fallbacks: collects notes about slow fallbacks.
     """
 
     _model: Moondream
@@ -93,9 +102,10 @@ class PackedRunner(Runner):
         self._one_row = one_row.OneRow(blocks, logits) if one_row.supports(blocks) else None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """Return a runner with adapters that shares the weights and scratch buffers.
+        """Return a runner with adapters. It shares the weights and scratch buffers of this runner.
 
-        The expert kernels do not support adapters: if an adapter has expert matrices, the slower PyTorch modules run.
+        The kernels for experts do not support adapters. If an adapter has matrices for experts, the slower PyTorch
+        modules run.
         """
         if bank.has_experts:
             return Runner(self._model, self._cache).with_adapters(bank, slots)
@@ -106,7 +116,7 @@ class PackedRunner(Runner):
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """See `Runner.forward_tokens`; `x` is overwritten."""
+        """See `Runner.forward_tokens`. `x` is overwritten."""
         blocks, rows = self._blocks, (positions, owners, tables)
         if len(x) == 1 and self._one_row is not None and self._adapted is None and not together:
             run_blocks(blocks.layers, blocks.caches, one_row.OneRowOps(self._one_row, x, rows, self._pdl))
@@ -128,7 +138,7 @@ class PackedRunner(Runner):
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Run `Runner.prefill`; prompts share the GEMMs of images at almost no cost."""
+        """See `Runner.prefill`. Prompts are added to the GEMMs of the images, which costs almost nothing."""
         count, length, dim = images.shape
         flat = images.reshape(-1, dim)
         if prompts is not None:
@@ -148,7 +158,7 @@ class PackedRunner(Runner):
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """Run `Runner.sample_regions`; TOKEN rows are skipped."""
+        """See `Runner.sample_regions`. Rows in the phase TOKEN are skipped."""
         count, region = len(hidden), self._model.region
         features = self._features[:count]
         pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)
@@ -179,7 +189,10 @@ class PackedRunner(Runner):
 
 
 class _TokenOps:
-    """`BlockOps` on one token per row in a runner's scratch buffers. `before` and `bias` are not yet added to x."""
+    """`BlockOps` for one token per row, in the scratch buffers of a runner.
+
+    The next norm adds `before` and `bias` to x.
+    """
 
     def __init__(
         self,
@@ -199,7 +212,7 @@ class _TokenOps:
         self._products = runner._products[: shape[0] * shape[1] * shape[2]].view(shape)
 
     def norm(self, layer: PackedLayer) -> Any:
-        """Return the norm; start the router and experts on a separate stream."""
+        """Return the layer norm, and start the router and the experts on a separate stream."""
         runner, normed = self._runner, self._runner._normed[: self._count]
         early, self.joined = not self.joined, False
         add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
@@ -229,7 +242,7 @@ class _TokenOps:
         return wide
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """Return the heads unchanged; attention applies the temperature products that are written here."""
+        """Compute the temperature products, which attention applies. The heads are returned unchanged."""
         assert layer.temperature is not None
         temperature_products(heads, layer.temperature[0], self._products, pdl=self.pdl)
         return heads
@@ -238,7 +251,7 @@ class _TokenOps:
         self._runner._blocks.attention.write_kv(heads, *self._rows, cache, temperature=self._temperature(layer))
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Return the attention output, followed by the dense MLP's values after GELU."""
+        """Return the output of attention, followed by the MLP values after GELU in a dense layer."""
         runner, pre_gelu = self._runner, heads.shape[1] - self._runner._blocks.heads
         both = runner._both[: self._count, : runner._blocks.text.dim + pre_gelu]
         if self._together:

@@ -1,7 +1,7 @@
-"""Detector on CUDA with one kernel per convolution, including bias and activation.
+"""Object detector on CUDA. One kernel computes a convolution with its bias and activation.
 
-The detector is that of `cpu.layers` with other layers. cuDNN needs three kernels per convolution and 25 ms per layer
-and batch size to choose a plan: half a minute of graph capture for 117 layers. Triton is required.
+The detector is that of `cpu.layers` with other layers. cuDNN would need three kernels per convolution. It also takes 25
+ms per layer and batch size to choose an algorithm, which is half a minute for 117 layers. Triton is required.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COMPILERS = 8  # threads; Triton releases the GIL for most of a compilation
 
 
 def packed(plain: PicoDet, dtype: torch.dtype) -> PackedPicoDet:
-    """Return an inference-only detector on CUDA in any dtype, with all kernels compiled.
+    """Return a detector for inference on CUDA, in any dtype. All kernels are compiled.
 
     Raises:
         Exception: any error of Triton if it cannot compile or run the kernels.

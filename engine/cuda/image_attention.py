@@ -1,4 +1,7 @@
-"""Attention within images on CUDA, by the Gluon kernel if it runs and matches PyTorch, otherwise by PyTorch."""
+"""Attention inside images on CUDA.
+
+A Gluon kernel computes it if it runs and matches PyTorch; otherwise PyTorch does.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ _LIMIT = 0.01  # maximum relative error of a correct result; 0.003 in bf16
 
 
 class ImageAttention:
-    """Bidirectional attention within each image.
+    """Bidirectional attention between the tokens of each image.
 
-    The constructor tests the kernel with 2 images of the shape, which is impossible during graph capture.
+    The constructor tests the kernel on 2 images of this shape. It must not run during graph capture.
 
     Args:
-        device, dtype: of the heads.
-        n_heads, n_kv_heads: number of query heads, and of key and value heads.
+        device, dtype: device and dtype of the heads.
+        n_heads, n_kv_heads: number of query heads, and number of key and value heads.
         head_dim: width of a head.
-        tokens: tokens per image.
+        tokens: number of tokens per image.
         fallbacks: receives a note if the kernel does not run.
     """
 
@@ -44,14 +47,15 @@ class ImageAttention:
                 fallbacks.note(f"images take longer, as the kernel of their attention does not run here: {wrong}")
 
     def attend(self, heads: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the attention output.
+        """Return the output of attention.
 
         Args:
             heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim): queries, keys and values.
-            out: (images · tokens, n_heads · head_dim), buffer for the kernel's result; PyTorch allocates its own.
+            out: (images · tokens, n_heads · head_dim) buffer for the result of the kernel. PyTorch allocates its own
+                result.
 
         Returns:
-            The result, in `out` or a new tensor.
+            The result, in `out` or in a new tensor.
         """
         n_heads, n_kv_heads, _ = self._heads
         if self._kernel is not None and self._kernel.aligned(heads):
@@ -62,7 +66,10 @@ class ImageAttention:
 
 
 def on_hopper(device: torch.device) -> bool:
-    """Return whether the device has the kernel's instructions (wgmma), which only compute capability 9.0 has."""
+    """Return whether the device supports the instructions of the kernel (wgmma).
+
+    Only compute capability 9.0 has them.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -77,7 +84,10 @@ def _attend(heads: torch.Tensor, parts: list[int], dim: int, tokens: int) -> tor
 def _tried(
     device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
 ) -> tuple[ModuleType | None, str | None]:
-    """Return the kernel's module if it compiles and matches PyTorch for this shape; otherwise None and the reason."""
+    """Return the module of the kernel if it compiles and matches PyTorch for this shape.
+
+    Otherwise return None and why.
+    """
     try:
         from saccade.engine.kernels import image_attention as kernel
 

@@ -1,4 +1,7 @@
-"""Decoder blocks in the format of the CUDA kernels: joined matrices, experts, temperatures, optional FP8."""
+"""Decoder blocks in the format of the CUDA kernels.
+
+A block has joined matrices, experts and attention temperatures, in half precision or FP8.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +52,16 @@ def supports(model: Moondream) -> bool:
 
 
 class PackedExperts:
-    """The experts of one layer.
+    """The experts of one layer, in the format of the kernels.
 
     Args:
-        experts: the layer's module, which then shares the packed weights.
+        experts: module of the layer. It then uses the packed weights.
         fp8: whether to quantize the weights to FP8, for any number of rows.
 
     Attributes:
-        router: linear layer from a row to expert logits.
+        router: linear layer from a row to the logits of the experts.
         top: number of experts per row.
-        fc1, fc2: expert weights, in the layout of `kernels.moe`.
+        fc1, fc2: weights of the experts, in the layout of `kernels.moe`.
         scales: FP8 scales of fc1 and fc2, or None.
     """
 
@@ -80,7 +83,7 @@ class PackedExperts:
             self.scales = experts.scales = first, second
 
     def many(self, x: Rows, plain: torch.Tensor, parts: torch.Tensor) -> None:
-        """Write the results of any number of rows to `parts` (top, rows, dim); the router reads `plain`."""
+        """Write the results of any number of rows to `parts` (top, rows, dim). The input of the router is `plain`."""
         (values, of_rows), rows = x, SortedRows(plain, self.router, self.top)
         fc1, fc2 = self.scales or (None, None)
         inner = torch.empty(len(values) * self.top, self._width, dtype=parts.dtype, device=parts.device)
@@ -93,7 +96,11 @@ class PackedExperts:
 
 
 class PackedLayer:
-    """One block's weights: GEMMs into heads and MLP and out of both, or of attention alone with experts."""
+    """Weights of one block in the format of the kernels.
+
+    In a dense block, one matrix computes heads and MLP, and one matrix computes the output of both. In a block with
+    experts, both matrices belong to attention only.
+    """
 
     __slots__ = ("experts", "into", "norm", "number", "out", "temperature")
 
@@ -112,28 +119,28 @@ class PackedLayer:
 
 
 class PackedBlocks:
-    """A decoder's blocks with their KV cache and attention kernels.
+    """Blocks of a decoder in the format of the kernels, with their KV cache and attention kernels.
 
     Args:
-        model: a model that `supports` accepts. Its weights are packed layer by layer and shared. In FP8 its own modules
-            become unusable, and half of the memory is freed.
+        model: a model that `supports` accepts. Its weights are packed layer by layer and shared with the model. With
+            FP8 weights, the modules of the model become unusable, and half of the memory is freed.
         cache: the paged KV cache.
-        fallbacks: collects notes on unsupported features.
+        fallbacks: collects notes about slow fallbacks.
 
     Attributes:
         layers, caches: one entry per block.
-        prefix_length: positions of an image.
+        prefix_length: number of positions of an image prefix.
         attention: attention over the KV cache.
-        image_attention: attention within images.
-        text: dimensions of the decoder.
-        heads: width of queries, keys and values.
-        top: experts per token; 0 without experts.
-        out_splits: split-K factor of the attention output GEMM of expert layers.
-        tau_parts: partial sums of temperature products; 0 without a temperature.
-        splits: split-K factor of the GEMM out of attention and MLP.
+        image_attention: attention inside images.
+        text: configuration of the decoder.
+        heads: width of queries, keys and values together.
+        top: number of experts per token; 0 without experts.
+        out_splits: split-K factor of the output GEMM of attention in layers with experts.
+        tau_parts: number of partial sums of temperature products; 0 without an attention temperature.
+        splits: split-K factor of the GEMM that computes the output of attention and MLP.
         skinny: whether `skinny_gemm` supports these shapes.
         fp8: whether the weights are FP8.
-        fp8_rows: whether GEMMs of many rows use FP8 too; then no half-precision weights are stored.
+        fp8_rows: whether GEMMs with many rows also use FP8. Half-precision weights are then not stored.
     """
 
     def __init__(self, model: Moondream, cache: PagedCache, fallbacks: Fallbacks) -> None:
@@ -174,7 +181,7 @@ class PackedBlocks:
 
 
 def _quantize(weight: torch.Tensor, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize weights (experts, outputs, inputs) one expert at a time; all at once would take 8 bytes per weight."""
+    """Quantize weights (experts, outputs, inputs), one expert at a time to save memory."""
     packed, scale = torch.empty_like(weight, dtype=E4M3), weight.new_empty(weight.shape[:2], dtype=torch.float32)
     for number, one in enumerate(weight):
         packed[number], scale[number] = quantize(one, None if given is None else given[number])

@@ -19,7 +19,10 @@ _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)  # of a head's layers:
 
 
 class Fp8(Enum):
-    """Use of FP8 in a layer: none, weights for few rows only, or weights and activations for any number of rows."""
+    """Use of FP8 in a layer.
+
+    FP8 is used not at all, only for the weights of few rows, or for weights and activations of any number of rows.
+    """
 
     NONE = auto()
     WEIGHTS = auto()
@@ -31,7 +34,7 @@ Rows = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class PackedLinear:
-    """A linear layer.
+    """A linear layer with weights in half precision, FP8 or both.
 
     Args:
         weight: (outputs, inputs) in half precision.
@@ -39,10 +42,10 @@ class PackedLinear:
         fp8: use of FP8.
 
     Attributes:
-        weight: (outputs, inputs), e4m3 if there is a scale.
+        weight: (outputs, inputs), in e4m3 if there is a scale.
         bias: (outputs,).
         scale: (outputs,) float32, or None.
-        half: half-precision weights, or None if no GEMM needs them.
+        half: weights in half precision, or None if no GEMM needs them.
     """
 
     __slots__ = ("bias", "half", "scale", "weight")
@@ -57,7 +60,7 @@ class PackedLinear:
             self.half = None
 
     def linear(self, x: Rows, start: int = 0, stop: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return outputs (rows, stop - start) in half precision, in `out` if given."""
+        """Return the outputs `start` to `stop` (exclusive) in half precision, in `out` if given."""
         values, scales = x
         part = slice(start, stop)
         if scales is not None:
@@ -78,9 +81,9 @@ class PackedLinear:
         pdl: bool = False,
         late: bool = False,
     ) -> torch.Tensor:
-        """Return the outputs from `start` on for few half-precision rows; see `skinny_gemm` for the arguments.
+        """Return the outputs from `start` on for few rows in half precision. See `skinny_gemm` for the arguments.
 
-        With split-K, the bias is not added; the kernel that adds the partial sums adds it.
+        With split-K, the result consists of partial sums without bias. The kernel that adds them also adds the bias.
         """
         scale = None if self.scale is None else self.scale[start:]
         bias = self.bias[start:] if out.ndim == 2 else None
@@ -88,7 +91,7 @@ class PackedLinear:
         return skinny_gemm(x, weight, out, scale=scale, bias=bias, apply_gelu=apply_gelu, pdl=pdl, late=late)
 
     def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Return the outputs from `start` on after tanh-approximated GELU, in half precision and one kernel."""
+        """Return the outputs from `start` on after tanh-approximated GELU, in half precision. This takes one kernel."""
         assert self.half is not None
         # cuBLASLt's epilogue has no public name in torch.
         return torch._addmm_activation(self.bias[start:], x, self.half[start:].t(), use_gelu=True)
@@ -101,9 +104,9 @@ def add_layernorm_rows(
     fp8: bool,
     plain: torch.Tensor | None = None,
 ) -> Rows:
-    """Run `add_layernorm` with a half-precision or FP8 result for `PackedLinear.linear`.
+    """Run `add_layernorm`. The result is in half precision or FP8, as `PackedLinear.linear` needs it.
 
-    With FP8, `plain` also receives the half-precision result.
+    With FP8, the result in half precision is also written to `plain`.
     """
     if not fp8:
         return add_layernorm(x, delta, norm, plain), None
@@ -112,10 +115,12 @@ def add_layernorm_rows(
 
 
 class BinHead:
-    """A region head from hidden states to bin logits, computed by kernels for few rows if supported.
+    """A region head that computes the logits of bins from hidden states.
+
+    Kernels compute few rows if they support the shape.
 
     Args:
-        head: the model's module.
+        head: module of the model.
         width: number of bins.
         pdl: whether to use programmatic dependent launch.
     """
@@ -141,7 +146,7 @@ class BinHead:
         return self._pdl and self._skinny and rows <= MAX_ROWS
 
     def scores(self, hidden: torch.Tensor, wanted: bool) -> region_sampling.Scores:
-        """Return the scores of rows (rows, dim); if not `wanted`, only the shape is valid."""
+        """Return the logits of rows (rows, dim). If `wanted` is False, only the shape of the result is valid."""
         head, rows, width = self._head, len(hidden), len(self._no_bias)
         if not self._skinny or rows > MAX_ROWS:
             return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._no_bias

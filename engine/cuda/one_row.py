@@ -1,15 +1,18 @@
-"""Decoder blocks for a single row with GEMVs, fused with layer norm and residual addition.
+"""Decoder blocks for a single row, computed with GEMVs that are fused with layer norm and residual addition.
 
     dense    norm into heads and MLP → attention, with the MLP's output half concurrently → attention's output half
     experts  norm into heads, temperature products, router → attention → fc1, and attention projection → fc2
 
-fc1 runs concurrently with attention: it launches while the router runs and starts when experts are chosen. Its last
-programs wait for attention and compute the projection. Each kernel loads its weights before the previous kernel has
-ended (`kernels.pdl`).
+fc1 runs concurrently with attention: it launches while the router runs, and starts when the experts are chosen. Its
+last programs wait for attention and compute the projection of its output. Each kernel loads its weights before the
+previous kernel has ended (`kernels.common`). `decoder` runs steps of more rows.
 
-On an H200 a step of Moondream 2 takes 0.53 ms in FP8 and 0.80 in bf16; without the concurrent MLP half 0.59 and 0.83.
-An expert layer takes 40.6 µs in bf16 and 24.4 in FP8 (44.7 and 38.2 with the kernels for few rows). `decoder` runs
-steps of more rows.
+| on an H200 | bf16 | FP8 |
+|---|---|---|
+| step of Moondream 2 | 0.80 ms | 0.53 ms |
+| step of Moondream 2 if the MLP does not run concurrently | 0.83 ms | 0.59 ms |
+| layer with experts | 40.6 µs | 24.4 µs |
+| layer with experts, kernels for few rows | 44.7 µs | 38.2 µs |
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from saccade.engine.kernels.moe.one_row import IntoShape
 
 
 class Shapes(NamedTuple):
-    """Tile sizes of a row's GEMVs: into a dense block, into an expert block, experts, and output."""
+    """Tile sizes of the GEMVs: input of a dense block, input of a block with experts, experts, and output."""
 
     into: gemv.Shape
     into_with_tau: IntoShape
@@ -44,11 +47,11 @@ MLP_N = 2
 
 
 class OneRow:
-    """Buffers for one row of a decoder.
+    """Scratch buffers for one row, and the blocks of the decoder.
 
     Args:
-        blocks: the decoder's blocks.
-        logits: float32 (layers, rows, experts); routers write the first row. None without experts.
+        blocks: blocks of the decoder.
+        logits: (layers, rows, experts) float32. Routers write to the first row. None without experts.
     """
 
     def __init__(self, blocks: PackedBlocks, logits: torch.Tensor | None) -> None:
@@ -87,11 +90,11 @@ def supports(blocks: PackedBlocks) -> bool:
 
 
 class OneRowOps:
-    """`BlockOps` on one row.
+    """`BlockOps` for a single row.
 
     Args:
-        row: the decoder's blocks and scratch buffers.
-        x: (1, dim), the residual; overwritten.
+        row: blocks of the decoder, and scratch buffers.
+        x: (1, dim) residual, overwritten.
         rows: position, owner and page tables for attention.
         pdl: whether to use programmatic dependent launch.
     """
@@ -102,11 +105,14 @@ class OneRowOps:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """Return the residual; the GEMVs compute the norm themselves."""
+        """Return the residual. The GEMVs compute the norm."""
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        """Return the heads; also write the MLP's inner values, temperature products and chosen experts."""
+        """Return the heads.
+
+        Also compute the hidden values of the MLP, the temperature products and the chosen experts.
+        """
         row, into = self._row, layer.into
         weights = into.weight, into.scale, into.bias
         if layer.temperature is None:
@@ -128,7 +134,7 @@ class OneRowOps:
         return row.heads
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """Return the heads unchanged; attention applies the factors."""
+        """Return the heads unchanged, because attention applies the factors."""
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
@@ -136,7 +142,7 @@ class OneRowOps:
         raise NotImplementedError
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Return the attention output; the dense MLP's output half runs concurrently."""
+        """Return the output of attention. The output of a dense MLP is computed concurrently."""
         row, dim, dense = self._row, self._row.blocks.text.dim, layer.experts is None
         row.blocks.attention.attend(
             heads,
@@ -152,7 +158,7 @@ class OneRowOps:
         return row.seen
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
-        """Add attention's projection and the MLP's or experts' output to the residual."""
+        """Add the projected output of attention, and the output of the MLP or experts, to the residual."""
         row, out, shapes = self._row, layer.out, self._row.shapes
         if layer.experts is not None:
             experts, chosen = layer.experts, row.chosen[layer.number]

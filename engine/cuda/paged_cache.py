@@ -21,7 +21,10 @@ LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor
 
 
 class PagedLayer:
-    """One layer of the cache seen through page tables; `at` are page and offset indices (rows, length)."""
+    """One layer of the cache, for sequences given by page tables.
+
+    `at` are the page and offset indices (rows, length) at which new keys and values are stored.
+    """
 
     __slots__ = ("_at", "_dtype", "_layer", "_table")
 
@@ -35,7 +38,7 @@ class PagedLayer:
         self._layer, self._dtype, self._table, self._at = layer, dtype, table, at
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write new keys and values (rows, length, heads, head_dim)."""
+        """Store new keys and values, each (rows, length, heads, head_dim)."""
         keys, values, key_scales, value_scales = self._layer
         self._write(keys, key_scales, k)
         self._write(values, value_scales, v)
@@ -49,7 +52,7 @@ class PagedLayer:
             into.view(torch.uint8)[page, :, offset] = packed.view(torch.uint8)  # not every torch version can index FP8
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of the keys and values in the tables' pages, each (rows, heads, tokens, head_dim)."""
+        """Return copies of all keys and values in the pages of the tables, each (rows, heads, tokens, head_dim)."""
         keys, values, key_scales, value_scales = self._layer
         return self._read(keys, key_scales), self._read(values, value_scales)
 
@@ -62,7 +65,7 @@ class PagedLayer:
 
 
 class PagedRows:
-    """View of several sequences by their page tables (rows, pages), prefix pages first."""
+    """View of several sequences by their page tables (rows, pages). The pages of the image prefix come first."""
 
     __slots__ = ("_cache", "_table", "key_positions")
 
@@ -71,7 +74,7 @@ class PagedRows:
         self.key_positions = cache.key_positions[: table.shape[1] * cache.page_size]
 
     def layers(self, positions: torch.Tensor) -> Sequence[PagedLayer]:
-        """Return one `PagedLayer` per layer for writing at (rows, length) int64 positions."""
+        """Return one `PagedLayer` per layer that stores new keys at these positions (rows, length) int64."""
         cache = self._cache
         # Private pages start on a new page; the rest of the prefix's last page stays unused.
         index = torch.where(positions < cache.prefix_length, positions, positions + cache.gap)
@@ -80,18 +83,18 @@ class PagedRows:
 
 
 class PagedCache:
-    """Keys and values of all sequences: each (n_layers, n_pages, n_kv_heads, page_size, head_dim).
+    """Keys and values of all sequences, each (n_layers, n_pages, n_kv_heads, page_size, head_dim).
 
-    One head's part of a page is contiguous, because one program of the attention kernel reads it.
+    The part of a page that belongs to one head is contiguous, because one program of the attention kernel reads it.
 
     Args:
-        model: defines shape and device.
+        model: model that determines the shape and the device.
         n_pages: number of pages.
-        page_size: tokens per page.
+        page_size: number of tokens per page.
         kv_dtype: see `EngineConfig.kv_dtype`.
 
     Attributes:
-        dtype: dtype of the model's computation.
+        dtype: dtype in which the model computes.
         layers: one entry per block.
     """
 
@@ -116,12 +119,15 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
-        """See `runner.PagedCache.rows`; always whole pages."""
+        """See `runner.PagedCache.rows`. The view always consists of whole pages."""
         return PagedRows(self, table)
 
 
 def pages_for(model: Model, page_size: int, max_sequences: int, kv_dtype: str | None = None) -> int:
-    """Return the number of pages to allocate; on CUDA enough for all sequences, limited by free memory."""
+    """Return the number of pages to allocate.
+
+    It is enough for all sequences, but on CUDA not more than free memory allows.
+    """
     if model.device.type != "cuda":
         return _PAGES_CPU
     limits = model.limits

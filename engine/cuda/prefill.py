@@ -1,6 +1,6 @@
-"""Prefill on CUDA: image prefixes and the prompts after them share GEMMs. Triton is required.
+"""Prefill on CUDA: image prefixes, and the prompts after them, in the same GEMMs. Triton is required.
 
-Without images, the prompts are any rows of sequences: a long prompt after a cached prefix, or a large decode step.
+Without images, the prompts may be any rows of sequences: a long prompt after a cached prefix, or a large decode step.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _Seen = tuple[torch.Tensor | None, torch.Tensor]
 
 @dataclass(slots=True)
 class _Prefilled:
-    """Values passed between the parts of a block during prefill.
+    """Values that are passed between the parts of a block during prefill.
 
     Attributes:
-        normed: layer norm in the format of the GEMMs.
+        normed: layer norm in the dtype of the GEMMs.
         plain: layer norm in half precision, for routers and adapters.
-        prompts: layer norm of the prompts for the last dense layer in FP8; half precision if there are few.
-        both: for few prompts, the attention output followed by GELU results.
-        wide: heads, followed by the dense MLP's GELU inputs in FP8.
+        prompts: layer norm of the prompt rows for the last dense layer with FP8; in half precision if there are few
+            rows.
+        both: for few prompt rows, the output of attention, followed by the results of GELU.
+        wide: heads, followed with FP8 by the inputs of GELU in the dense MLP.
         products: temperature products.
-        parts: expert results that the next norm adds to x.
+        parts: results of the experts, which the next norm adds to x.
     """
 
     normed: Rows
@@ -47,11 +48,11 @@ class _Prefilled:
 
 
 class PrefillOps:
-    """`BlockOps` on whole image prefixes followed by prompts. `before` and `bias` are not yet added to x.
+    """`BlockOps` for whole image prefixes followed by prompts. The next norm adds `before` and `bias` to x.
 
     Args:
-        blocks: the decoder's blocks.
-        x: (rows, dim), residual of images, then prompts.
+        blocks: blocks of the decoder.
+        x: (rows, dim) residual of the images, then of the prompts.
         prefixes: (images, pages), or None without images.
         prompts: positions, owners and tables of the prompt rows; see `Runner.forward_tokens`.
         adapters: LoRA adapters of the rows, or None.
@@ -76,11 +77,14 @@ class PrefillOps:
         self.bias: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
-        """Return whether this is the last layer, after which the image rows are not needed."""
+        """Return whether this is the last layer, which needs no image rows after attention."""
         return self._prefix_rows > 0 and layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
-        """Return the layer norm, in FP8 if enabled; also in half precision for routers, adapters and the last MLP."""
+        """Return the layer norm, in FP8 if enabled.
+
+        Routers, adapters and the last MLP also get it in half precision.
+        """
         fp8 = self._blocks.fp8_rows
         if layer.experts is None and self._adapters is None:
             rows, prompts = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
@@ -97,21 +101,21 @@ class PrefillOps:
     def _experts(
         self, experts: PackedExperts, normed: Rows, plain: torch.Tensor, stream: torch.cuda.Stream | None = None
     ) -> torch.Tensor:
-        """Return the results of experts (1 + top, rows, dim); entry 0 is reserved for attention."""
+        """Return the results of the experts (1 + top, rows, dim). Entry 0 is reserved for attention."""
         parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
         with torch.cuda.stream(stream):
             experts.many(normed, plain, parts[1:])
         return parts
 
     def _forks(self, layer: PackedLayer) -> bool:
-        """Return whether a layer's experts run concurrently with its attention (not in the last layer).
+        """Return whether the experts of a layer run concurrently with attention, which is so except in the last layer.
 
-        This takes 8.1 ms instead of 8.6 per image prefill, and 6.1 instead of 6.7 in FP8.
+        Prefill of an image takes 8.1 ms instead of 8.6 ms with it, and 6.1 ms instead of 6.7 ms in FP8.
         """
         return layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
-        """Return the heads; with FP8 rows or adapters and a dense MLP, followed by its GELU inputs."""
+        """Return the heads. In a dense layer with FP8 rows or adapters, the inputs of GELU follow."""
         # cuBLAS has no GELU epilogue for FP8, so one GEMM computes heads and MLP. The last MLP has few rows.
         width = self._blocks.heads
         apart = normed.normed[1] is None or self._is_last(layer)
@@ -125,7 +129,7 @@ class PrefillOps:
         return normed
 
     def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
-        """Compute the temperature products that attention reads."""
+        """Compute the temperature products, which attention applies."""
         assert heads.wide is not None
         assert layer.temperature is not None
         blocks, rows, wide = self._blocks, len(self.x), heads.wide
@@ -141,14 +145,17 @@ class PrefillOps:
         return heads.products[:, rows], layer.temperature[1]
 
     def write_kv(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> None:
-        """Cache all keys and values; image keys and queries are rotated in place."""
+        """Store all keys and values in the cache. RoPE is applied to the keys and queries of images in place."""
         assert heads.wide is not None
         qkv = heads.wide[:, : self._blocks.heads]
         temperature = self._temperature(layer, heads, slice(None))
         self._blocks.attention.write_kv(qkv, *self._prompts, cache, prefixes=self._prefixes, temperature=temperature)
 
     def attend(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> _Seen:
-        """Compute bidirectional attention of images and causal attention of prompts; the last layer skips images."""
+        """Compute bidirectional attention for images and causal attention for prompts.
+
+        The last layer skips the images.
+        """
         assert heads.wide is not None
         blocks, at, last = self._blocks, self._prefix_rows, self._is_last(layer)
         qkv = heads.wide[:, : blocks.heads]
@@ -187,7 +194,7 @@ class PrefillOps:
         return None if first is whole else first, attended
 
     def add(self, layer: PackedLayer, attended: _Seen, normed: _Prefilled) -> None:
-        """Compute the values that the next norm adds to x."""
+        """Compute the outputs of the block, which the next norm adds to x."""
         assert normed.wide is not None
         blocks, out, (first, seen) = self._blocks, layer.out, attended
         fp8, few = blocks.fp8_rows, self._few and self._is_last(layer)
@@ -226,7 +233,7 @@ class PrefillOps:
             torch.cuda.current_stream().wait_stream(self._beside)
 
     def _add_few(self, layer: PackedLayer, normed: _Prefilled, gelu: torch.Tensor | None) -> None:
-        """Run the last dense layer's GEMMs for few prompts with FP8 weights and half-precision rows."""
+        """Run the GEMMs of the last dense layer for few prompt rows, with FP8 weights and rows in half precision."""
         blocks, both = self._blocks, normed.both
         assert both is not None
         if gelu is not None:

@@ -1,6 +1,6 @@
-"""Vision encoder blocks on CUDA with fused residual addition and norm; GEMMs in half precision or FP8.
+"""Blocks of the vision encoder on CUDA. Residual addition and norm are fused; GEMMs are in half precision or FP8.
 
-It supports patch-based encoders and matches `VisionEncoder.features`. Triton is required.
+It supports encoders of patches, and its results match `VisionEncoder.features`. Triton is required.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class _Layer:
 
 
 def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
-    """Return a module's packed weights, which the module then shares."""
+    """Return the packed weights of a module. The module then uses them too."""
     packed = PackedLinear(module.weight.detach(), module.bias.detach(), fp8)
     module.weight.data = packed.weight
     return packed
 
 
 class PackedVision:
-    """A model's vision encoder with packed weights. In FP8 the model's own blocks become unusable.
+    """Vision encoder of a model with packed weights. With FP8, the blocks of the model become unusable.
 
     Args:
         model: a model that `supports` accepts.
-        fallbacks: collects notes on unsupported features.
+        fallbacks: collects notes about slow fallbacks.
     """
 
     def __init__(self, model: Moondream, fallbacks: Fallbacks) -> None:
@@ -95,5 +95,5 @@ class PackedVision:
 
 
 def supports(model: Moondream) -> bool:
-    """Return whether this model's vision encoder is supported."""
+    """Return whether this class supports the vision encoder of the model."""
     return isinstance(model.vision, VisionTower) and model.dtype in (torch.bfloat16, torch.float16)

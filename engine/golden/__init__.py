@@ -1,1 +1,1 @@
-"""Correctness checks of models and devices: golden data, a reference generation loop, and comparisons."""
+"""Correctness checks of models and devices: stored reference results, a reference generation loop, and comparisons."""

@@ -1,11 +1,14 @@
-"""Compare a model with a reference implementation's stored results and report the largest difference per quantity.
+"""Compares a model with stored results of a reference implementation, and reports the largest difference per quantity.
 
-A golden folder has config.json, model.safetensors, cases.json and images/, in one of two forms. The form with
-arrays.safetensors stores intermediate tensors, computed with greedy decoding, at most 6 objects and 24 tokens, and a
-bias on the end token (coord > eos + bias means score > sigmoid(bias)). Stored logits are those of QUESTION in the bare
-template. Both the reference loop (`reference.Generator`) and the engine are compared with it; all prompts of all images
-are in flight at once. The other form lists calls of the reference's public API with prompt IDs and answers; only the
-engine is compared with it (`check_engine`).
+A golden folder contains config.json, model.safetensors, cases.json and images/. It has one of two forms:
+
+- With arrays.safetensors: intermediate tensors, logits of QUESTION without prompt template, and answers. The answers
+  were decoded greedily with at most 6 objects and 24 tokens, and with a bias on the end token: coord > eos + bias means
+  score > sigmoid(bias). The reference loop (`reference.Generator`) and the engine are both compared.
+- Without: calls of the public API of the reference, with prompt token IDs and answers. Only the engine is compared
+  (`check_engine`).
+
+For the engine, all prompts on all images are in flight at the same time.
 """
 
 from __future__ import annotations
@@ -48,18 +51,18 @@ def check(
     *,
     through_engine: bool = True,
 ) -> list[Quantity]:
-    """Compare a model with a golden folder and return one `Quantity` per kind of result.
+    """Compare a model with a golden folder, and return one `Quantity` for each kind of result.
 
-    In float32, boxes, points and texts must be equal, and embeddings, hidden states and logits must be within a
-    tolerance. In other dtypes the differences are only reported. Image crops must be equal in every dtype.
+    In float32, boxes, points and texts must be equal. Embeddings, hidden states and logits must be within a tolerance.
+    In other dtypes, differences are only reported. Image crops must be equal in every dtype.
 
     Args:
-        folder: the golden folder, computed in float32.
+        folder: the golden folder, which was computed in float32.
         device: see `Engine.load`.
-        dtype: see `Engine.load`. The reference loop uses the model's PyTorch modules without Triton kernels.
-        tolerance: for embeddings, hidden states and logits. The default is 1e-4 in float32 (3e-4 for hidden states and
-            logits of Moondream 3) and unlimited in other dtypes.
-        through_engine: whether to compare the engine in addition to the reference loop.
+        dtype: see `Engine.load`. The reference loop uses the PyTorch modules of the model without Triton kernels.
+        tolerance: tolerance for embeddings, hidden states and logits. The default is 1e-4 in float32 (3e-4 for hidden
+            states and logits of Moondream 3), and unlimited in other dtypes.
+        through_engine: whether to compare the engine too.
 
     Raises:
         EngineError: if the device or dtype does not exist.
@@ -84,7 +87,7 @@ def check(
 
 
 def _read_as_made(heads: object, path: Path) -> None:
-    """Select the interpretation of the region heads that the golden folder's checks.json names, if any."""
+    """Use the reading of the region heads (`ReadableHeads`) that checks.json in the golden folder names, if any."""
     if path.is_file() and isinstance(heads, ReadableHeads):
         made = json.loads(path.read_text(encoding="utf-8")).get("region")
         reading = {"vllm": "post_ln_ln"}.get(made, made)
@@ -96,7 +99,7 @@ def _quantities(reproducible: bool, tolerance: float | None, of_states: float) -
     allowed = dict.fromkeys(("tiling", "crops"), 0.0)
     allowed |= dict.fromkeys(("boxes", "points", "texts"), 0.0 if reproducible else ANYTHING)
     if reproducible and of_states > 1e-4:
-        allowed |= dict.fromkeys(("boxes", "points"), 1e-6)  # `exp2` of a GPU and of a CPU differ
+        allowed |= dict.fromkeys(("boxes", "points"), 1e-6)  # `exp2` differs between GPU and CPU
     for names, default in ((("image embeddings",), 1e-4), (("hidden states", "logits"), of_states)):
         usual = default if reproducible else ANY_NUMBER
         allowed |= dict.fromkeys(names, usual if tolerance is None else tolerance)
@@ -130,7 +133,8 @@ class _Checker:
         )  # the reference stores a single crop twice
         self._exact("tiling", (*cut.tiling, len(crops)), (*case["tiling"], case["crops"]), where)
         self._close("crops", torch.from_numpy(crops.reshape(len(crops), -1).mean(1)), f"{number}.crops_mean", where)
-        if "queries" not in case or f"{number}.crop_last" in self.arrays:  # the larger set holds it of two images
+        # The larger set has this tensor for two images only.
+        if "queries" not in case or f"{number}.crop_last" in self.arrays:
             self._close("crops", torch.from_numpy(crops[-1]), f"{number}.crop_last", where)
         tokens = generator.image_tokens(image)
         self._close("image embeddings", tokens, f"{number}.image_embeddings", where)
@@ -153,7 +157,7 @@ class _Checker:
         prefix: DenseCache,
         plain: Callable[[DecodedObject], dict[str, float]],
     ) -> None:
-        """Compare the objects of all labels and biases, run as one batch."""
+        """Compare the objects of all labels and all biases. They are decoded as one batch."""
         sized = skill == "detect"
         rows = [(name, bias) for name, by_bias in case[skill].items() for bias in by_bias]
         ids = [self.prompts.objects(skill, name) for name, _ in rows]
@@ -184,7 +188,7 @@ class _Checker:
 
 
 def _texts(prompts: Prompts, case: dict[str, Any]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield the name, prompt token IDs and expected text of each text answer of a case."""
+    """Yield the name, the prompt token IDs and the expected text of each text answer in a case."""
     yield "query", prompts.query(QUESTION), case["query"]
     yield "caption_short", prompts.caption("short"), case["caption_short"]
     for question, answer in case.get("queries", {}).items():
@@ -206,7 +210,7 @@ def require_folder(path: Path) -> Path:
     """Return `path` if it is a golden folder.
 
     Raises:
-        EngineError: if it is not.
+        EngineError: if a file of a golden folder is missing.
     """
     if not path.is_dir():
         raise EngineError(f"{path} is not a folder; give a folder with config.json, model.safetensors and cases.json")

@@ -1,7 +1,8 @@
-"""Compare the engine with a golden folder's answers, with all prompts of all images in flight at once.
+"""Compares answers of the engine with those of a golden folder. All prompts on all images are in flight together.
 
-The reference continues with another object if a coordinate token is more likely than the end token. The engine also
-stops at scores below one half. Its objects are then a prefix of the reference's, counted as `stopped sooner`.
+The reference starts another object if the coordinate token is more likely than the end token. The engine also stops at
+scores below one half. Its list of objects may therefore be shorter than that of the reference. Such lists are counted
+as `stopped sooner`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
 
 @dataclass(slots=True)
 class Quantity:
-    """A compared quantity with its tolerance, counts and largest difference."""
+    """A quantity that is compared, with its tolerance, counts and largest difference."""
 
     name: str
     tolerance: float
@@ -47,7 +48,7 @@ class Quantity:
         return self.worst <= self.tolerance
 
     def add(self, difference: float, where: str) -> None:
-        """Record the difference of one comparison at the place `where`."""
+        """Record the difference of one comparison. `where` describes the compared value."""
         self.compared += 1
         self.differing += difference != 0
         if math.isnan(difference):
@@ -58,7 +59,7 @@ class Quantity:
 
 @dataclass(slots=True, frozen=True)
 class _Call:
-    """One request and the reference's answer: a text, or a list of objects."""
+    """One request, and the reference's answer to it: a text or a list of objects."""
 
     where: str
     task: Task
@@ -69,16 +70,17 @@ class _Call:
 
 
 def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]], exact: bool) -> list[Quantity]:
-    """Compare the engine's answers with those of a golden folder.
+    """Compare answers of the engine with those of a golden folder.
 
     Args:
-        loaded: the folder's model.
+        loaded: model of the folder.
         folder: the golden folder.
         cases: the parsed cases.json.
-        exact: whether answers must be equal; otherwise differences are only reported.
+        exact: whether answers must be equal. Otherwise differences are only reported.
 
     Raises:
-        LookupError, TypeError: if a case has an unknown form.
+        LookupError: if a case has an unknown form.
+        TypeError: if a case has an unknown form.
     """
     close, equal = (1e-6, 0.0) if exact else (ANYTHING, ANYTHING)  # the reference computes corners in Python's doubles
     ids, boxes, points, texts, reasoning, grounding = (
@@ -150,7 +152,7 @@ def _title(task: Task) -> str:
 
 
 def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
-    """Return the calls of a case in batches without duplicate requests, each with its image or None."""
+    """Return the calls of a case in batches, each with its image or None. A batch contains no request twice."""
     name = str(case["image"])
     image = read_image(folder / name)
     batches: list[tuple[bool, dict[tuple[str, str], _Call]]] = []

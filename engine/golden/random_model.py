@@ -29,21 +29,21 @@ def random_engine(
     drafts: bool = False,
     kv_dtype: str | None = None,
 ) -> Engine:
-    """Return an engine for a model shape with random weights. Every label is allowed; each character is one token.
+    """Return an engine for a model with random weights. Every label is allowed, and each character is one token.
 
     Args:
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        dtype: 'float32', 'bfloat16', 'float16' or 'fp8'; the default is float32 on a CPU, else bfloat16.
+        dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. The default is float32 on a CPU, else bfloat16.
         depth: number of step slots, 1 or 2.
-        config: configuration of the architecture; the default belongs to `name`.
+        config: configuration of the architecture. The default belongs to `name`.
         name: one of `registry.RANDOM`.
-        n_pages: pages of the KV cache; the default holds 32 images of Moondream 2 with 50 objects each.
+        n_pages: number of KV cache pages. The default is enough for 32 images of Moondream 2 with 50 objects each.
         seed: random seed of the weights.
         kv_dtype: see `Engine.load`.
-        drafts: whether to use speculative decoding; off by default because drafts for random weights never match.
+        drafts: whether to use speculative decoding. The default is off, because drafts never match with random weights.
 
     Raises:
-        EngineError: if the device or dtype does not exist, or the device does not support `kv_dtype`.
+        EngineError: if the device or dtype does not exist, or if the device does not support `kv_dtype`.
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, torch.float32 if place.type == "cpu" else torch.bfloat16)

@@ -1,6 +1,6 @@
 """Reference generation loop: prefill an image once, then decode all its prompts in lockstep.
 
-Golden checks and engine tests compare against this loop. It handles one image at a time and has a contiguous KV cache
+Golden checks and tests compare the engine with this loop. It processes one image at a time. Its KV cache is contiguous,
 without pages.
 """
 
@@ -19,7 +19,7 @@ from saccade.engine.tasks.objects import DecodedObject, logit
 
 @dataclass(slots=True)
 class Prefilled:
-    """Prefilled prompts: hidden state (rows, dim) of the last token, next positions (rows,), and their KV cache."""
+    """Prompts after prefill: hidden state (rows, dim) of the last token, next positions (rows,), and their KV cache."""
 
     hidden: torch.Tensor
     positions: torch.Tensor
@@ -27,7 +27,7 @@ class Prefilled:
 
 
 class Generator:
-    """Runs one model. Not thread-safe."""
+    """Generates answers of one model. Not thread-safe."""
 
     def __init__(self, model: Model, eos_id: int) -> None:
         self.model = model
@@ -46,7 +46,7 @@ class Generator:
 
     @torch.inference_mode()
     def prefix(self, tokens: torch.Tensor) -> DenseCache:
-        """Return a one-row KV cache of the BOS token and image tokens (tokens, dim)."""
+        """Return a KV cache with one row, filled with the BOS token and image tokens (tokens, dim)."""
         text, device = self.model.text, self.model.device
         bos = text.embed(torch.tensor([[self.limits.bos_id]], device=device))
         x = torch.cat([bos, tokens.unsqueeze(0)], dim=1)
@@ -56,7 +56,10 @@ class Generator:
 
     @torch.inference_mode()
     def prefill(self, prefix: DenseCache, prompts: Sequence[Sequence[int]], room: int) -> Prefilled:
-        """Prefill prompts (token IDs) after a shared prefix, with cache space for `room` more tokens each."""
+        """Prefill prompts (token IDs) after a prefix that they share.
+
+        The cache has space for `room` more tokens per prompt.
+        """
         text, device = self.model.text, self.model.device
         start, longest = prefix.keys.shape[3], max(map(len, prompts))
         capacity = min(start + longest + room, self.limits.max_context)
@@ -73,10 +76,10 @@ class Generator:
     def objects(
         self, state: Prefilled, sized: bool, max_objects: Sequence[int], conf: Sequence[float]
     ) -> list[list[DecodedObject]]:
-        """Decode detect (`sized`) or point prompts, all rows in lockstep.
+        """Decode the answers of detect prompts (`sized`) or point prompts, all rows in lockstep.
 
-        A row starts another object while p(coord) / (p(coord) + p(eos)) is above its `conf`. It ends at `max_objects`
-        objects or when the context is full.
+        A row starts another object while p(coord) / (p(coord) + p(eos)) is above its `conf`. It ends after
+        `max_objects` objects, or when the context is full.
         """
         region, device = self.model.region, self.model.device
         found: list[list[DecodedObject]] = [[] for _ in conf]
@@ -115,7 +118,7 @@ class Generator:
 
     @torch.inference_mode()
     def tokens(self, state: Prefilled) -> Iterator[int]:
-        """Yield greedy token IDs of one text answer up to the end token or the end of the context."""
+        """Yield the token IDs of one text answer, decoded greedily, until the end token or the end of the context."""
         text, suppressed = self.model.text, list(self.limits.suppressed_ids)
         hidden, positions = state.hidden, state.positions
         capacity = state.cache.keys.shape[3]
@@ -135,15 +138,18 @@ class Generator:
             positions = positions + 1
 
     def _step(self, x: torch.Tensor, positions: torch.Tensor, cache: DenseCache) -> torch.Tensor:
-        """Run one token (rows, dim) per row and return hidden states (rows, dim)."""
+        """Run one token (rows, dim) per row, and return the hidden states (rows, dim)."""
         return self.model.text(x.unsqueeze(1), positions.unsqueeze(1), cache).squeeze(1)
 
 
-# ---- a cache of sequences side by side, without pages
+# ---- contiguous cache of several sequences, without pages
 
 
 class DenseLayer:
-    """One layer of a `DenseCache`; `at` is a pair of row indices (rows, 1) and position indices (rows, length)."""
+    """One layer of a `DenseCache`.
+
+    `at` is a pair of row indices (rows, 1) and position indices (rows, length) at which new keys are stored.
+    """
 
     __slots__ = ("_at", "_keys", "_values")
 
@@ -151,7 +157,7 @@ class DenseLayer:
         self._keys, self._values, self._at = keys, values, at
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write new keys and values (rows, length, heads, head_dim)."""
+        """Store new keys and values, each (rows, length, heads, head_dim)."""
         self._keys.transpose(1, 2)[self._at] = k
         self._values.transpose(1, 2)[self._at] = v
 
@@ -161,7 +167,7 @@ class DenseLayer:
 
 
 class DenseCache:
-    """Keys and values of `rows` sequences, each tensor (n_layers, rows, n_kv_heads, capacity, head_dim)."""
+    """Keys and values of `rows` sequences, each a tensor (n_layers, rows, n_kv_heads, capacity, head_dim)."""
 
     __slots__ = ("keys", "values")
 
@@ -170,22 +176,22 @@ class DenseCache:
 
     @classmethod
     def empty(cls, limits: ModelLimits, rows: int, capacity: int, like: torch.Tensor) -> DenseCache:
-        """Return a cache of zeros with the dtype and device of `like`."""
+        """Return an empty cache with the dtype and device of `like`."""
         shape = (limits.n_layers, rows, limits.n_kv_heads, capacity, limits.head_dim)
         return cls(like.new_zeros(shape), like.new_zeros(shape))
 
     @property
     def key_positions(self) -> torch.Tensor:
-        """Positions of the keys: 0 to capacity - 1, int64."""
+        """Position of each key: 0 to capacity - 1, int64."""
         return torch.arange(self.keys.shape[3], device=self.keys.device)
 
     def layers(self, positions: torch.Tensor) -> Sequence[DenseLayer]:
-        """Return one `DenseLayer` per layer for writing at (rows, length) int64 positions."""
+        """Return one `DenseLayer` per layer that stores new keys at these positions (rows, length) int64."""
         at = torch.arange(positions.shape[0], device=positions.device).unsqueeze(1), positions
         return [DenseLayer(k, v, at) for k, v in zip(self.keys, self.values, strict=True)]
 
     def fork(self, rows: int, capacity: int) -> DenseCache:
-        """Return a copy of a one-row cache with `rows` rows and `capacity` positions."""
+        """Copy a cache with one row to a cache with `rows` equal rows and `capacity` positions."""
 
         def grow(one: torch.Tensor) -> torch.Tensor:
             grown = one.new_zeros((one.shape[0], rows, one.shape[2], capacity, one.shape[4]))
@@ -195,7 +201,7 @@ class DenseCache:
         return DenseCache(grow(self.keys), grow(self.values))
 
     def rows(self, index: torch.Tensor) -> DenseCache:
-        """Return a copy of the given rows."""
+        """Return a copy of the cache with only these rows."""
         return DenseCache(self.keys[:, index], self.values[:, index])
 
     def upto(self, length: int) -> DenseCache:

@@ -1,6 +1,6 @@
-"""Find which interpretation of a model's region heads reproduces known boxes.
+"""Finds out which reading of a model's region heads (`ReadableHeads`) reproduces known boxes.
 
-Public sources disagree on the inputs of the region heads. Only the correct interpretation puts boxes on objects.
+Public sources disagree on the input of the region heads. Only with the correct input do boxes match objects.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MOST = 10  # maximum boxes per answer
 
 @dataclass(slots=True, frozen=True)
 class Reading:
-    """Detections of a model with one interpretation of its region heads.
+    """Detections of a model with one reading of its region heads.
 
     Attributes:
         name: one of `ReadableHeads.readings`.
         found: number of detected boxes.
-        overlap: best intersection over union with a detected box, averaged over the expected boxes.
+        overlap: mean over the expected boxes of the best IoU with a detected box.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Reading:
 def compare_readings(
     loaded: LoadedModel, image: NDArray[np.uint8], label: str, wanted: Sequence[Box], conf: float = 0.5
 ) -> list[Reading]:
-    """Detect a label with every interpretation of the region heads; return [] if the model has only one.
+    """Detect a label with each reading of the region heads. Return [] if the model has only one reading.
 
     Args:
-        loaded: the model; its current interpretation is restored afterwards.
+        loaded: the model. Its current reading is restored afterwards.
         image: (height, width, 3) uint8 RGB.
         label: label to detect.
         wanted: the expected boxes, at least one.
@@ -65,7 +65,7 @@ def compare_readings(
 
 
 def _overlap(box: Box, one: DecodedObject) -> float:
-    """Return the intersection over union of two boxes."""
+    """Return the intersection over union (IoU) of two boxes."""
     left, top = max(box.x1, one.x - one.width / 2), max(box.y1, one.y - one.height / 2)
     right, bottom = min(box.x2, one.x + one.width / 2), min(box.y2, one.y + one.height / 2)
     common = max(0.0, right - left) * max(0.0, bottom - top)

@@ -1,4 +1,7 @@
-"""Compare the embedded model's detections on a device with those on the CPU. No files besides the model are needed."""
+"""Compares detections of the included model on a device with those on the CPU.
+
+Only the model's own files are needed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,11 @@ Place = tuple[float, ...]
 
 @dataclass(slots=True, frozen=True)
 class Agreement:
-    """Number of compared and of differing answers, and the largest coordinate difference as a fraction of the image."""
+    """Result of a comparison of two devices.
+
+    It has the number of compared answers, the number of different answers, and the largest difference of coordinates as
+    a fraction of the image.
+    """
 
     compared: int
     differing: int
@@ -32,21 +39,21 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """Whether the answers agree within the tolerance for two float32 devices."""
+        """Whether the answers agree within the tolerance between two float32 devices."""
         return self.compared > 0 and self.differing <= _SHARE * self.compared
 
 
 def compare_devices(device: str, dtype: str = "float32") -> Agreement:
-    """Compare boxes and points of the embedded model for each class between a device and the CPU.
+    """Compare boxes and points of the included model on a device with those on the CPU, for each class.
 
     Raises:
-        EngineError: if the device or dtype does not exist, or the device fails.
+        EngineError: if the device or dtype does not exist, or if the device fails.
     """
     return compare(_answers(device, dtype), _reference())
 
 
 def compare(mine: Sequence[Place], theirs: Sequence[Place]) -> Agreement:
-    """Return the agreement of two lists of answers to the same tasks; a missing or NaN answer differs by 1."""
+    """Compare two lists of answers to the same tasks. The difference of a missing or NaN answer is 1."""
     distances = [_distance(one, other) for one, other in zip(mine, theirs, strict=True)]
     return Agreement(len(distances), sum(distance > _SHIFT for distance in distances), max(distances, default=0.0))
 
@@ -79,7 +86,7 @@ def _answers(device: str, dtype: str) -> list[Place]:
 
 
 def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Split the names into groups of one, two, three and so on."""
+    """Split the names into groups of 1, 2, 3 and more names."""
     begin, size = 0, 1
     while begin < len(names):
         yield names[begin : begin + size]
@@ -87,7 +94,7 @@ def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _images() -> list[NDArray[np.uint8]]:
-    """Return test images of bright boxes on a dark background, with fixed content."""
+    """Return test images with bright boxes on a dark background. They are the same in every call."""
     images = []
     for number, (height, width) in enumerate(_SIZES):
         image = np.full((height, width, 3), 20, np.uint8)
