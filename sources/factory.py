@@ -53,6 +53,7 @@ def open_source(
     retry: bool = True,
     check_address: CheckAddress | None = None,
     paced: bool = False,
+    largest: bool = False,
 ) -> Source:
     """Open a video file, an image, a folder of images, a live address, a webcam or a WebRTC endpoint.
 
@@ -73,6 +74,7 @@ def open_source(
         check_address: called before each connection, also for redirects, playlists and segments, with the address
             and the IP addresses of its host. It raises `SourceError` to refuse the connection.
         paced: loop the file in real time, as one of many streams.
+        largest: choose the ONVIF profile with the largest image, instead of the best for the model.
 
     Raises:
         SourceError: if `target` cannot be used.
@@ -100,7 +102,7 @@ def open_source(
         )
 
         return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
-    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls, check_address)
+    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls, check_address, largest=largest)
     if opener:
         if start is not None or end is not None:
             raise SourceError(f"{redact(text)} is a live source: remove start and end, which apply to files only")
@@ -144,7 +146,14 @@ def _check_path(path: Path) -> None:
 
 
 def _live_opener(
-    text: str, hwaccel: HwAccel, transport: Transport, loss: Loss, tls: str, check: CheckAddress | None
+    text: str,
+    hwaccel: HwAccel,
+    transport: Transport,
+    loss: Loss,
+    tls: str,
+    check: CheckAddress | None,
+    *,
+    largest: bool = False,
 ) -> Opener | None:
     """Return the function that connects to a live address or webcam, or None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
@@ -161,7 +170,9 @@ def _live_opener(
         from saccade.sources.onvif.device import OnvifAddress  # only for those who use it
 
         device = OnvifAddress.parse(text)
-        return lambda closed, gpu, taps: _open_onvif(device, closed, hwaccel, gpu, choice, loss, policy, check, taps)
+        return lambda closed, gpu, taps: _open_onvif(
+            device, closed, hwaccel, gpu, choice, loss, policy, check, taps, largest=largest
+        )
     elif scheme in _STREAMS:
         check_port(text)
         address = FfmpegInput.of_url(text)
@@ -183,9 +194,11 @@ def _open_onvif(
     tls: TlsPolicy,
     check: CheckAddress | None,
     taps: Taps,
+    *,
+    largest: bool,
 ) -> LiveConnection:
     """Ask the ONVIF device for its stream address on every connection, since its configuration may have changed."""
-    from saccade.sources.onvif.device import best_profile, read_profiles
+    from saccade.sources.onvif.device import best_profile, largest_profile, read_profiles
 
     asked = device
     if check is not None:
@@ -195,7 +208,8 @@ def _open_onvif(
     if not chosen:
         known = ", ".join(profile.token for profile in profiles)
         raise LiveError("not found", f"{device.host} has no profile '{device.token}'; there are {known}")
-    return _open_rtsp(device.stream(best_profile(chosen)), closed, hwaccel, gpu, choice, loss, tls, check, taps)
+    profile = largest_profile(chosen) if largest else best_profile(chosen)
+    return _open_rtsp(device.stream(profile), closed, hwaccel, gpu, choice, loss, tls, check, taps)
 
 
 def _open_rtsp(

@@ -41,7 +41,7 @@ _SECTIONS = {
         "deadline_ms",
     ],
     "several processes": ["workers", *ClusterSettings.model_fields],
-    "outputs": ["out", "jsonl", "sinks", "record", "display"],
+    "outputs": ["out", "jsonl", "sinks", "record", "record_source", "display"],
 }
 _LAST_SECTION = "server"
 

@@ -110,6 +110,14 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         flags=("--gate",),
     )
 
+    record_source: Address | None = setting(
+        None,
+        "A second stream of the same camera, with larger images, for recordings, clips and snapshots.",
+        more="`source` is the camera's small stream, which is analysed. The second stream is only opened for `record` "
+        "or for events with `store`, and is not decoded. Its loss does not stop detection. The RTCP reports of both "
+        "streams align clips and snapshots to a frame. An onvif:// address chooses the largest profile.",
+        metavar="SOURCE",
+    )
     record: FileText | None = setting(
         None,
         "Folder for recordings of a camera's own video and sound, without re-encoding.",

@@ -14,6 +14,8 @@ def shown_stream(stream: ListedStream) -> dict[str, Any]:
     from saccade.sources import redact  # its package imports FFmpeg
 
     shown: dict[str, Any] = {"name": stream.name, "source": redact(stream.source)}
+    if stream.record_source is not None:
+        shown["record_source"] = redact(stream.record_source)
     for key in ListedStream.model_fields:
         if key not in shown and (value := plain_setting(stream, key)) is not None:
             shown[key] = value

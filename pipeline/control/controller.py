@@ -527,7 +527,8 @@ class Controller:
         if isinstance(change, Close):
             return False
         given = base.named().get(change.name)
-        return given is None or given.source != change.stream.source
+        wanted = change.stream
+        return given is None or (given.source, given.record_source) != (wanted.source, wanted.record_source)
 
     def _gone(self) -> set[str]:
         """Return the names of ended and failed streams. A new stream can use these names."""

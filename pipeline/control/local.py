@@ -199,7 +199,9 @@ class Local:
         """
         check = None
         if checked and self._policy is not None:
-            self._policy.check(stream.source)
+            for one in (stream.source, stream.record_source):
+                if one is not None:
+                    self._policy.check(one)
             check = self._policy.check if self._policy.restricted else None
         return open_stream(stream, self.engine, ask=self.asks, events=self.events, source=source, check=check)
 

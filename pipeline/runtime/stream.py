@@ -29,12 +29,13 @@ from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
 from saccade.pipeline.runtime.engine_stream import saccades_of
 from saccade.pipeline.runtime.luma import FrameLuma
 from saccade.pipeline.runtime.output import Output
+from saccade.pipeline.runtime.record_source import RecordSource
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.runtime.tasks import asker_for, check_asked, names_of, tasks_for
 from saccade.sinks import SinkError
 from saccade.sinks.recording import PacketRecorder, RecordingPlace
-from saccade.sources import FileSource, HwAccel, LiveSource, Source, Transport, open_source, redact
+from saccade.sources import FileSource, HwAccel, LiveSource, Source, SourceError, Transport, open_source, redact
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.replay import ReplaySource
 
@@ -81,6 +82,8 @@ class OpenedStream:
         self._open = True
         self.recording: PacketRecorder | None = None
         """The recorder of the source's packets; closed with the stream."""
+        self.record_source: RecordSource | None = None
+        """The camera's second stream; closed with the stream."""
         self.on_end: list[Callable[[Run | None], object]] = []
         """Callbacks for the end, called with the ended run, or with None if the stream was never started.
         """
@@ -118,6 +121,8 @@ class OpenedStream:
         )
         run.recorder = self.recording
         self._open = False
+        if self.record_source is not None:
+            self.record_source.start()
         return run
 
     def close(self) -> None:
@@ -170,6 +175,9 @@ def open_stream(
     """
     with ExitStack() as on_failure:
         source = on_failure.enter_context(source or open_source_of(config, check))
+        clips = events.media if events is not None and config.clips and config.rules else None
+        second = _record_source_of(config, source.name, check) if config.record or clips else None
+        recorded = source if second is None else second
         tasks = tasks_for(engine, config)
         check_asked(ask or engine, config)
         source.gpu = engine.model.gpu
@@ -198,7 +206,9 @@ def open_stream(
                     file_began=began,
                     flush=events.hub.flush,
                     minutes=analysis.take_minutes if events.history else None,
-                    recorder=_recorder(config, source, events.media) if events.media and config.clips else None,
+                    recorder=_recorder(config, recorded, events.media, second is not None)
+                    if events.media and config.clips
+                    else None,
                     gap_s=max(GAP_S, 2 * config.motion_heartbeat),
                 )
             )
@@ -207,9 +217,12 @@ def open_stream(
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
         gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
-        recording = _recording(config, source)
+        recording = _recording(config, recorded)
         on_failure.pop_all()
     opened = OpenedStream(config, source, tasks, stages, gates)
+    if second is not None:
+        opened.record_source = received = RecordSource(second)
+        opened.on_end.append(lambda _: received.close())
     if recording is not None:
         opened.recording = recording
         opened.on_end.append(lambda _: recording.close())
@@ -233,10 +246,35 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
     return recorder
 
 
-def _recorder(config: StreamConfig, source: Source, media: MediaWriter) -> Recorder:
+def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | None) -> LiveSource | None:
+    """Return the second stream of a camera, or None."""
+    if config.record_source is None:
+        return None
+    wrong = f"record_source: {redact(config.record_source)} should be the address of a camera, such as rtsp://HOST/main"
+    if config.record_source.startswith("webrtc:"):
+        raise ConfigError(wrong)
+    try:
+        source = open_source(
+            config.record_source,
+            stream=f"{name} (record source)",
+            hwaccel="none",
+            rtsp_transport=config.rtsp_transport,
+            tls=config.tls,
+            check_address=check,
+            largest=True,
+        )
+    except SourceError as error:
+        raise ConfigError(f"record_source: {error}") from None
+    if not isinstance(source, LiveSource):
+        source.close()
+        raise ConfigError(wrong)
+    return source
+
+
+def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: bool) -> Recorder:
     """Return the recorder of a stream's clips and snapshots. It uses the packets of a live source, or the file."""
     file = source.index if isinstance(source, FileSource) else None
-    recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file)
+    recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file, second=second)
     if isinstance(source, LiveSource):
         source.taps.video.append(recorder.ring.add)
     return recorder

@@ -410,7 +410,7 @@ class FfmpegConnection:
                 return
             arrived_at = self._heard_at = time.monotonic()
             try:
-                frames = packet.decode()
+                frames = packet.decode() if self._taps.decode else []
             except av.error.EOFError:
                 return
             except av.error.FFmpegError:

@@ -41,6 +41,7 @@ class CodedPacket:
         key: whether the frame is a keyframe, at which decoding can start.
         display_matrix: the container's display matrix, 9 numbers; None for no rotation.
         pixel_aspect: pixel width divided by pixel height, from the container; None if only `data` can state it.
+        captured_at: capture time by the sender's RTCP report, as in `Frame.captured_at`; None without a report.
     """
 
     codec: str
@@ -51,6 +52,7 @@ class CodedPacket:
     key: bool
     display_matrix: tuple[int, ...] | None = None
     pixel_aspect: Fraction | None = None
+    captured_at: float | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,10 +85,12 @@ class Taps:
     Attributes:
         video: called with each encoded video frame, even if it is never decoded.
         sound: called with each audio packet. If empty, no audio is requested from the camera.
+        decode: whether the connection also decodes the video and returns frames.
     """
 
     video: list[Callable[[CodedPacket], None]] = field(default_factory=list)
     sound: list[Callable[[SoundPacket], None]] = field(default_factory=list)
+    decode: bool = True
 
     def take(self, packet: CodedPacket | SoundPacket) -> None:
         """Pass a packet to all receivers of its kind."""

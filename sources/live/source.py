@@ -111,6 +111,12 @@ class LiveSource(Source):
             self.taps.sound.append(self._sound.hear)
         self._sound.listeners.append(take)
 
+    def receive(self) -> None:
+        """Receive packets for the taps, without decoding them, until the source is closed. Errors: see `__iter__`."""
+        self.taps.decode = False
+        for _ in self:
+            pass
+
     def __iter__(self) -> Iterator[Frame]:
         """Yield frames as they arrive. `Frame.dropped_before` counts lost, damaged and skipped frames.
 
@@ -150,6 +156,7 @@ class LiveSource(Source):
         orientation: Orientation | None = None
         converted: object = None  # last frame format that could be converted
         skipped = 0
+        media_at = connection.media_at
         try:
             while not self._closed.is_set():
                 frame = connection.read(_POLL_S)
@@ -159,6 +166,10 @@ class LiveSource(Source):
                 self._link.frames_only = connection.stats is None and connection.heard_at == connection.media_at
                 self._link.heard(connection.heard_at, connection.media_at)
                 if frame is None:
+                    if not self.taps.decode and connection.media_at > media_at:
+                        media_at = connection.media_at
+                        self._link.frame_arrived(now)
+                        self._report_status()
                     if self._link.silent(now):
                         raise LiveError("timeout", f"{self._info.url}: the camera stopped sending data")
                     continue

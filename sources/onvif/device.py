@@ -99,6 +99,11 @@ def best_profile(profiles: list[Profile]) -> Profile:
     return min(profiles, key=distance)
 
 
+def largest_profile(profiles: list[Profile]) -> Profile:
+    """Return the profile with the largest image, of H.264 and H.265 if possible."""
+    return max(profiles, key=lambda profile: (profile.codec in _CODECS, profile.width * profile.height))
+
+
 def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Profile]:
     """Read the profiles of a device.
 

@@ -73,6 +73,7 @@ class RtspConnection:
         taps: Taps | None = None,
     ) -> None:
         taps = taps or Taps()
+        self._decodes = taps.decode
         choice = choice or TransportChoice("tcp")
         session = open_session(address, closed, choice, tls, check_address, sound=bool(taps.sound))
         self._show_damaged = loss == "show"
@@ -149,6 +150,9 @@ class RtspConnection:
             unit = self._receiver.pop(began + timeout_s - now)
             if unit is None:
                 return None
+            now = time.monotonic()
+            if not self._decodes:
+                continue
             self._decode(unit)
             now = time.monotonic()
             backlog_s = self._receiver.backlog_s(now)

@@ -15,7 +15,7 @@ from saccade.sources.live.packets import CodedPacket, Taps
 from saccade.sources.rtp.depacketizer import AccessUnit, Depacketizer
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
 from saccade.sources.rtp.reorder_buffer import ReorderBuffer
-from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp, picture_loss_indication, receiver_report
+from saccade.sources.rtp.rtcp import SenderClock, SenderReport, parse_rtcp, picture_loss_indication, receiver_report
 from saccade.sources.rtsp.client import Datagram, RedirectError
 from saccade.sources.rtsp.session import RtspSession
 from saccade.sources.rtsp.sound import SoundReceiver
@@ -82,6 +82,7 @@ class Receiver:
             except ValueError as error:
                 log.warning("this camera is recorded without audio: %s", error)
         self.report: SenderReport | None = None
+        self._clock = SenderClock()  # of packets for the taps
         feedback = session.media.feedback
         self._takes_pli = "nack pli" in feedback or session.media.profile.endswith("AVPF")
         self._thread = threading.Thread(target=self._receive, name="saccade rtsp", daemon=True)
@@ -191,7 +192,10 @@ class Receiver:
             self._time += signed(unit.timestamp - self._time)
             self._newest = self._time, unit.arrived_at
             if self._taps.video:
-                self._taps.take(CodedPacket(codec, sets, unit.data, self._time, unit.arrived_at, unit.key))
+                arrived = time.time() - (time.monotonic() - unit.arrived_at)
+                at = self._clock.captured_at(self.report, unit.timestamp, arrived) if self.report else None
+                packet = CodedPacket(codec, sets, unit.data, self._time, unit.arrived_at, unit.key, captured_at=at)
+                self._taps.take(packet)
 
     def _take_sound(self, data: bytes, datagram: Datagram) -> None:
         if self._sound is None:

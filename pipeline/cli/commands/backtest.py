@@ -105,6 +105,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
                 "sinks": [],
                 "heatmap": None,
                 "record": None,
+                "record_source": None,
                 "loop": False,
                 "realtime": False,
                 "vid_stride": chosen.vid_stride if {"vid_stride"} & chosen.model_fields_set else _stride_of(video),

@@ -46,11 +46,12 @@ def describe(config: RunConfig) -> str:
     _check_files(config)
     lines = []
     for number, stream in enumerate(config.each()):
-        try:
-            check_source(stream.source)
-        except SourceError as error:
-            key = f"streams[{number}].source" if config.streams else "source"
-            raise ConfigError(f"{key}: {error}") from None
+        for key, source in (("source", stream.source), ("record_source", stream.record_source)):
+            try:
+                if source is not None:
+                    check_source(source)
+            except SourceError as error:
+                raise ConfigError(f"{f'streams[{number}].' if config.streams else ''}{key}: {error}") from None
         named = f"{stream.name}: " if stream.name else ""
         asked = ", ".join(f"{skill} {text}" for skill, text in stream.asked)
         lines.append(f"{named}{redact(stream.source)}  {asked}")

@@ -41,13 +41,40 @@ _CODED = {"preset": "veryfast", "bf": "0", "g": "50"}
 _MOST_BYTES = 256 * 1024 * 1024  # per stream: two minutes at 16 Mb/s
 _OPTIONS = {"movflags": "faststart"}
 _NOTHING = "no video of this time is available"
+_CLOCKS_S = 10.0  # by more, capture times differ from arrival times only if a clock was set
+_ROUNDING_S = 0.002  # the reports of two streams differ by that much for the same frame
+
+
+@dataclass(slots=True, frozen=True)
+class Moment:
+    """A time, on two clocks.
+
+    Attributes:
+        steady: seconds on the clock of `Frame.steady_at` and `CodedPacket.arrived_at`.
+        captured: Unix time by the camera's RTCP reports; None if unknown, or if the first clock is exact.
+    """
+
+    steady: float
+    captured: float | None = None
+
+    def later(self, seconds: float) -> Moment:
+        """Return the time some seconds later, or earlier if negative."""
+        return Moment(self.steady + seconds, None if self.captured is None else self.captured + seconds)
+
+    def until(self, packet: CodedPacket) -> float:
+        """Return the seconds from this time to a packet, by capture times if both are known and plausible."""
+        passed = packet.arrived_at - self.steady
+        if self.captured is None or packet.captured_at is None:
+            return passed
+        exact = packet.captured_at - self.captured
+        return exact if abs(exact - passed) < _CLOCKS_S else passed
 
 
 class PacketRing:
     """A ring buffer of the newest packets of one live stream. Thread-safe.
 
     It contains the packets of the last `keep_s` seconds and starts at a key frame. A hold keeps older packets, too,
-    until it is released. All times are `CodedPacket.arrived_at`, on a monotonic clock.
+    until it is released. `keep_s` and holds refer to `CodedPacket.arrived_at`, on a monotonic clock.
 
     Args:
         keep_s: how long packets are kept without a hold, in seconds.
@@ -109,16 +136,20 @@ class PacketRing:
         with self._lock:
             self._held.pop(name, None)
 
-    def cut(self, begin: float, end: float) -> list[CodedPacket]:
-        """Return the packets that arrived between two times.
-
-        They start with the last key frame before `begin`, if present.
-        """
+    def reaches(self, time: Moment) -> bool:
+        """Return whether a packet later than a time has arrived."""
         with self._lock:
-            packets = [packet for packet in self._packets if packet.arrived_at <= end]
+            return bool(self._packets) and time.until(self._packets[-1]) > _ROUNDING_S
+
+    def cut(self, begin: Moment, end: Moment) -> list[CodedPacket]:
+        """Return the packets between two times, starting with the key frame before `begin` if present."""
+        with self._lock:
+            packets = list(self._packets)
+        while packets and end.until(packets[-1]) > _ROUNDING_S:  # in decode order, which B-frames need
+            packets.pop()
         first = 0
         for number, packet in enumerate(packets):
-            if packet.key and packet.arrived_at <= begin:
+            if packet.key and begin.until(packet) <= _ROUNDING_S:
                 first = number
         return packets[first:]
 
@@ -306,6 +337,26 @@ def _copy(taken: VideoStream, packets: Iterable[Packet[VideoStream]], out: Outpu
     return float(last * (taken.time_base or 1))
 
 
+def image_at(packets: Sequence[CodedPacket], time: Moment) -> tuple[RgbImage, Fraction] | None:
+    """Return the newest frame up to a time and its pixel aspect ratio; None if no frame can be decoded.
+
+    Args:
+        packets: packets in decode order, starting with a key frame.
+        time: the time.
+    """
+    if not packets:
+        return None
+    placed = _on_one_clock(packets)
+    wanted = max((at for at, one in zip(placed, packets, strict=True) if time.until(one) <= _ROUNDING_S), default=0)
+    found = None
+    for frame in _frames_of(packets):
+        if frame[0].pts is not None and frame[0].pts <= wanted:
+            found = frame
+    if found is None:
+        return None
+    return RgbConverter().convert(found[0], orientation_of_matrix(_matrix_of(packets))), found[1]
+
+
 @dataclass(slots=True, frozen=True)
 class _Shown:
     """A frame to be encoded, already rotated upright.
@@ -332,12 +383,20 @@ def _frames_between(file: FileIndex, begin: float, end: float) -> Iterator[_Show
 
 
 def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
-    """Decode packets and yield the frames. Packets that cannot be decoded are skipped."""
+    """Yield the decoded images of packets."""
+    converter, orientation = RgbConverter(), orientation_of_matrix(_matrix_of(packets))
+    for frame, aspect in _frames_of(packets):
+        if frame.pts is not None:
+            yield _Shown(converter.convert(frame, orientation), frame.pts, aspect)
+
+
+def _frames_of(packets: Sequence[CodedPacket]) -> Iterator[tuple[VideoFrame, Fraction]]:
+    """Yield decoded frames, each with the pixel aspect ratio of its image. Skip packets that cannot be decoded."""
     decoder = av.CodecContext.create(packets[0].codec, "r")
     assert isinstance(decoder, VideoCodecContext)
     if packets[0].parameter_sets:
         decoder.extradata = packets[0].parameter_sets
-    converter, orientation = RgbConverter(), orientation_of_matrix(_matrix_of(packets))
+    orientation = orientation_of_matrix(_matrix_of(packets))
     for one, time in [*zip(packets, _on_one_clock(packets), strict=True), (None, 0)]:
         coded = None
         if one is not None:
@@ -346,10 +405,8 @@ def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
             coded.time_base = CLOCK
         with suppress(av.error.FFmpegError):
             for frame in decoder.decode(coded):
-                if frame.pts is not None:
-                    aspect = pixel_aspect_of(packets[0].pixel_aspect, decoder.sample_aspect_ratio)
-                    aspect = 1 / aspect if orientation.transpose else aspect
-                    yield _Shown(converter.convert(frame, orientation), frame.pts, aspect)
+                aspect = pixel_aspect_of(packets[0].pixel_aspect, decoder.sample_aspect_ratio)
+                yield frame, 1 / aspect if orientation.transpose else aspect
 
 
 def _code(frames: Iterable[_Shown], path: Path) -> float:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from saccade.pipeline.events.record import Event, MediaDone
 from saccade.pipeline.events.scene import sharpness_of
-from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
+from saccade.pipeline.events.storage.clips import Moment, PacketRing, copy_clip, image_at, write_clip
 from saccade.pipeline.events.storage.store_reader import MEDIA
 from saccade.sinks.overlay.draw import draw_outlines
 from saccade.sinks.still import jpeg
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from saccade.engine.results import Outline
     from saccade.sources import Frame
     from saccade.sources.demux import FileIndex
+    from saccade.sources.live.packets import CodedPacket
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ _MAX_WAITING = 256
 _CLOSE_S = 20.0
 _BETTER = 1.1  # factor by which a new image must be better
 _PART = ".part"
+_SKEW_S = 3.0  # by which the packets of a second stream may be ahead of the analysed frames, or behind them
 
 Noted = Callable[[MediaDone], None]
 """Receives each media file that is complete or has failed."""
@@ -126,19 +128,28 @@ class MediaWriter:
 
 
 @dataclass(slots=True)
-class _Recording:
-    """The recording of one event. All times are on the clock of `Frame.steady_at`."""
+class _Best:
+    """The frame that shows an event best."""
 
-    begin: float
-    end: float
-    saved_at: float  # when a partial clip is written, in case the process is killed before the end
+    image: NDArray[np.uint8]
+    size: tuple[int, int]  # with square pixels
+    outlines: Sequence[Outline]  # to draw into the image
+    at: Moment
+    packets: Sequence[CodedPacket] | None  # of the second stream, up to the same frame; None before they have arrived
+
+
+@dataclass(slots=True)
+class _Recording:
+    """The recording of one event."""
+
+    begin: Moment
+    end: Moment
+    saved_at: float  # steady time when a partial clip is written, in case the process is killed before the end
     before: Path | None = None  # the clip up to the point where the previous worker stopped
     whole: bool = False  # whether the complete clip is written
     shown: bool = False  # whether a snapshot exists
     quality: float = -1.0  # of the best image; -1 for no image
-    image: NDArray[np.uint8] | None = None
-    image_size: tuple[int, int] = (0, 0)  # size with square pixels
-    outlines: Sequence[Outline] = ()  # outlines to draw into the image
+    best: _Best | None = None  # not written yet
 
 
 class Recorder:
@@ -151,15 +162,24 @@ class Recorder:
         before_s, after_s: seconds of video before and after an event.
         file: the source file, from `FileSource.index`. None for a live source, whose packets are added with
             `ring.add`.
+        second: whether the packets are those of a second stream of the camera, with larger images than the frames.
+            Capture times align the two, or else arrival times.
     """
 
     def __init__(
-        self, writer: MediaWriter, *, before_s: float = 5.0, after_s: float = 5.0, file: FileIndex | None = None
+        self,
+        writer: MediaWriter,
+        *,
+        before_s: float = 5.0,
+        after_s: float = 5.0,
+        file: FileIndex | None = None,
+        second: bool = False,
     ) -> None:
         self._writer = writer
         self._before_s, self._after_s = before_s, after_s
         self._file = file
-        self.ring = PacketRing(before_s + 1.0)
+        self._second = second
+        self.ring = PacketRing(before_s + 1.0 + second * _SKEW_S)
         """The packets of a live source."""
         self._stream = ""
         self._elsewhere: set[str] = set()  # events whose files are on another machine
@@ -188,9 +208,10 @@ class Recorder:
             return
         clip = self._writer.path(event.id, "clip")  # if it exists by then
         endless = float("inf")
-        recording = _Recording(-endless, endless, saved_at=endless, before=clip, shown=True, quality=endless)
+        begin, end = Moment(-endless), Moment(endless)
+        recording = _Recording(begin, end, saved_at=endless, before=clip, shown=True, quality=endless)
         self._recordings[event.id], self._stream = recording, event.stream
-        self.ring.hold(event.id, recording.begin)
+        self.ring.hold(event.id, begin.steady)
 
     def note(self, event: Event, frame: Frame, outlines: Sequence[Outline] = ()) -> None:
         """Record an event that is open or has just ended.
@@ -205,11 +226,11 @@ class Recorder:
         recording = self._recordings.get(event.id)
         if recording is None or event.end_time is None:
             recording = recording or self._begin(event)
-            if recording.end == float("inf"):  # the event continued on another worker for a while
-                recording.end = frame.steady_at + MOST_S - max(0.0, frame.captured_at - event.start_time)
+            if recording.end.steady == float("inf"):  # the event continued on another worker for a while
+                left_s = MOST_S - max(0.0, frame.captured_at - event.start_time)
+                recording.end = self._moment(event, frame.steady_at, frame.captured_at).later(left_s)
             self._consider(recording, event, frame, outlines)
-            if not recording.shown and recording.image is not None:
-                recording.shown = True
+            if not recording.shown and not self._second:
                 self._write_snapshot(event.id, recording)
         if event.end_time is not None:
             self._end(event)
@@ -220,19 +241,22 @@ class Recorder:
         Args:
             now: time of the newest frame, as in `Frame.steady_at`.
         """
+        if self._second:
+            self._take_larger(now)
         for name, recording in list(self._ending.items()):
-            if now > recording.end:
-                del self._ending[name]
+            if not recording.whole and self._is_over(recording.end, now):
                 self._write_clip(name, recording)
+            if recording.whole and recording.best is None:
+                del self._ending[name]
         if self._file is not None:
             return
         for name, recording in self._recordings.items():
-            if not recording.whole and now > recording.end + self._after_s:
-                recording.end += self._after_s
+            if not recording.whole and self._is_over(recording.end.later(self._after_s), now):
+                recording.end = recording.end.later(self._after_s)
                 self._write_clip(name, recording)
             elif now > recording.saved_at:
                 recording.saved_at = float("inf")
-                if packets := self.ring.cut(recording.begin, now):
+                if packets := self.ring.cut(recording.begin, Moment(now)):
                     file = MediaDone(self._stream, name, "clip")
                     self._writer.write(file, partial(write_clip, packets), whole=False)
 
@@ -252,23 +276,47 @@ class Recorder:
         self.advance(float("inf"))
 
     def _begin(self, event: Event) -> _Recording:
-        begin = max(event.since_at, event.start_at - _BEFORE_S) - self._before_s
-        times = begin, event.start_at + MOST_S, event.start_at + self._after_s
-        recording = self._recordings[event.id] = _Recording(*times)
-        self._stream = event.stream
-        self.ring.hold(event.id, begin)
+        started = self._moment(event, event.start_at, event.start_time)
+        since = self._moment(event, event.since_at, event.since)
+        begin = max(since, started.later(-_BEFORE_S), key=_steady).later(-self._before_s)
+        recording = _Recording(begin, started.later(MOST_S), event.start_at + self._after_s)
+        self._recordings[event.id], self._stream = recording, event.stream
+        self.ring.hold(event.id, begin.steady - self._second * _SKEW_S)
         return recording
 
     def _end(self, event: Event) -> None:
-        self._finish(event.id, max(event.start_at, event.frame_at))
+        started = self._moment(event, event.start_at, event.start_time)
+        self._finish(event.id, max(started, self._moment(event, event.frame_at, event.frame_time), key=_steady))
 
-    def _finish(self, name: str, end: float) -> None:
+    def _finish(self, name: str, end: Moment) -> None:
         recording = self._recordings.pop(name)
-        if recording.image is not None:
+        if not self._second:
             self._write_snapshot(name, recording)
         if not recording.whole:
-            recording.end = min(recording.end, end) + self._after_s
+            recording.end = min(recording.end, end, key=_steady).later(self._after_s)
+        if not recording.whole or recording.best is not None:
             self._ending[name] = recording
+
+    def _moment(self, event: Event, steady: float, captured: float) -> Moment:
+        """Return a time of an event. With one stream only, arrival times are exact."""
+        return Moment(steady, captured if self._second and event.capture_clock == "rtcp" else None)
+
+    def _is_over(self, time: Moment, now: float) -> bool:
+        """Return whether all packets up to a time have arrived."""
+        if not self._second:
+            return now > time.steady
+        return (now > time.steady and self.ring.reaches(time)) or now > time.steady + _SKEW_S
+
+    def _take_larger(self, now: float) -> None:
+        """Take the packets of the best frames from the second stream, and write the snapshots that are due."""
+        for going in (self._recordings, self._ending):
+            for name, recording in going.items():
+                if (best := recording.best) is None:
+                    continue
+                if best.packets is None and self._is_over(best.at, now):
+                    best.packets = self.ring.cut(best.at, best.at)
+                if best.packets is not None and (not recording.shown or going is self._ending):
+                    self._write_snapshot(name, recording)
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
         """Use the frame as the snapshot if its best object has a better score, size and sharpness."""
@@ -282,21 +330,21 @@ class Recorder:
                 return
             quality = most * sharpness_of(frame.image, event.box)
         if quality > recording.quality * _BETTER:
-            recording.quality, recording.image, recording.image_size = quality, frame.image, frame.shown_size
-            recording.outlines = outlines
+            recording.quality = quality
+            at = self._moment(event, frame.steady_at, frame.captured_at)
+            recording.best = _Best(frame.image, frame.shown_size, outlines, at, None)
 
     def _write_snapshot(self, name: str, recording: _Recording) -> None:
-        if recording.image is not None:
-            work = partial(_write_jpeg, recording.image, recording.image_size, recording.outlines)
-            self._writer.write(MediaDone(self._stream, name, "snapshot"), work)
-            recording.image = None
+        if recording.best is not None:
+            self._writer.write(MediaDone(self._stream, name, "snapshot"), partial(_write_jpeg, recording.best))
+            recording.best, recording.shown = None, True
 
     def _write_clip(self, name: str, recording: _Recording) -> None:
         recording.whole = True
         self.ring.release(name)
         file = MediaDone(self._stream, name, "clip")
         if self._file is not None:
-            begin, end = max(0.0, recording.begin), recording.end
+            begin, end = max(0.0, recording.begin.steady), recording.end.steady
             self._writer.write(file, partial(copy_clip, self._file, begin, end))
         elif packets := self.ring.cut(recording.begin, recording.end):
             self._writer.write(file, partial(write_clip, packets, before=recording.before))
@@ -304,7 +352,17 @@ class Recorder:
             self._writer.write(file, None)  # report the existing file
 
 
-def _write_jpeg(image: NDArray[np.uint8], size: tuple[int, int], outlines: Sequence[Outline], path: Path) -> None:
+def _steady(moment: Moment) -> float:
+    return moment.steady
+
+
+def _write_jpeg(best: _Best, path: Path) -> None:
+    image, size, outlines = best.image, best.size, best.outlines
+    larger = image_at(best.packets, best.at) if best.packets else None
+    if larger is not None:
+        image, aspect = larger
+        height, width = image.shape[:2]
+        size = (round(width * aspect), height) if aspect >= 1 else (width, round(height / aspect))
     if size != (image.shape[1], image.shape[0]):
         image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
     if outlines:

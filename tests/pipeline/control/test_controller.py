@@ -280,6 +280,16 @@ def test_the_policy_is_for_clients_alone(local: Local, engine: Engine, tmp_path:
     ]  # fmt: skip
 
 
+def test_the_policy_covers_the_record_source(local: Local) -> None:
+    guarded = Local(local.streams, policy=SourcePolicy(["rtsp://127.0.0.1:1/*"], open_by_default=False))
+    controller = Controller(guarded, config_of())
+    controller.start()
+    both = {"source": "rtsp://127.0.0.1:1/sub", "record_source": "rtsp://127.0.0.2:1/main", "detect": "person"}
+    with pytest.raises(NotAllowedError):
+        controller.add(StreamConfig.model_validate(both))
+    assert controller.add(StreamConfig.model_validate({**both, "record_source": "rtsp://127.0.0.1:1/main"}))
+
+
 def test_an_attached_stream_is_never_stored(local: Local, tmp_path: Path) -> None:
     from saccade.sources import open_source
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from saccade.engine import Engine
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import ListedStream
-from saccade.pipeline.runtime.stream import open_source_of
+from saccade.pipeline.config.text import text_of_stream
+from saccade.pipeline.errors import ConfigError
+from saccade.pipeline.runtime.stream import open_source_of, open_stream
+from saccade.sources import LiveSource
 
 RATE, FRAMES = 10, 5  # of the clip's first half second
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano", device="cpu") as loaded:
+        yield loaded
 
 
 @pytest.mark.parametrize(
@@ -47,3 +59,24 @@ def test_a_live_source_is_as_it_is() -> None:
     config = ListedStream.model_validate({"source": "rtsp://127.0.0.1:1/x", "detect": "person", "loop": True})
     with open_source_of(config) as source, open_source_of(config.model_copy(update={"loop": False})) as other:
         assert type(source) is type(other)
+
+
+@pytest.mark.parametrize("other", [str(DEMO_CLIP), "webrtc:0", "rtsp://user:secret@/x"])
+def test_a_record_source_is_the_address_of_a_camera(engine: Engine, other: str, tmp_path: Path) -> None:
+    values = {"source": "rtsp://127.0.0.1:1/x", "detect": "person", "record": str(tmp_path), "record_source": other}
+    with pytest.raises(ConfigError, match=r"^record_source: ") as error:
+        open_stream(ListedStream.model_validate(values), engine)
+    assert "secret" not in str(error.value)
+
+
+def test_a_record_source_is_opened_only_for_a_recording_or_clips(engine: Engine, tmp_path: Path) -> None:
+    values = {"source": "rtsp://127.0.0.1:1/x", "detect": "person", "record_source": "rtsp://u:secret@127.0.0.1:1/y"}
+    config = ListedStream.model_validate(values)
+    assert "secret" not in text_of_stream(config)
+    with open_stream(config, engine) as idle:
+        assert idle.record_source is None
+    with open_stream(config.model_copy(update={"record": str(tmp_path)}), engine) as recorded:
+        assert isinstance(recorded.source, LiveSource)
+        assert recorded.record_source is not None
+        assert recorded.record_source.source.taps.video
+        assert not recorded.source.taps.video

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sources import LiveError, SourceError, open_source, redact
-from saccade.sources.onvif import OnvifAddress, Profile, best_profile, discover, read_profiles
+from saccade.sources.onvif import OnvifAddress, Profile, best_profile, discover, largest_profile, read_profiles
 from saccade.sources.onvif.discovery import parse_matches
 from tests.sources.rtsp.test_faults import numbers, take
 from tests.support.cameras.onvif_device import MATCH, answering_probes, onvif_device
@@ -72,6 +72,7 @@ def test_profiles_are_read_and_the_nearest_is_chosen() -> None:
     )  # fmt: skip
     assert sub.uri == "rtsp://127.0.0.1:1/sub"
     assert best_profile(profiles) is sub
+    assert largest_profile(profiles) is main
 
 
 def test_a_codec_that_is_not_decoded_here_is_the_last_choice() -> None:
@@ -79,6 +80,7 @@ def test_a_codec_that_is_not_decoded_here_is_the_last_choice() -> None:
     tiny = Profile("b", "b", "H265", 320, 240, None, None, "rtsp://x")
     assert best_profile([jpeg, tiny]) is tiny
     assert best_profile([jpeg]) is jpeg
+    assert largest_profile([jpeg, tiny]) is tiny
 
 
 @pytest.mark.parametrize(("token", "path"), [("", "sub"), ("/main", "main")])

@@ -7,6 +7,7 @@ bright for 1. The 20 rows below hold the frame's number in the same way. Paths: 
 FFmpeg cannot take from RTP), /sound alone, and with a tick of sound each second /aac and /opus (H.264), /pcma (H.264
 with B-frames) and /hevc-pcmu. /srtp is /live encrypted, with its key in
 MIKEY. `--clip aac=FILE.mkv` plays a file at /clip-aac; so do opus and pcma.
+`--raw main=FILE,960,540` plays raw I420 images for ever at /main, at the same time as those of other `--raw`.
 """
 
 import argparse
@@ -32,6 +33,7 @@ parser.add_argument("--gop", type=int, default=25)
 parser.add_argument("--user")
 parser.add_argument("--password", default="")
 parser.add_argument("--lose", type=float, default=0)
+parser.add_argument("--raw", action="append", default=[])
 parser.add_argument("--clip", action="append", default=[])
 arguments = parser.parse_args()
 
@@ -58,6 +60,44 @@ def frame(now_ms: int, number: int) -> bytes:
     for y in range(160, 200):
         data[y * WIDTH + left : y * WIDTH + left + 40] = b"\xeb" * 40
     return bytes(data)
+
+
+class Raw:
+    """Raw images for /NAME. All that are watched show the image of the same number at the same time."""
+
+    number = 0
+
+    def __init__(self, text: str) -> None:
+        self.name, _, rest = text.partition("=")
+        path, width, height = rest.split(",")
+        self.width, self.height = int(width), int(height)
+        with open(path, "rb") as file:
+            data = file.read()
+        size = self.width * self.height * 3 // 2
+        self.images = [data[at : at + size] for at in range(0, len(data), size)]
+        self.playing = []
+
+    def configure(self, _: object, media: GstRtspServer.RTSPMedia) -> None:
+        source = media.get_element().get_child_by_name("src")
+        source.connect("seek-data", lambda *_: True)
+        self.playing.append(source)
+        media.connect("unprepared", lambda _: self.playing.remove(source))
+
+    @classmethod
+    def tick(cls) -> bool:
+        now = Gst.SystemClock.obtain().get_time()
+        for one in RAWS:
+            for source in one.playing:
+                if source.get_clock() is None or source.current_state != Gst.State.PLAYING:
+                    continue
+                buffer = Gst.Buffer.new_wrapped(one.images[cls.number % len(one.images)])
+                buffer.pts = max(0, now - source.get_base_time())
+                source.emit("push-buffer", buffer)
+        cls.number += 1
+        return True
+
+
+RAWS = [Raw(text) for text in arguments.raw]
 
 
 def configure(_: object, media: GstRtspServer.RTSPMedia) -> None:
@@ -108,6 +148,11 @@ for name, _, path in (one.partition("=") for one in arguments.clip):
         f"! rtph264pay pt=96 name=pay0 d.audio_0 ! queue ! {CLIP_SOUNDS[name]} name=pay1 )"
     )
 launches["srtp"] = launches["live"]
+for raw in RAWS:
+    form = caps.replace(f"width={WIDTH},height={HEIGHT}", f"width={raw.width},height={raw.height}")
+    launches[raw.name] = f"( appsrc name=src is-live=true format=time caps={form} ! {CODERS['live']} name=pay0 )"
+if RAWS:
+    GLib.timeout_add(1000 // arguments.fps, Raw.tick)
 launches["sound"] = "( audiotestsrc is-live=true ! rtpL16pay name=pay0 )"
 if arguments.user:
     auth = GstRtspServer.RTSPAuth()
@@ -122,7 +167,9 @@ for name, launch in launches.items():
     factory.set_shared(True)
     if name == "srtp":
         factory.set_profiles(GstRtsp.RTSPProfile.SAVP)
-    if name != "sound" and not name.startswith("clip-"):
+    if raws := [one for one in RAWS if one.name == name]:
+        factory.connect("media-configure", raws[0].configure)
+    elif name != "sound" and not name.startswith("clip-"):
         factory.connect("media-configure", configure)
     if arguments.user:
         permissions = GstRtspServer.RTSPPermissions()

@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
+from saccade.pipeline.events.storage.clips import Moment, PacketRing, copy_clip, write_clip
 from saccade.sources import FileSource, LiveSource, open_source
 from saccade.sources.live.packets import CodedPacket
 from tests.support.cameras.http_camera import http, mjpeg
@@ -28,7 +28,7 @@ def filled(packets: list[CodedPacket], keep_s: float = 60) -> PacketRing:
 @pytest.mark.parametrize(("codec", "frames_ahead"), [("h264", 0), ("h264", 2), ("hevc", 0)])
 def test_a_clip_begins_at_the_key_before_its_time(tmp_path: Path, codec: str, frames_ahead: int) -> None:
     packets = coded(60, codec=codec, frames_ahead=frames_ahead)
-    cut = filled(packets).cut(1002.5, 1004.45)
+    cut = filled(packets).cut(Moment(1002.5), Moment(1004.45))
     assert cut == packets[20:45]
     seconds = write_clip(cut, tmp_path / "clip.mp4")
     frames = shown(tmp_path / "clip.mp4")
@@ -66,7 +66,7 @@ def test_a_clip_is_cut_from_a_camera_of_jpegs(tmp_path: Path) -> None:
         assert isinstance(source, LiveSource)
         source.taps.video.append(ring.add)
         list(itertools.islice(source, 15))
-    write_clip(ring.cut(0, 9e9), tmp_path / "clip.mp4")
+    write_clip(ring.cut(Moment(0), Moment(9e9)), tmp_path / "clip.mp4")
     numbers = [number for _, number in shown(tmp_path / "clip.mp4")]
     first = numbers[0]  # what came while the connection was being opened may be lost
     assert numbers[:12] == list(range(first, first + 12))
@@ -92,23 +92,23 @@ def test_parameter_sets_may_come_apart_from_the_frames(tmp_path: Path) -> None:
 def test_a_ring_keeps_so_many_seconds_and_what_is_held() -> None:
     packets = coded(100)
     ring = filled(packets[:50], keep_s=2.0)
-    assert ring.cut(0, 9e9) == packets[20:50]  # from the key before the last 2 s
+    assert ring.cut(Moment(0), Moment(9e9)) == packets[20:50]  # from the key before the last 2 s
     ring.hold("event", 1002.5)
     for packet in packets[50:90]:
         ring.add(packet)
-    assert ring.cut(0, 9e9) == packets[20:90]
+    assert ring.cut(Moment(0), Moment(9e9)) == packets[20:90]
     ring.release("event")
     ring.release("event")
     ring.add(packets[90])
-    assert ring.cut(0, 9e9)[0] == packets[70]
+    assert ring.cut(Moment(0), Moment(9e9))[0] == packets[70]
     assert ring.newest == packets[90].arrived_at
 
 
 def test_a_ring_begins_with_a_key() -> None:
     packets = coded(40)
-    assert filled(packets[5:25]).cut(0, 9e9) == packets[10:25]
+    assert filled(packets[5:25]).cut(Moment(0), Moment(9e9)) == packets[10:25]
     assert PacketRing(1).newest is None
-    assert PacketRing(1).cut(0, 9e9) == []
+    assert PacketRing(1).cut(Moment(0), Moment(9e9)) == []
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "mjpeg"])
@@ -119,7 +119,7 @@ def test_a_clip_goes_on_where_the_clock_jumps(tmp_path: Path, codec: str, clock:
     ring = filled(first)
     for packet in jumped if codec == "mjpeg" else jumped[5:]:  # a key frame comes only after 0.5 s
         ring.add(replace(packet, pts=packet.pts + first[-1].pts + round(clock * 90_000)))
-    packets = ring.cut(0, 9e9)
+    packets = ring.cut(Moment(0), Moment(9e9))
     assert [packet.data for packet in packets] == [
         packet.data for packet in (*first, *(jumped if codec == "mjpeg" else jumped[10:]))
     ]
@@ -136,12 +136,12 @@ def test_another_camera_at_the_same_address_begins_anew() -> None:
     other = coded(15, codec="hevc", start=1010.0)
     for packet in other:
         ring.add(replace(packet, pts=packet.pts - 90_000))
-    assert ring.cut(0, 9e9) == [replace(packet, pts=packet.pts - 90_000) for packet in other]
+    assert ring.cut(Moment(0), Moment(9e9)) == [replace(packet, pts=packet.pts - 90_000) for packet in other]
     larger = [
         replace(one, pts=one.pts + 9_000_000, arrived_at=one.arrived_at + 20) for one in coded(15, size=(320, 240))
     ]
     ring = filled([*coded(20), *larger])
-    assert ring.cut(0, 9e9) == larger
+    assert ring.cut(Moment(0), Moment(9e9)) == larger
 
 
 def test_a_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_ring_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     ring.hold("event", 0)
     for packet in packets:
         ring.add(packet)
-    kept = ring.cut(0, 9e9)
+    kept = ring.cut(Moment(0), Moment(9e9))
     assert kept[0].key
     assert sum(len(packet.data) for packet in kept) <= most
 
@@ -162,9 +162,9 @@ def test_a_ring_without_another_key_is_bounded_too(monkeypatch: pytest.MonkeyPat
     most = sum(len(packet.data) for packet in [first, *others[:20]])
     monkeypatch.setattr("saccade.pipeline.events.storage.clips._MOST_BYTES", most)
     ring = filled([first, *others])
-    assert ring.cut(0, 9e9) == []  # the rest cannot be decoded without what is dropped
+    assert ring.cut(Moment(0), Moment(9e9)) == []  # the rest cannot be decoded without what is dropped
     ring.add(key := replace(others[-1], pts=others[-1].pts + 3000, key=True))
-    assert ring.cut(0, 9e9) == [key]
+    assert ring.cut(Moment(0), Moment(9e9)) == [key]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from saccade.pipeline.events.storage import recorder
 from saccade.pipeline.events.storage.recorder import MOST_S, MediaWriter, Recorder
 from saccade.sinks import color_of
 from saccade.sources import Frame
+from tests.support.clips import number_of
 from tests.support.packets import coded, shown
 from tests.support.sinks.results import live_frame
 
@@ -189,7 +190,7 @@ def test_a_long_event_has_its_clip_before_its_end(tmp_path: Path, monkeypatch: p
 def test_an_event_without_end_has_a_clip_of_limited_length(tmp_path: Path) -> None:
     desk = Desk(tmp_path, before_s=0.0, after_s=0.0)
     desk.recorder.note(*at(1003.5))
-    assert desk.recorder._recordings["e1"].end == 1003.5 + MOST_S
+    assert desk.recorder._recordings["e1"].end.steady == 1003.5 + MOST_S
     assert desk.close() == {"e1.jpg"}  # no packet ever came
 
 
@@ -291,3 +292,32 @@ def test_a_snapshot_has_square_pixels(tmp_path: Path, aspect: Fraction, size: tu
     image = cv2.imread(str(tmp_path / "e1.jpg"))
     assert image is not None
     assert (image.shape[1], image.shape[0]) == size
+
+
+@pytest.mark.parametrize("late_s", [0.4, -0.4])
+@pytest.mark.parametrize("clock", ["rtcp", "arrival"])
+def test_a_second_stream_is_aligned_by_its_capture_times(tmp_path: Path, late_s: float, clock: str) -> None:
+    desk = Desk(tmp_path, before_s=1.0, after_s=0.5, second=True)
+    unix = 1.7e9
+    packets = [
+        replace(packet, arrived_at=packet.arrived_at + late_s, captured_at=unix + packet.arrived_at)
+        for packet in coded(80)
+    ]
+    times = {"since": unix + 1003.0, "start_time": unix + 1003.5, "capture_clock": clock}
+    for number in range(80):
+        time = 1000 + number / 10
+        if 0 <= (arrived := number - round(late_s * 10)) < len(packets):
+            desk.recorder.ring.add(packets[arrived])
+        frame = replace(live_frame(0), captured_at=unix + time, decoded_at=time, decode_ms=0.0)
+        if 35 <= number <= 40:
+            desk.recorder.note(seen(time, **times, frame_time=unix + time), frame)
+        elif number == 45:
+            desk.recorder.finish(seen(1004.0, **times, frame_time=unix + 1004.0, end_time=unix + 1004.0))
+        desk.recorder.advance(time)
+    assert desk.close() == {"e1.jpg", "e1.mp4"}
+    numbers = [number for _, number in shown(tmp_path / "e1.mp4")]
+    off = 0 if clock == "rtcp" else -round(late_s * 10)
+    assert numbers == list(range(20 if off >= 0 else 10, 46 + off))
+    image = cv2.imread(str(tmp_path / "e1.jpg"))
+    assert image.shape == (120, 160, 3)  # of the second stream
+    assert abs(number_of(cv2.cvtColor(image, cv2.COLOR_BGR2RGB)) - 35 - off) <= (clock == "arrival")
