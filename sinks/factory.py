@@ -91,7 +91,7 @@ def open_sink(
         return kind.open(text, hints)
     scheme, separator, _ = text.partition("://")
     if text.partition(":")[0].lower() == "whep":
-        raise SinkError("whep: needs the streams themselves; it belongs to `saccade run --sink whep:PORT`")
+        raise SinkError("whep: is supported only by `saccade run --sink whep:PORT`")
     if separator:
         known = ", ".join(kind.schemes[0] for kind in SINKS if kind.schemes)
         raise SinkError(

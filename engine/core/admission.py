@@ -289,7 +289,7 @@ class Admission(Generic[ImageT]):
         return stale and stream.credit < self._most_credit(stream)
 
     def _most_credit(self, stream: Stream[ImageT]) -> float:
-        """Return the maximum credit of this stream."""
+        """Return the limit of the credits that this stream can save up."""
         return self._config.most_credit * max(1.0, stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:

@@ -96,10 +96,7 @@ class RegionHeads(nn.Module):
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Use another one of the `readings` as input of the decoders.
-
-        This also applies to backends that are created later.
-        """
+        """Select the input of the decoders; `name` is one of `readings`. Backends that are created later also use it."""
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:

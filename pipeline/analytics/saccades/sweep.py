@@ -83,13 +83,13 @@ class Sweep:
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """Return the window that has waited longest, and count it as looked at.
+        """Return the next window of the sweep, or None if every window was processed recently.
 
-        Return None if no window has waited long.
+        The window counts as processed from now on. Of all windows, it is the one that was processed longest ago.
 
         Args:
             seconds: time of the frame.
-            taken: whether the look replaces the look of another request.
+            taken: whether the sweep takes this frame's window from another reason, such as motion.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
