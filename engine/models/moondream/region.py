@@ -96,7 +96,7 @@ class RegionHeads(nn.Module):
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Select the input of the decoders; `name` is one of `readings`. Backends that are created later also use it."""
+        """Select the input of the decoders, one of `readings`. Backends that are created later also use it."""
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
