@@ -8,11 +8,21 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.against.harness import Comparison
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.error_report import guarded
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 
 bench = typer.Typer(help="Time parts of Saccade.")
+against = typer.Typer(help="Compare Saccade with other software; both run in turns on this machine.")
+bench.add_typer(against, name="against")
+
+Turns = Annotated[int, typer.Option(min=1, max=1000, help="How often each side runs.")]
+Seconds = Annotated[float, typer.Option(min=1, max=600, help="Length of one turn.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Also write NAME.json and a plot NAME.svg, such as to benchmarks/results."),
+]
 
 
 @bench.command("prompts")
@@ -282,6 +292,120 @@ def bench_soak(
     from benchmarks.soak.run import Soak, run_soak
 
     result = run_soak(Soak(clip, streams, fps, minutes, segment, faults, seed, folder, trace))
+    print(result.as_json() if as_json else result.as_text())
+
+
+@against.command("onnxruntime")
+def against_onnxruntime(
+    turns: Turns = 9,
+    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per turn.")] = 30,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of each side.")] = 1,
+    save: Save = None,
+    as_json: Json = False,
+) -> None:
+    """Time nano's detector in Saccade's CPU path and under onnxruntime, with the same weights."""
+    from benchmarks.against.onnx_runtime import compare
+
+    _show(compare(turns, frames, threads), save, as_json)
+
+
+@against.command("readers")
+def against_readers(turns: Turns = 5, seconds: Seconds = 8.0, save: Save = None, as_json: Json = False) -> None:
+    """Decode a 1080p H.264 file with Saccade, PyAV and OpenCV. For live streams see `ingest`."""
+    from benchmarks.against.readers import compare
+
+    _show(compare(turns, seconds), save, as_json)
+
+
+@against.command("aiortc")
+def against_aiortc(turns: Turns = 3, seconds: Seconds = 10.0, save: Save = None, as_json: Json = False) -> None:
+    """Measure the age of a WebRTC peer's frames at decoding, with Saccade and with stock aiortc."""
+    from benchmarks.against.aiortc import compare
+
+    _show(compare(turns, seconds), save, as_json)
+
+
+@against.command("bytetrack")
+def against_bytetrack(
+    turns: Turns = 5,
+    frames: Annotated[int, typer.Option(min=10, max=100_000, help="Simulated frames per turn.")] = 1000,
+    objects: Annotated[int, typer.Option(min=1, max=1000, help="Simulated objects per frame.")] = 10,
+    save: Save = None,
+    as_json: Json = False,
+) -> None:
+    """Time and score Saccade's tracker and ByteTrack of the package trackers."""
+    from benchmarks.against.tracking import compare_trackers
+
+    _show(compare_trackers(turns, frames, objects), save, as_json)
+
+
+@against.command("mot-scores")
+def against_mot_scores(turns: Turns = 5, save: Save = None, as_json: Json = False) -> None:
+    """Score the same tracks with `benchmarks mot` and with the package trackers: MOTA, IDF1, HOTA and CPU time."""
+    from benchmarks.against.tracking import compare_scoring
+
+    _show(compare_scoring(turns), save, as_json)
+
+
+@against.command("reference")
+@with_settings("model", "device", "dtype")
+def against_reference(
+    given: Settings,
+    objects: Annotated[int, typer.Option(min=1, max=50, help="Objects in every answer.")] = 5,
+    turns: Turns = 5,
+    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per turn.")] = 20,
+    save: Save = None,
+    as_json: Json = False,
+) -> None:
+    """Time the engine and the reference loop of Moondream 2. The default model, moondream-2-random, needs a GPU."""
+    from benchmarks.against.reference import compare
+
+    model = given.get("model", "moondream-2-random")
+    _show(compare(model, given.get("device", "auto"), given.get("dtype"), objects, turns, frames), save, as_json)
+
+
+@against.command("one-queue")
+@with_settings("model", "device")
+def against_one_queue(
+    given: Settings,
+    cameras: Annotated[int, typer.Option(min=2, max=1024, help="Number of simulated cameras.")] = 16,
+    turns: Turns = 5,
+    seconds: Seconds = 8.0,
+    save: Save = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate cameras at twice the capacity, with Saccade's admission and with one queue for all frames."""
+    from benchmarks.against.cameras import compare
+
+    _show(compare(given.get("model", "nano"), given.get("device", "auto"), cameras, turns, seconds), save, as_json)
+
+
+@against.command("vllm")
+def against_vllm(
+    turns: Turns = 1,
+    requests: Annotated[int, typer.Option(min=1, max=10_000, help="Images per latency.")] = 60,
+    limit: Annotated[float, typer.Option(min=60, help="Seconds after which vLLM is stopped.")] = 900.0,
+    save: Save = None,
+    as_json: Json = False,
+) -> None:
+    """Time Saccade and vLLM on Moondream 3's dimensions with random weights. Needs a GPU and vLLM."""
+    from benchmarks.against.vllm import compare
+
+    _show(compare(turns, requests, limit), save, as_json)
+
+
+@against.command("plot")
+def against_plot(
+    results: Annotated[list[Path], typer.Argument(metavar="JSON…", help="Files that --save wrote.")],
+) -> None:
+    """Draw saved results again, next to their JSON files."""
+    for path in results:
+        path.with_suffix(".svg").write_text(Comparison.read(path).as_svg(), encoding="utf-8")
+
+
+def _show(result: Comparison, save: Path | None, as_json: bool) -> None:
+    if save is not None:
+        result.save(save)
     print(result.as_json() if as_json else result.as_text())
 
 

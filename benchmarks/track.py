@@ -101,7 +101,7 @@ def _time(count: int, frames: int) -> NDArray[np.float64]:
     rules = EventStage(EventSettings.model_validate({"rules": _RULES}).rules, lambda change: None, file_began=0.0)
     image = np.zeros((360, 640, 3), np.uint8)
     times = np.zeros((len(_STEPS), frames))
-    for number, (boxes, scores) in enumerate(_walk(count, _WARM_UP + frames)):
+    for number, (boxes, scores) in enumerate(walk(count, _WARM_UP + frames)):
         pts = number * 1000 // _FPS
         frame = Frame(image, "bench", number, pts, Fraction(1, 1000), pts / 1000, "file", 0.0, 0.0)
         found = tuple(
@@ -125,7 +125,7 @@ def _time(count: int, frames: int) -> NDArray[np.float64]:
     return times
 
 
-def _walk(count: int, frames: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def walk(count: int, frames: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return boxes (n, 4) and scores (n,) for each frame."""
     dice = np.random.default_rng(0)
     half = np.array(_SIZE) / 2

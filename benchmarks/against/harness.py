@@ -1,0 +1,216 @@
+"""What all comparisons share: run both sides in turns, and keep the result as table, JSON and plot.
+
+The machine may be shared with other work, so both sides run one after the other in each turn. The table shows the
+median of the turns, and the median of the ratios of each turn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Self
+from xml.sax.saxutils import escape
+
+import torch
+
+from saccade.pipeline.errors import ConfigError
+from saccade.processors import usable_processors
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+OURS = "Saccade"
+_WIDTH, _LABEL, _BAR, _ROW = 720, 210, 400, 20
+_COLORS = ("#1f77b4", "#c55a11", "#888", "#4b8b3b")
+
+Measured = Mapping[str, float]
+"""Figures of one turn by name."""
+
+
+@dataclass(slots=True, frozen=True)
+class Comparison:
+    """Figures of several programs on one machine, one value per turn. Saccade is the first side.
+
+    Attributes:
+        name: name of the command; also of the files.
+        title: what is compared.
+        note: what the reader must know to judge the figures.
+        date: day of the measurement, ISO 8601.
+        machine: hardware and system.
+        versions: version of each package.
+        units: unit of each figure.
+        values: by side and figure, one value per turn.
+    """
+
+    name: str
+    title: str
+    note: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+    units: dict[str, str]
+    values: dict[str, dict[str, list[float]]]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ConfigError: if it is no such file.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: not the JSON of a comparison: {error}") from None
+
+    def median(self, side: str, figure: str) -> float:
+        """Return the median over all turns, or NaN if the side has no such figure."""
+        return statistics.median(self.values[side].get(figure) or [math.nan])
+
+    def ratio(self, side: str, figure: str) -> float:
+        """Return the median over all turns of another side's value divided by Saccade's."""
+        ours, theirs = (self.values[one].get(figure, []) for one in (next(iter(self.values)), side))
+        ratios = [other / own for own, other in zip(ours, theirs, strict=False) if own]
+        return statistics.median(ratios or [math.nan])
+
+    def as_json(self) -> str:
+        """Return all fields as a JSON object."""
+        return json.dumps(asdict(self), indent=1)
+
+    def as_text(self) -> str:
+        """Return a table with one row per figure; brackets contain the ratio to Saccade's value."""
+        ours, *others = self.values
+        rows = [["", ours, *others]]
+        for figure, unit in self.units.items():
+            cells = [_cell(self.median(ours, figure))]
+            for side in others:
+                value, ratio = self.median(side, figure), self.ratio(side, figure)
+                cells.append(_cell(value) + ("" if math.isnan(ratio) else f" ({ratio:.2f}×)"))
+            rows.append([f"{figure}, {unit}", *cells])
+        wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, wide, strict=True)).rstrip() for row in rows]
+        turns = max(len(values) for one in self.values.values() for values in one.values())
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        foot = f"{self.date}, {self.machine}; {versions}; {turns} turns, medians"
+        return "\n".join([self.title, *lines, foot, self.note])
+
+    def as_svg(self) -> str:
+        """Return horizontal bars, one group per figure; each group has its own scale."""
+        parts, y = list[str](), 34
+        for figure, unit in self.units.items():
+            parts.append(f'<text x="10" y="{y + 13}" font-weight="bold">{escape(f"{figure}, {unit}")}</text>')
+            y += _ROW
+            known = {side: self.median(side, figure) for side in self.values}
+            known = {side: value for side, value in known.items() if not math.isnan(value)}
+            most = max(known.values(), default=0.0) or 1.0
+            for side, value in known.items():
+                color = _COLORS[list(self.values).index(side) % len(_COLORS)]
+                width = max(1.0, _BAR * max(0.0, value) / most)
+                parts.append(
+                    f'<text x="{_LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(side)}</text>'
+                    f'<rect x="{_LABEL}" y="{y + 2}" width="{width:.1f}" height="{_ROW - 5}" fill="{color}"/>'
+                    f'<text x="{_LABEL + width + 6:.1f}" y="{y + 13}">{_cell(value)}</text>'
+                )
+                y += _ROW
+            y += 6
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{y}" viewBox="0 0 {_WIDTH} {y}" '
+            f'font-family="sans-serif" font-size="12"><title>{escape(self.title)}</title>'
+            f'<rect width="{_WIDTH}" height="{y}" fill="#fff"/>'
+            f'<text x="10" y="20" font-size="14">{escape(self.title)} ({self.date})</text>'
+        )
+        return "\n".join([head, *parts, "</svg>"]) + "\n"
+
+    def save(self, folder: Path = RESULTS) -> list[Path]:
+        """Write NAME.json and NAME.svg; return their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{self.name}.json", folder / f"{self.name}.svg"]
+        paths[0].write_text(self.as_json() + "\n", encoding="utf-8")
+        paths[1].write_text(self.as_svg(), encoding="utf-8")
+        return paths
+
+
+def in_turns(
+    comparison: Comparison, sides: Mapping[str, Callable[[], Measured]], turns: int, *, warm_up: bool = True
+) -> Comparison:
+    """Run each side once per turn and return the comparison with all values.
+
+    Args:
+        comparison: as `begin` returns it.
+        sides: functions that run a side once; Saccade is the first.
+        turns: number of turns.
+        warm_up: run each side once before the first turn.
+    """
+    if warm_up:
+        for run in sides.values():
+            run()
+    values: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
+    for turn in range(turns):
+        order = list(sides.items())
+        for side, run in order if turn % 2 == 0 else reversed(order):
+            for figure, value in run().items():
+                values[side].setdefault(figure, []).append(float(value))
+    return replace(comparison, values=values)
+
+
+def begin(name: str, title: str, note: str, units: dict[str, str], packages: Sequence[str]) -> Comparison:
+    """Return a comparison without values, for today and this machine.
+
+    Args:
+        name: see `Comparison`.
+        title: see `Comparison`.
+        note: see `Comparison`.
+        units: see `Comparison`.
+        packages: distributions whose versions are named.
+    """
+    versions = {package: metadata.version(package) for package in ("saccade-live", "torch", *packages)}
+    return Comparison(name, title, note, date.today().isoformat(), machine(), versions, units, {})
+
+
+def machine() -> str:
+    """Return the processor or GPU, the number of usable CPUs, the system and the Python version."""
+    gpu = f"{torch.cuda.get_device_name(0)}, " if torch.cuda.is_available() else ""
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass  # another system
+    system = f"{platform.system()}, Python {platform.python_version()}"
+    return f"{gpu}{usable_processors()} of {os.cpu_count()} CPUs ({cpu}), {system}"
+
+
+def require(*modules: str, install: str) -> None:
+    """Check that the packages of a peer can be imported.
+
+    Args:
+        modules: names of the modules.
+        install: what to pass to `pip install`.
+
+    Raises:
+        ConfigError: names the missing modules and the command that installs them.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this comparison needs {', '.join(missing)}: pip install {install}")
+
+
+def require_gpu(what: str) -> None:
+    """Check that there is a CUDA device.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{what} needs a CUDA GPU, and this machine has none")
+
+
+def _cell(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:#.3g}" if abs(value) < 100 else f"{value:.0f}"

@@ -1,0 +1,132 @@
+"""Comparisons with other software: tables, files, plots, and small real runs where the peer is always installed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import bench
+from benchmarks.against import readers, reference, vllm
+from benchmarks.against.harness import OURS, RESULTS, Comparison, begin, in_turns, require
+from saccade.pipeline.errors import ConfigError
+from tests.support import REPO
+
+COMMANDS = ("onnxruntime", "readers", "aiortc", "bytetrack", "mot-scores", "reference", "one-queue", "vllm", "plot")
+MADE = Comparison(
+    "toy",
+    "A toy & its peer",
+    "Read this.",
+    "2026-11-28",
+    "2 of 2 CPUs",
+    {"peer": "1.2"},
+    {"time": "ms", "score": "%"},
+    {OURS: {"time": [10.0, 20.0, 12.0], "score": [50.0] * 3}, "peer": {"time": [30.0, 50.0, 24.0]}},
+)
+
+
+def test_the_table_has_medians_and_ratios_of_turns() -> None:
+    assert MADE.median("peer", "time") == 30.0
+    assert MADE.ratio("peer", "time") == 2.5  # of 3, 2.5 and 2: not the ratio of the medians
+    assert MADE.as_text().splitlines() == [
+        "A toy & its peer",
+        "          Saccade  peer",
+        "time, ms  12.0     30.0 (2.50×)",
+        "score, %  50.0     –",
+        "2026-11-28, 2 of 2 CPUs; peer 1.2; 3 turns, medians",
+        "Read this.",
+    ]
+
+
+def test_a_result_is_kept_as_json_and_drawn(tmp_path: Path) -> None:
+    paths = MADE.save(tmp_path / "new")
+    assert Comparison.read(paths[0]) == MADE
+    drawing = ElementTree.fromstring(paths[1].read_text(encoding="utf-8"))
+    bars = [float(bar.attrib["width"]) for bar in drawing.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert bars == pytest.approx([160.0, 400.0, 400.0])  # each figure has its own scale
+    texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == [
+        "A toy & its peer (2026-11-28)",
+        *("time, ms", "Saccade", "12.0", "peer", "30.0"),
+        *("score, %", "Saccade", "50.0"),
+    ]
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"name": "x"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="not the JSON of a comparison"):
+        Comparison.read(tmp_path / "x.json")
+
+
+def test_both_sides_run_in_each_turn_and_change_places() -> None:
+    ran: list[str] = []
+
+    def side(name: str) -> dict[str, float]:
+        ran.append(name)
+        return {"time": float(len(ran))}
+
+    made = in_turns(replace(MADE, values={}), {"a": lambda: side("a"), "b": lambda: side("b")}, 2)
+    assert ran == ["a", "b", "a", "b", "b", "a"]
+    assert made.values == {"a": {"time": [3.0, 6.0]}, "b": {"time": [4.0, 5.0]}}
+    assert {"saccade-live", "torch", "av"} <= begin("x", "", "", {}, ["av"]).versions.keys()
+
+
+def test_a_missing_peer_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(ConfigError, match="needs no_such_peer: pip install no-such-peer"):
+        require("json", "no_such_peer", install="no-such-peer")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_comparison_has_help(command: str) -> None:
+    done = CliRunner().invoke(bench, ["against", command, "--help"])
+    assert done.exit_code == 0
+    assert "Usage" in done.output
+
+
+@pytest.mark.parametrize("command", ["vllm", "reference"])
+def test_what_needs_a_gpu_says_so(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = CliRunner().invoke(bench, ["against", command])
+    assert done.exit_code != 0
+    assert "needs a CUDA GPU, and this machine has none" in str(done.exception)
+
+
+@pytest.mark.slow
+def test_readers_decode_the_same_frames() -> None:
+    made = readers.compare(turns=1, seconds=0.2)
+    assert list(made.values) == [OURS, "PyAV", "OpenCV"]
+    assert all(value > 0 for side in made.values.values() for values in side.values() for value in values)
+
+
+@pytest.mark.slow
+def test_the_engine_is_compared_with_the_reference() -> None:
+    made = reference.compare(str(REPO / "tests" / "data" / "golden-tiny"), "cpu", None, 3, turns=1, frames=2)
+    assert made.values.keys() == {OURS, "reference loop"}
+    assert made.median(OURS, "p99") >= made.median(OURS, "median") > 0
+
+
+def test_vllm_is_given_a_model_and_a_plugin(tmp_path: Path) -> None:
+    vllm.write_model(tmp_path / "model")
+    vllm.write_plugin(tmp_path)
+    shape = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))["config"]["text"]
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == shape["vocab_size"]
+    assert tokenizer.encode("<image><|md_reserved_0|>ab").tokens == ["<image>", "<|md_reserved_0|>", "a", "b"]
+    (found,) = metadata.distributions(path=[str(tmp_path)])
+    (entry,) = found.entry_points
+    assert entry.group == "vllm.general_plugins"
+    assert entry.load() is vllm.register
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_kept_results_are_drawn_as_they_are(path: Path) -> None:
+    made = Comparison.read(path)
+    assert made.name == path.stem
+    assert path.with_suffix(".svg").read_text(encoding="utf-8") == made.as_svg()
+    assert f"results/{path.stem}.svg" in (REPO / "docs" / "benchmarks.md").read_text(encoding="utf-8")
