@@ -124,7 +124,7 @@ class PackedRunner(Runner):
         if not blocks.skinny or len(x) > MAX_ROWS:
             many = PrefillOps(blocks, x, None, rows, self._adapted, self._beside)
             run_blocks(blocks.layers, blocks.caches, many)
-            return add_layernorm(many.x, many.before, None, bias=many.bias)
+            return add_layernorm(many.x, many.before, None)
         ops = _TokenOps(self, x, rows, together)
         run_blocks(blocks.layers, blocks.caches, ops)
         return add_layernorm(x, ops.before, None, bias=ops.bias, pdl=ops.pdl, early=not ops.joined)
@@ -146,7 +146,7 @@ class PackedRunner(Runner):
         adapters = None if self._adapted is None else self._adapted.spread(count, length)
         ops = PrefillOps(self._blocks, flat, prefixes, (positions, owners, tables), adapters, self._beside)
         run_blocks(self._blocks.layers, self._blocks.caches, ops, kv_only=prompts is None)
-        return None if prompts is None else add_layernorm(ops.x, ops.before, None, bias=ops.bias)
+        return None if prompts is None else add_layernorm(ops.x, ops.before, None)
 
     def sample_regions(
         self,

@@ -71,24 +71,13 @@ class PackedLinear:
             return F.linear(values, self.half[part], self.bias[part])
         return torch.addmm(self.bias[part], values, self.half[part].t(), out=out)
 
-    def few(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        start: int = 0,
-        *,
-        apply_gelu: bool = False,
-        pdl: bool = False,
-        late: bool = False,
-    ) -> torch.Tensor:
-        """Return the outputs from `start` on for few rows in half precision. See `skinny_gemm` for the arguments.
+    def few(self, x: torch.Tensor, out: torch.Tensor, *, pdl: bool = False, late: bool = False) -> torch.Tensor:
+        """Return the outputs for few rows in half precision. See `skinny_gemm` for the arguments.
 
         With split-K, the result consists of partial sums without bias. The kernel that adds them also adds the bias.
         """
-        scale = None if self.scale is None else self.scale[start:]
-        bias = self.bias[start:] if out.ndim == 2 else None
-        weight = self.weight[start:]
-        return skinny_gemm(x, weight, out, scale=scale, bias=bias, apply_gelu=apply_gelu, pdl=pdl, late=late)
+        bias = self.bias if out.ndim == 2 else None
+        return skinny_gemm(x, self.weight, out, scale=self.scale, bias=bias, pdl=pdl, late=late)
 
     def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Return the outputs from `start` on after tanh-approximated GELU, in half precision. This takes one kernel."""

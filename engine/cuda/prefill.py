@@ -15,7 +15,6 @@ from saccade.engine.cuda.linear import Rows, add_layernorm_rows
 from saccade.engine.cuda.paged_cache import LayerCache
 from saccade.engine.kernels.norm_quantize import quantize_rows
 from saccade.engine.kernels.paged_attention import Temperature
-from saccade.engine.kernels.skinny_gemm import MAX_ROWS
 from saccade.engine.kernels.temperature import temperature_parts, temperature_products
 from saccade.engine.models.lora import AdaptedRows
 
@@ -30,9 +29,7 @@ class _Prefilled:
     Attributes:
         normed: layer norm in the dtype of the GEMMs.
         plain: layer norm in half precision, for routers and adapters.
-        prompts: layer norm of the prompt rows for the last dense layer with FP8; in half precision if there are few
-            rows.
-        both: for few prompt rows, the output of attention, followed by the results of GELU.
+        prompts: layer norm of the prompt rows for the last dense layer with FP8.
         wide: heads, followed with FP8 by the inputs of GELU in the dense MLP.
         products: temperature products.
         parts: results of the experts, which the next norm adds to x.
@@ -41,14 +38,13 @@ class _Prefilled:
     normed: Rows
     plain: torch.Tensor | None = None
     prompts: Rows | None = None
-    both: torch.Tensor | None = None
     wide: torch.Tensor | None = None
     products: torch.Tensor | None = None
     parts: torch.Tensor | None = None
 
 
 class PrefillOps:
-    """`BlockOps` for whole image prefixes followed by prompts. The next norm adds `before` and `bias` to x.
+    """`BlockOps` for whole image prefixes followed by prompts. The next norm adds `before` to x.
 
     Args:
         blocks: blocks of the decoder.
@@ -71,10 +67,7 @@ class PrefillOps:
         self._blocks, self.x, self._prefixes, self._prompts = blocks, x, prefixes, prompts
         self._adapters, self._beside = adapters, beside
         self._prefix_rows = 0 if prefixes is None else len(prefixes) * blocks.prefix_length
-        # In FP8 the last layer's products of few prompts are those of steps, which read half the bytes of others.
-        self._few = blocks.fp8_rows and blocks.skinny and len(x) - self._prefix_rows <= MAX_ROWS
         self.before: torch.Tensor | None = None
-        self.bias: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
         """Return whether this is the last layer, which needs no image rows after attention."""
@@ -87,9 +80,9 @@ class PrefillOps:
         """
         fp8 = self._blocks.fp8_rows
         if layer.experts is None and self._adapters is None:
-            rows, prompts = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
-            if fp8 and self._is_last(layer) and len(self.x) > prompts:
-                rows.prompts = add_layernorm_rows(self.x[prompts:], None, layer.norm, not self._few)
+            rows, at = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
+            if fp8 and self._is_last(layer) and len(self.x) > at:
+                rows.prompts = add_layernorm_rows(self.x[at:], None, layer.norm, fp8)
             return rows
         plain = torch.empty_like(self.x)
         rows = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8, plain), plain)
@@ -168,9 +161,6 @@ class PrefillOps:
             heads.wide = heads.wide[at:]
             self._adapters = None if self._adapters is None else self._adapters.behind(at)
         attended = torch.empty_like(self.x)
-        if last and self._few and layer.experts is None:
-            heads.both = self.x.new_empty(len(self.x), blocks.text.dim + blocks.text.ff_dim)
-            attended = heads.both[:, : blocks.text.dim]
         temperature, prompts = self._temperature(layer, heads, slice(at, None)), qkv[at:]
 
         def attend_prompts(out: torch.Tensor) -> None:
@@ -197,7 +187,7 @@ class PrefillOps:
         """Compute the outputs of the block, which the next norm adds to x."""
         assert normed.wide is not None
         blocks, out, (first, seen) = self._blocks, layer.out, attended
-        fp8, few = blocks.fp8_rows, self._few and self._is_last(layer)
+        fp8 = blocks.fp8_rows
         if first is not None and (not fp8 or self._adapters is not None):
             seen[: len(first)].copy_(first)
         gelu: torch.Tensor | None = None
@@ -208,12 +198,7 @@ class PrefillOps:
                 assert normed.plain is not None
                 normed.parts = self._experts(layer.experts, normed.normed, normed.plain[-len(seen) :])
             self.before = normed.parts
-            if few:
-                out.few(seen, self.before[0])
-            else:
-                out.linear(quantize_rows(seen, None, first) if fp8 else (seen, None), out=self.before[0])
-        elif few:
-            self._add_few(layer, normed, gelu)
+            out.linear(quantize_rows(seen, None, first) if fp8 else (seen, None), out=self.before[0])
         elif fp8:
             pre_gelu = normed.wide[:, blocks.heads :]
             if normed.prompts is not None:
@@ -231,16 +216,3 @@ class PrefillOps:
                 self._adapters.add(layer.number, "mlp.fc2", gelu, self.x)
         if self._forks(layer):
             torch.cuda.current_stream().wait_stream(self._beside)
-
-    def _add_few(self, layer: PackedLayer, normed: _Prefilled, gelu: torch.Tensor | None) -> None:
-        """Run the GEMMs of the last dense layer for few prompt rows, with FP8 weights and rows in half precision."""
-        blocks, both = self._blocks, normed.both
-        assert both is not None
-        if gelu is not None:
-            both[:, blocks.text.dim :] = gelu
-        else:
-            assert normed.prompts is not None
-            layer.into.few(normed.prompts[0], both[:, blocks.text.dim :], start=blocks.heads, apply_gelu=True)
-        self.before = both.new_empty(blocks.splits, len(both), blocks.text.dim, dtype=torch.float32)
-        layer.out.few(both, self.before)
-        self.bias = layer.out.bias
