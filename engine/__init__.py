@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedTaskError,
     )
-    from saccade.engine.futures import TextStream
     from saccade.engine.image import Image
     from saccade.engine.model_loader import ModelInfo
     from saccade.engine.models.model_files import EMBEDDED, ModelEntry
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         Result,
         Spot,
         Text,
+        TextStream,
         Timings,
     )
     from saccade.engine.tasks import TASKS, Caption, Detect, Gaze, Point, Query, Segment, register_task
@@ -54,11 +54,10 @@ _HOMES = {
     "core.admission": "StreamSettings",
     "errors": "AdapterError DeadlineError EngineClosedError EngineError ModelFilesError PromptError "
     "RequestTooLargeError SupersededError UnknownClassError UnknownModelError UnsupportedTaskError",
-    "futures": "TextStream",
     "image": "Image",
     "model_loader": "ModelInfo",
     "models.model_files": "EMBEDDED ModelEntry",
-    "results": "Box Detections Grounding Outline Points Reasoning Result Spot Text Timings",
+    "results": "Box Detections Grounding Outline Points Reasoning Result Spot Text TextStream Timings",
     "tasks": "TASKS Caption Detect Gaze Point Query Segment register_task",
     "tasks.task": "Task Window",
 }

@@ -32,13 +32,12 @@ from saccade.engine.errors import (
     PromptError,
     UnsupportedTaskError,
 )
-from saccade.engine.futures import CallbackThread, ResultFuture, TextStream
 from saccade.engine.image import Image, LazyImage, Pixels, YuvImage, as_array, as_pixels
 from saccade.engine.model_loader import ModelInfo, open_model, start
 from saccade.engine.models.lora import load_adapter
 from saccade.engine.models.model_files import find_refiner
 from saccade.engine.models.protocol import Adapter, DeepEncoder, DraftingEncoder, LoadedModel, ModelLimits, Ref
-from saccade.engine.results import Detections, Outline, Points, Result, Text
+from saccade.engine.results import CallbackThread, Detections, Outline, Points, Result, ResultFuture, Text, TextStream
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.graph_capture import Progress
 from saccade.engine.runtime.loop import StepLoop

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.resources import PagePool
+from saccade.engine.core.admission import PagePool
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.cpu.threads import one_thread
 from saccade.engine.cuda.paged_cache import pages_for

@@ -42,8 +42,8 @@ ORDER = {
     "base gpu image_file rgb urls video_stream | network | file replay live | images rtsp webrtc onvif | factory",
     "sinks": "os_errors overlay record backoff file_lock | base | urls outbox callback | retention | "
     "guard display jsonl messaging still video websocket | recording | factory",
-    "engine": "outline | errors image process results | kernels | config models "
-    "futures | tasks | core | cpu | cuda | runtime | model_loader | api | golden",
+    "engine": "outline | errors image process results | kernels | config models | "
+    "tasks | core | cpu | cuda | runtime | model_loader | api | golden",
     "pipeline": "asset_files errors settings | analytics | events | config | runtime | search | control | api | "
     "worker | run | bench | cli",
 }
@@ -165,7 +165,7 @@ def test_sources_and_sinks_do_without_torch() -> None:
 
 def test_the_engines_state_machines_do_without_torch() -> None:
     """So they are tested in milliseconds, and nothing in them waits for a device."""
-    parts = ("core", "core.admission", "core.request", "core.resources", "core.scheduler", "core.speculative", "tasks")
+    parts = ("core", "core.admission", "core.request", "core.scheduler", "core.speculative", "tasks")
     code = f"import sys, {', '.join(f'saccade.engine.{part}' for part in parts)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -23,8 +23,7 @@ import numpy as np
 
 from saccade.engine.api import Engine
 from saccade.engine.errors import EngineError
-from saccade.engine.futures import ResultFuture
-from saccade.engine.results import Box
+from saccade.engine.results import Box, ResultFuture
 from saccade.engine.tasks import Detect
 from training.data import PackError, open_image, read_classes, read_images, read_labels
 

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns
 from saccade.engine import Detect, Engine
 from saccade.engine.errors import EngineError
-from saccade.engine.futures import ResultFuture
+from saccade.engine.results import ResultFuture
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.pipeline.bench.load_generator import open_engine

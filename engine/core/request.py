@@ -38,9 +38,9 @@ from saccade.engine.tasks.task import (
 )
 
 if TYPE_CHECKING:
-    from saccade.engine.futures import ResultFuture
     from saccade.engine.image import Image, LazyImage, Pixels
     from saccade.engine.models.protocol import ModelLimits, Prompts
+    from saccade.engine.results import ResultFuture
 
 T = TypeVar("T")
 ImageT = TypeVar("ImageT")

@@ -44,7 +44,7 @@ from enum import Enum
 from typing import Generic
 
 from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
-from saccade.engine.core.admission import Admission
+from saccade.engine.core.admission import Admission, PagePool, Resources
 from saccade.engine.core.request import (
     ImageT,
     KeptPrefix,
@@ -56,7 +56,6 @@ from saccade.engine.core.request import (
     Step,
     StepKind,
 )
-from saccade.engine.core.resources import PagePool, Resources
 from saccade.engine.core.speculative import Speculation
 from saccade.engine.errors import DeadlineError
 from saccade.engine.models.protocol import TEXT_PHASES

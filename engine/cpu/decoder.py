@@ -200,7 +200,7 @@ class CpuPagedCache:
     """Paged KV cache for CPUs, a tensor (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim).
 
     The keys and values of a token in a layer are contiguous, keys first. Copying whole rows is four times as fast as
-    indexing several dimensions, as `cuda.paged_cache` does. `core.resources.PagePool` counts references to pages.
+    indexing several dimensions, as `cuda.paged_cache` does. `core.admission.PagePool` counts references to pages.
 
     Args:
         model: model that determines the shape.

@@ -1,6 +1,6 @@
 """Paged KV cache on CUDA: keys and values of all sequences, addressed through page tables.
 
-`core.resources.PagePool` counts references to pages.
+`core.admission.PagePool` counts references to pages.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,7 +18,7 @@ from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model
 from saccade.engine.runtime.executor import Executor, Sizes
-from saccade.engine.runtime.streams import CpuStream
+from saccade.engine.runtime.streams import Event, Watcher
 
 
 class CpuExecutor(Executor[ImageCrops]):
@@ -102,3 +104,111 @@ class CpuImageEncoder:
 
     def close(self) -> None:
         """Do nothing, because no work is in flight."""
+
+
+# ---- streams
+
+
+class _CpuEvent:
+    __slots__ = ("error", "reached")
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.error: BaseException | None = None
+
+    def query(self) -> bool:
+        return self.reached.is_set()
+
+    def synchronize(self) -> None:
+        self.reached.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class CpuStream:
+    """Stream whose work runs in a worker thread."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # Error of the work since the last event; only the worker thread accesses it.
+        self._error: BaseException | None = None
+        self._watcher: Watcher | None = None
+        self._thread = threading.Thread(target=self._run, name=f"saccade-{name}", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Submit work. If it raises, the work after it is skipped until the next event, which raises the error."""
+        watcher = self._watcher
+        self._work.put(work if watcher is None else _watched(work, watcher))
+
+    def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
+        """See `Stream.record`. The event is always new."""
+        event = _CpuEvent()
+
+        def reach() -> None:
+            event.error, self._error = self._error, None
+            event.reached.set()
+            if reached is not None:
+                reached()
+
+        self._work.put(_always(reach))
+        return event
+
+    def wait(self, event: Event) -> None:
+        """See `Stream.wait`. An error of the event also becomes an error of this stream."""
+
+        def wait() -> None:
+            try:
+                event.synchronize()
+            except BaseException as error:
+                self._error = self._error or error
+
+        self._work.put(_always(wait))
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """See `Stream.watch`. The worker thread calls the watcher."""
+        self._watcher = watcher
+
+    def settle(self, *, wait: bool = False) -> None:
+        """See `Stream.settle`. The watcher already knows about all work that has run."""
+        if wait and self._thread.is_alive():
+            reached = threading.Event()
+            self._work.put(_always(reached.set))
+            while not reached.wait(0.1) and self._thread.is_alive():
+                pass
+
+    def close(self) -> None:
+        """Run all submitted work, then end the thread."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            if self._error is None or getattr(work, "always", False):
+                try:
+                    work()
+                except BaseException as error:  # the next event raises it
+                    self._error = error
+
+
+def _always(work: Callable[[], None]) -> Callable[[], None]:
+    """Return a copy of the function that is also run after failed work."""
+
+    def marked() -> None:
+        work()
+
+    marked.always = True  # type: ignore[attr-defined]
+    return marked
+
+
+def _watched(work: Callable[[], None], watcher: Watcher) -> Callable[[], None]:
+    about = watcher.about()
+
+    def watched() -> None:
+        start = time.perf_counter()
+        try:
+            work()
+        finally:
+            watcher.ran(about, start, time.perf_counter())
+
+    return watched

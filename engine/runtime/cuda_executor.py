@@ -7,8 +7,12 @@ prompts, drafts, adapters, and steps that mix objects and text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,7 +25,7 @@ from saccade.engine.models.protocol import Model
 from saccade.engine.runtime.executor import COORDS, OBJECTS, SIZES, TEXT, Executor, Sizes
 from saccade.engine.runtime.graph_capture import Graphs, Job, Progress
 from saccade.engine.runtime.image_encoder import CudaImageEncoder, PreparedImage
-from saccade.engine.runtime.streams import CudaStream
+from saccade.engine.runtime.streams import Event, Watcher
 
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # decode steps are padded to the next size
 # The prompt tokens of a prefill are padded to these sizes. Longer prompts run without a graph. 48 tokens with 8 images
@@ -123,3 +127,119 @@ class CudaExecutor(Executor[PreparedImage]):
                 kinds = [COORDS, SIZES] if n == 1 else [OBJECTS]
                 yield from (self._decode_job(slot, n, kind) for kind in [*kinds, *[TEXT] * texts])
                 yield from (self._first_job(slot, n, kind) for kind in [kinds[0], *[TEXT] * texts])
+
+
+# ---- streams
+
+
+class _CudaTimer:
+    """Times the work on a CUDA stream with one event before it and one after it.
+
+    Device times are converted to host times. One reference event is measured on both clocks. Each later event is placed
+    by its distance from the event before it, because CUDA returns distances in single precision, which is too coarse
+    for minutes.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, watcher: Watcher) -> None:
+        self._stream, self._watcher = stream, watcher
+        self._pending: deque[tuple[Any, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._spare: list[torch.cuda.Event] = []  # events for reuse, because creating one takes 2 µs
+        self._lock = threading.Lock()
+        self._known, self._known_at = _reference(stream.device)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Launch work between two timing events."""
+        self.settle(wait=False)
+        about = self._watcher.about()
+        start, end = self._event(), self._event()
+        start.record(self._stream)
+        work()
+        end.record(self._stream)
+        self._pending.append((about, start, end))
+
+    def _event(self) -> torch.cuda.Event:
+        return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+
+    def settle(self, *, wait: bool) -> None:
+        """Tell the watcher about all work that has run. With `wait`, wait for all submitted work first."""
+        with self._lock:
+            while self._pending:
+                about, start, end = self._pending[0]
+                if wait:
+                    end.synchronize()
+                elif not end.query():
+                    return
+                self._pending.popleft()
+                started = self._known_at + self._known.elapsed_time(start) / 1e3
+                ended = started + start.elapsed_time(end) / 1e3
+                self._spare += [self._known, start]
+                self._known, self._known_at = end, ended
+                self._watcher.ran(about, started, ended)
+
+
+def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
+    """Return an event and its time on the host clock. Waits for the stream, which must be idle.
+
+    The most accurate of several measurements is used.
+    """
+    stream = torch.cuda.Stream(device)
+    tries = []
+    for _ in range(5):
+        event = torch.cuda.Event(enable_timing=True)
+        before = time.perf_counter()
+        event.record(stream)
+        event.synchronize()
+        after = time.perf_counter()
+        tries.append((after - before, event, (before + after) / 2))
+    _, event, at = min(tries, key=lambda one: one[0])
+    return event, at
+
+
+class CudaStream:
+    """CUDA stream. Work is launched in the calling thread, so launch errors are raised there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self._default = torch.cuda.default_stream(device)
+        self._timer: _CudaTimer | None = None
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Launch work on the stream. If it raises, a part of the work may already be queued on the device."""
+        timer = self._timer
+        torch.cuda.set_stream(self.stream)  # 1 µs; the context manager also queries the stream, which takes 15
+        try:
+            if timer is None:
+                work()
+            else:
+                timer.run(work)
+        finally:
+            torch.cuda.set_stream(self._default)
+
+    def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
+        """See `Stream.record`. Events are reused because creating one takes 2 µs.
+
+        `reached` is never called: a driver thread would wait for the GIL for longer than polling takes.
+        """
+        # A blocking event lets the host sleep until an interrupt.
+        event = again if isinstance(again, torch.cuda.Event) else torch.cuda.Event(blocking=True)
+        event.record(self.stream)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Let work submitted from now on start only after the event."""
+        assert isinstance(event, torch.cuda.Event)
+        self.stream.wait_event(event)
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Notify a watcher (None for none) about work submitted from now on."""
+        self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Notify the watcher about finished work; with `wait`, first wait for all work."""
+        timer = self._timer
+        if timer is not None:
+            timer.settle(wait=wait)
+
+    def close(self) -> None:
+        """Wait for the work on the stream."""
+        self.stream.synchronize()

@@ -29,7 +29,7 @@ from saccade.web.errors import HttpError
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
-    from saccade.engine.futures import TextStream
+    from saccade.engine.results import TextStream
 
 _STREAM = "requests over HTTP"  # name of the engine stream for requests
 _WEIGHT = 0.25  # weight relative to a camera

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from saccade.engine.core.admission import StreamSettings
 from saccade.engine.errors import SupersededError
-from saccade.engine.futures import ResultFuture
-from saccade.engine.results import Result
+from saccade.engine.results import Result, ResultFuture
 from saccade.engine.tasks.task import Task, Window
 from saccade.pipeline.analytics.saccades.stage import SaccadeSettings
 from saccade.pipeline.config import ShareSettings, StreamConfig

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
-from saccade.engine.futures import ResultFuture
-from saccade.engine.results import Detections, Points, Result
+from saccade.engine.results import Detections, Points, Result, ResultFuture
 from saccade.engine.tasks.task import Task, Window
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import MotionGate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from saccade.engine.core.admission import PagePool
 from saccade.engine.core.request import KeptPrefix, Request, Sequence, State
-from saccade.engine.core.resources import PagePool
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.tasks.text_output import TextOutput
 from tests.support.engine.requests import request_of, sizes

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.core.admission import StreamSettings
+from saccade.engine.core.admission import AdapterSlots, PagePool, StreamSettings
 from saccade.engine.core.request import NO_SLOT, PrefillWindow, Request, Sequence, State, Step, StepKind
-from saccade.engine.core.resources import AdapterSlots, PagePool
 from saccade.engine.core.scheduler import Scheduler, SlotState, StepSlots
 from saccade.engine.errors import DeadlineError, RequestTooLargeError
 from saccade.engine.models.protocol import Adapter, Phase

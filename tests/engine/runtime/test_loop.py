@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from saccade.engine.core.admission import PagePool
 from saccade.engine.core.request import Request, Sequence
-from saccade.engine.core.resources import PagePool
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.errors import EngineClosedError, RequestTooLargeError
 from saccade.engine.golden.reference import DenseCache, Generator

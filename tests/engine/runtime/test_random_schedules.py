@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from saccade.engine.core.admission import PagePool, Resources
 from saccade.engine.core.request import Request, Sequence, State
-from saccade.engine.core.resources import PagePool, Resources
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculative import Speculation
 from saccade.engine.errors import DeadlineError, EngineClosedError, RequestTooLargeError

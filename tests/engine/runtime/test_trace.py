@@ -14,8 +14,10 @@ import torch
 
 from saccade.engine import Detect, Engine, Query
 from saccade.engine.golden.random_model import random_engine
+from saccade.engine.runtime.cpu_executor import CpuStream
+from saccade.engine.runtime.cuda_executor import CudaStream
 from saccade.engine.runtime.monitor import Monitor, Span, StepPart, Trace, Track
-from saccade.engine.runtime.streams import CpuStream, CudaStream, Stream
+from saccade.engine.runtime.streams import Stream
 from tests.support.engine import TINY, noise, one_thread
 
 WAIT_S = 60.0

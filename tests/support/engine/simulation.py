@@ -15,10 +15,9 @@ from functools import partial
 from itertools import count
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.admission import StreamSettings
+from saccade.engine.core.admission import PagePool, StreamSettings
 from saccade.engine.core.request import PrefillWindow, Request, Step, StepKind
 from saccade.engine.core.request import Sequence as Answer
-from saccade.engine.core.resources import PagePool
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.tasks.task import Sampled

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from saccade.engine.core.request import PrefillWindow, ScheduledSequence, Step, StepKind
 from saccade.engine.models.protocol import Adapter, Phase
-from saccade.engine.runtime.streams import CpuStream, Event, Stream
+from saccade.engine.runtime.cpu_executor import CpuStream
+from saccade.engine.runtime.streams import Event, Stream
 from saccade.engine.tasks.task import OutputState, Sampled, Sampling, TokenRule
 
 EOS, COORD, VOCAB = 0, 5, 6
