@@ -99,10 +99,10 @@ class Retention:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                log.warning("cannot delete %s, which is past its retention: %s", path, error.strerror)
+                log.warning("cannot delete %s, whose retention period is over: %s", path, error.strerror)
                 continue
             total -= size
             deleted.append(path)
         if deleted:
-            log.info("%s and %d more deleted: past their retention", deleted[0], len(deleted) - 1)
+            log.info("%s and %d other files deleted: their retention period is over", deleted[0], len(deleted) - 1)
         return deleted

@@ -39,7 +39,8 @@ def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
     most = _MOST_PIXELS[kind]
     if max(width, height) > most:
         raise SinkError(
-            f"cannot write {file}: the image is {width} x {height} pixels, and {kind} allows {most} a side; use .png"
+            f"cannot write {file}: the image is {width} x {height} pixels, and {kind} allows {most} pixels per side; "
+            "use .png"
         )
     if file.is_dir():
         raise SinkError(f"cannot write {file}: it is a folder")
@@ -96,5 +97,5 @@ def jpeg(image: NDArray[np.uint8], quality: int) -> bytes:
 def _format_of(path: Path) -> str:
     found = Image.registered_extensions().get(path.suffix.lower())
     if found not in _MOST_PIXELS:
-        raise SinkError(f"cannot write {path}: its suffix is not that of an image format; use .png or .jpg")
+        raise SinkError(f"cannot write {path}: its suffix is not a known image format; use .png or .jpg")
     return found

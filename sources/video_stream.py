@@ -39,10 +39,10 @@ def choose_video(container: InputContainer) -> VideoStream:
     whole = [stream for stream in shown if not stream.disposition & Disposition.dependent]
     tiles = len(shown) - len(whole)
     if tiles > 1 and (not whole or container.duration is None):  # what else a photo holds is its thumbnail
-        raise NoVideoError(f"is a picture in {tiles} tiles that cannot be put together; convert it to JPEG first")
+        raise NoVideoError(f"is a picture in {tiles} tiles that Saccade cannot combine; convert it to JPEG first")
     usable = [stream for stream in whole or shown if stream.codec_context is not None]
     if not usable:
-        raise NoVideoError("has video that no installed decoder reads; convert it to H.264 first")
+        raise NoVideoError("has video that no installed decoder supports; convert it to H.264 first")
     chosen = max(usable, key=_rank)  # max returns the first of equals
     for stream in container.streams:
         stream.discard = Discard.default if stream is chosen else Discard.all

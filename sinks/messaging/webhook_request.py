@@ -58,7 +58,7 @@ class WebhookRequest:
             found = _HEADER.fullmatch(text)
             if found is None or found[1].lower() in _RESERVED or found[1].lower().startswith("webhook-"):
                 name = text.partition(":")[0][:40]
-                raise SinkError(f"{address.shown}: header should be NAME:VALUE, and {name!r} cannot be one")
+                raise SinkError(f"{address.shown}: a header must be NAME:VALUE; {name!r} is not a valid header")
             headers[found[1]] = found[2]
         return cls(url, headers, _key(options, address.shown))
 

@@ -71,13 +71,15 @@ class AudioCopy:
         try:
             source = av.open(f"file:{path}", metadata_errors="replace")
         except (av.error.FFmpegError, OSError) as error:
-            log.warning("no audio: %s cannot be read again (%s)", path, error.strerror)
+            log.warning(
+                "the video has no sound: %s cannot be opened a second time to copy its sound (%s)", path, error.strerror
+            )
             return None
         codec = source.streams.audio[0].codec_context.name if source.streams.audio else None
         if codec in _COPYABLE:
             return cls(path, source, target, muxer)
         if codec is not None:
-            log.warning("no audio: %s is %s, which browsers do not play in MP4", path, codec)
+            log.warning("the video has no sound: the sound of %s is %s, which browsers do not play in MP4", path, codec)
         source.close()
         return None
 
@@ -112,7 +114,7 @@ class AudioCopy:
         """Close the audio file, and log how much audio was skipped."""
         self._source.close()
         if self._next is not None and self._next.time_s - (self._end_s or self._next.time_s) > _PAUSE_S:
-            log.warning("%s: audio is omitted from the point where it jumps ahead of the video", self._path)
+            log.warning("%s: the sound stops early, because its timestamps jump ahead of the video", self._path)
         elif self._next is not None and self._end_s is None and not self._left_out_s:
             log.warning("%s: audio is omitted, because none of it overlaps the video", self._path)
         self._next = None

@@ -48,7 +48,7 @@ class LiveAudio:
                 except ValueError as error:
                     if str(error) != self._refused:
                         self._refused = str(error)
-                        log.warning("no audio: %s", error)
+                        log.warning("the video has no sound: %s", error)
                     continue
             self._writer.push(packet)
         return self._writer

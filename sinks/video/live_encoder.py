@@ -93,7 +93,7 @@ def try_encoder(name: str) -> None:
     frame = av.VideoFrame.from_ndarray(np.zeros((360, 320), np.uint8), format="yuv420p")
     frame.pts, frame.time_base = 0, TIME_BASE
     if not [*context.encode(frame), *context.encode(None)]:
-        raise ValueError("it gives nothing for an image")
+        raise ValueError("it returned no packet for an image")
 
 
 class LiveEncoder:
@@ -168,7 +168,7 @@ class LiveEncoder:
                 if self._name == choices[-1]:
                     raise
                 _backoffs[self._name].failed(time.monotonic())
-                log.info("%s cannot be used now (%s)", self._name, error)
+                log.info("the encoder %s is not available (%s)", self._name, error)
 
 
 def _open(name: str, size: tuple[int, int], rate: float, halvings: int = 0) -> Any:

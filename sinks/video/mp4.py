@@ -90,7 +90,7 @@ class Mp4Sink:
             return
         self._closed = True
         if not self._begun:
-            log.warning("no frame came, so %s was not written", self._path)
+            log.warning("the source had no frame, so %s was not written", self._path)
         self._file.end()
 
 
@@ -103,7 +103,7 @@ def check_writable(path: Path) -> None:
     try:
         if path.exists():
             if not path.is_file():  # opening a FIFO would wait for its reader
-                raise SinkError(f"cannot write {path}: not a file")
+                raise SinkError(f"cannot write {path}: it is not a regular file")
             with path.open("ab"):
                 pass
         for written in (path, path.with_name(path.name + SUFFIX)):

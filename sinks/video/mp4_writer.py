@@ -218,8 +218,8 @@ def check_size(path: Path, width: int, height: int) -> None:
     """
     if max(width, height) > _LONGEST_SIDE or (width + 130) * (height + 130) > _LARGEST_AREA:
         raise SinkError(
-            f"cannot write {path}: the frames are {width} x {height} pixels, and H.264 allows {_LONGEST_SIDE} a side "
-            "and 260 million in all; write records (.jsonl) instead"
+            f"cannot write {path}: the frames are {width} x {height} pixels, and H.264 allows {_LONGEST_SIDE} "
+            "pixels per side and 260 million in total; write records (.jsonl) instead"
         )
 
 

@@ -68,7 +68,7 @@ class FeedTarget:
         except ValueError:
             raise SinkError(f"{shown} is not an address to listen on; use ws://HOST:PORT/PATH?token=…") from None
         if parts.username is not None:
-            raise SinkError(f"{shown}: a token is given by the option token, not before an @")
+            raise SinkError(f"{shown}: write the token as ?token=…; a token before @ is not supported")
         options = Options(parts.query, shown)
         given, token_file = options.text("token") or None, options.text("token_file") or None
         origins = frozenset(origin.rstrip("/") for origin in options.texts("origin"))

@@ -41,7 +41,7 @@ class Subscription:
         """
         given = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(given.keys() - {"stream", "mode", "token"}):
-            raise ValueError(f"unknown setting {_short(unknown[0])}: there are stream, mode and token")
+            raise ValueError(f"unknown setting {_short(unknown[0])}; use stream, mode or token")
         streams = frozenset(given["stream"]) if "stream" in given else None
         return cls(streams, _mode(given.get("mode", ["all"])[-1]))
 

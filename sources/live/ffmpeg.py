@@ -124,7 +124,8 @@ class FfmpegInput:
         form, target = ("avfoundation", str(number)) if sys.platform == "darwin" else ("v4l2", f"/dev/video{number}")
         if form not in av.formats_available:
             raise SourceError(
-                f"camera {number}: PyAV's FFmpeg does not support webcams here (no {form}); serve the webcam over RTSP"
+                f"camera {number}: the installed FFmpeg does not support webcams ({form} is missing); "
+                "serve the webcam over RTSP"
             )
         return cls(target, form)
 

@@ -83,7 +83,7 @@ class SoundDepacketizer:
         except ValueError:
             self.config = b""
         if len(self.config) < 2 or max(self._sizes) > 32 or min(self._sizes) < 0:
-            raise ValueError("its AAC comes without a usable `config`")
+            raise ValueError("its AAC has no usable `config` in the SDP")
         word = int.from_bytes(self.config[:2])
         number, channels = word >> 7 & 15, word >> 3 & 15
         if number < len(_RATES):

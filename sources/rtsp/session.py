@@ -158,12 +158,12 @@ def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress)
             try:
                 client.setup(media)
             except LiveError as error:
-                log.warning("%s: no sound: %s", redact(address.url), error.message)
+                log.warning("%s: the stream has no sound: %s", redact(address.url), error.message)
                 return None
             return media
     if offered:
         held = ", ".join(media.encoding or "an unknown format" for media in offered)
-        log.warning("%s: no sound: %s is not supported", redact(address.url), held)
+        log.warning("%s: the stream has no sound, because %s is not supported", redact(address.url), held)
     return None
 
 

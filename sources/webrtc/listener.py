@@ -70,7 +70,7 @@ class ListenTarget:
         if unknown := sorted(query.keys() - set(_OPTIONS)):
             raise SourceError(f"webrtc: unknown option '{unknown[0]}'; known are {', '.join(_OPTIONS)}")
         if parts.username is not None:
-            raise SourceError("webrtc: give the token as ?token=…, not before an @")
+            raise SourceError("webrtc: write the token as ?token=…; a token before @ is not supported")
         host = parts.hostname or "127.0.0.1"
         given = {name: values[0] or None for name, values in query.items()}
         try:
@@ -156,7 +156,7 @@ class WebRtcListener(LiveSource):
         self.url = f"{self._web.url}{self._target.path}"
         """Where publishers POST their offers (WHIP)."""
         self._info = replace(self._info, url=self.url)
-        log.info("%s: publish to %s", name, self.url)
+        log.info("%s: waiting for a publisher at %s", name, self.url)
 
     def close(self) -> None:
         """End the iteration, and close the publisher and the port. Thread-safe; may be called more than once."""

@@ -193,7 +193,7 @@ class Peer(ABC):
         except OperationError:
             raise OfferError(f"no codec in common; {self.requirement}", understood=True) from None
         except Exception:  # aiortc's parser raises IndexError, KeyError, AssertionError and more
-            raise OfferError("the offer is not usable SDP") from None
+            raise OfferError("the SDP of the offer cannot be used") from None
 
 
 def replace_private(part: object, name: str, ours: object) -> Any:
@@ -222,7 +222,7 @@ def checked_offer(offer: str) -> str:
         raise OfferError("the offer is not SDP")
     lines = offer.splitlines()
     if sum(line.startswith("m=") for line in lines) > _MAX_MEDIA:
-        raise OfferError(f"the offer has more than {_MAX_MEDIA} media", understood=True)
+        raise OfferError(f"the offer has more than {_MAX_MEDIA} media sections", understood=True)
     if not any(line.startswith("a=fingerprint:") for line in lines):
         raise OfferError("the offer has no fingerprint")
     kept, candidates = [], 0

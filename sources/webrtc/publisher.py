@@ -44,7 +44,7 @@ class PublisherPeer(Peer):
             if transceiver.kind == "video" and transceiver.receiver.track is not None:
                 transceiver.direction = "recvonly"
                 return transceiver
-        raise OfferError("the offer sends no video", understood=True)
+        raise OfferError("the offer contains no video", understood=True)
 
     def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
         self._replace(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))

@@ -106,7 +106,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
                 await oldest.close()
         session, peer = await super()._open(request, offer)
         self._names[session] = name = self._stream_name(request.query_params.get("stream", "webrtc"))
-        log.info("%s: a peer connects", name)
+        log.info("%s: a WebRTC client connects", name)
         try:
             source = WebRtcSource(peer.video, stream=name, vid_stride=self._vid_stride, messages=peer.messages)
             self._on_source(source)

@@ -120,7 +120,7 @@ def test_passwords_and_paths_are_never_logged(receiver: Receiver, caplog: pytest
         ("http://host/#concurrency=65", "concurrency should be a whole number from 1 to 64"),
         ("http://host/#keep=5", "keep should be all or newest"),
         ("http://host/#header=a%20b:x", "header should be NAME:VALUE"),
-        ("http://host/#header=Host:x", "header should be NAME:VALUE, and 'Host' cannot be one"),
+        ("http://host/#header=Host:x", "a header must be NAME:VALUE; 'Host' is not a valid header"),
         ("http://host/#header=X-A:b%0D%0AX-B:c", "header should be NAME:VALUE"),
         ("http://host/#secret=whsec_!", "the secret after whsec_ must be base64"),
         ("http://host/#secret_file=/no/such", "cannot read secret_file /no/such: No such file or directory"),
