@@ -1,1 +1,1 @@
-"""Benchmarks for developers: `python -m benchmarks --help`; not part of the wheel."""
+"""Benchmarks for developers: `python -m benchmarks --help`. They are not part of the wheel."""

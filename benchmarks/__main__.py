@@ -1,4 +1,4 @@
-"""Command line `python -m benchmarks …` for developers. `saccade bench` has the benchmarks for users."""
+"""Command line `python -m benchmarks …` for developers. The benchmarks for users are in `saccade bench`."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def bench_saccades(
     from saccade.pipeline.errors import ConfigError
 
     if (clip is None) != (truth is None):
-        raise ConfigError("--truth: a CLIP and its truth go together")
+        raise ConfigError("--truth: give a CLIP and its --truth together, or neither")
     counts = parse_small(windows, "--windows", 16)
     with Engine.load(given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")) as engine:
         result = find_far(engine, counts, clip=clip, truth=truth, seed=seed, frames=frames)

@@ -1,4 +1,4 @@
-"""Computes the bytes that a decode step must read from a model's shape."""
+"""Computes the number of bytes that a decode step must read, from the sizes of a model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ KV_SCALE = 2
 
 
 class MoondreamCosts:
-    """Lower bounds of the cost of steps for one model shape.
+    """Lower bounds for the cost of a step of a model.
 
     Args:
-        config: configuration of the model; a detector as vision encoder is not counted.
+        config: configuration of the model. A detector as vision encoder is not counted.
     """
 
     __slots__ = ("_config",)
@@ -25,13 +25,15 @@ class MoondreamCosts:
     def decode_bytes(
         self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
     ) -> int:
-        """Return the bytes that a decode step of detect or point reads: weights once, and each sequence's KV cache.
+        """Return the number of bytes that a decode step of detect or point reads.
+
+        It reads the weights once, and the KV cache of each sequence.
 
         Args:
             sequences: number of sequences in the step.
             keys: number of keys per sequence.
             dtype: dtype of the weights, a name in `model_loader.DTYPES`.
-            experts: mean number of experts that the step uses per layer; None assumes independent random choices.
+            experts: mean number of experts per layer that the step uses. None assumes independent random choices.
             kv_dtype: dtype of the KV cache, see `EngineConfig.kv_dtype`.
         """
         text, region = self._config.text, self._config.region
@@ -53,7 +55,7 @@ class MoondreamCosts:
         return weights + text.n_layers * cache + of_rest * rest
 
     def _moe(self, layer: int) -> ExpertsConfig | None:
-        """Return the mixture of experts of a layer, or None."""
+        """Return the mixture of experts of a layer, or None if the layer has none."""
         moe = self._config.text.moe
         return None if moe is None or layer < moe.start_layer else moe
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks decode`: decode steps by the GPU's clock, compared with the time to read their bytes once."""
+"""`python -m benchmarks decode`: time of decode steps on the GPU, compared with the time to read their bytes once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from saccade.engine.errors import EngineError
 
 @dataclass(slots=True, frozen=True)
 class DecodeRow:
-    """Times of decode steps of one size, in milliseconds of the GPU.
+    """Times of decode steps with a number of rows, in milliseconds on the GPU.
 
     Attributes:
-        rows: sequences in the step.
-        median_ms, p99_ms: whole step including sampling and next embedding.
-        sampling_ms: median of the sampling.
-        floor_ms: time to read the step's bytes at the measured bandwidth.
+        rows: number of sequences in the step.
+        median_ms, p99_ms: time of the whole step, including sampling and the next embedding.
+        sampling_ms: median time of the sampling.
+        floor_ms: time to read the bytes of the step at the measured bandwidth.
         experts: mean number of experts used per layer, or None.
     """
 
@@ -31,7 +31,7 @@ class DecodeRow:
 
 @dataclass(slots=True, frozen=True)
 class DecodeBench:
-    """Results of `time_decode`; `bandwidth` in bytes per second (read and write), `length` in keys per sequence."""
+    """Results of `time_decode`. `bandwidth` is in bytes per second (read and write), `length` in keys per sequence."""
 
     model: str
     device: str
@@ -45,7 +45,7 @@ class DecodeBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a table."""
+        """Return the results as a table."""
         lines = [
             f"{self.model}, {self.dtype}, on {self.device}: decode steps at {self.length} keys, in ms",
             f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'floor':>7}",
@@ -68,10 +68,10 @@ def time_decode(
     length: int = 760,
     steps: int = 200,
 ) -> DecodeBench:
-    """Time decode steps of `counts` sequences with `length` keys each.
+    """Time decode steps for each number of sequences in `counts`. Each sequence has `length` keys.
 
     Raises:
-        EngineError: if the model cannot be loaded onto a GPU, or `length` exceeds its context.
+        EngineError: if the model cannot be loaded onto a GPU, or if `length` exceeds its context.
     """
     import numpy as np
     import torch

@@ -1,4 +1,4 @@
-"""Measured memory bandwidth of a GPU."""
+"""Measures the memory bandwidth of a GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _REPEATS = 12
 
 
 def bandwidth(device: torch.device) -> float:
-    """Return the bandwidth of a large copy in bytes per second, reads plus writes."""
+    """Return the memory bandwidth during a large copy, reads plus writes, in bytes per second."""
     source = torch.ones(1 << 28, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source))
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the median time of `work` by the GPU's clock, in seconds."""
+    """Return the median time of `work` on the GPU, in seconds."""
     times = []
     for _ in range(_REPEATS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

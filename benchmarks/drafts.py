@@ -1,7 +1,7 @@
-"""`python -m benchmarks drafts`: savings of speculative decoding with the last frame's answer as draft.
+"""`python -m benchmarks drafts`: savings of speculative decoding if the draft is the answer for the last frame.
 
-On clips, the benchmark counts decode steps per frame with and without drafts. With scripted answers, which need no
-trained model, it measures the latency of a frame if some objects have moved.
+On clips, the benchmark counts decode steps per frame with and without drafts. With scripted answers, it measures the
+time per frame if some objects have moved. Scripted answers need no trained model.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ClipRow:
         clip: name of the clip.
         frames: number of frames.
         objects: mean number of boxes per frame.
-        plain, drafted: decode steps per frame.
-        plain_ms, drafted_ms: median time per frame.
-        accepted: acceptance rate of drafted values, 0 to 1.
-        differ: number of frames with different boxes.
+        plain, drafted: mean decode steps per frame without and with drafts.
+        plain_ms, drafted_ms: median time per frame without and with drafts.
+        accepted: fraction of draft values that were correct, 0 to 1.
+        differ: number of frames whose boxes differ between both runs.
     """
 
     clip: str
@@ -64,7 +64,7 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Results for scripted answers of `objects` boxes, `moved` of which change per frame (None: no drafts)."""
+    """Results for scripted answers of `objects` boxes, of which `moved` change in each frame. None means no drafts."""
 
     objects: int
     moved: int | None
@@ -87,7 +87,7 @@ class DraftsBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a table."""
+        """Return the results as tables."""
         lines = [f"{self.model} on {self.device} in {self.dtype}"]
         clips = [row for row in self.rows if isinstance(row, ClipRow)]
         if clips:
@@ -120,15 +120,15 @@ def time_drafts(
     frames: int = 100,
     stride: int = 1,
 ) -> DraftsBench:
-    """Run detection on the frames of clips, with and without drafts.
+    """Detect objects on the frames of clips, with and without drafts.
 
     Args:
-        model: name, folder, hub ID, or a shape with random weights.
+        model: name, folder or hub ID of a model, or a model with random weights.
         device: device of the model.
         clips: video files.
         dtype: see `Engine.load`.
         label: label to detect.
-        frames: maximum frames per clip.
+        frames: maximum number of frames per clip.
         stride: use every Nth frame.
 
     Raises:
@@ -169,7 +169,11 @@ def time_drafts(
 def _asked(
     engine: Engine, images: Sequence[RgbImage], label: str, key: str | None
 ) -> tuple[list[Result], float, float, float]:
-    """Return results, decode steps per frame, median time in milliseconds, and the acceptance rate."""
+    """Return four values.
+
+    They are the results, the decode steps per frame, the median time in milliseconds, and the fraction of accepted
+    draft values.
+    """
     before, results, waits = engine.counters(), [], []
     for image in images:
         begun = time.perf_counter()
@@ -186,14 +190,14 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 
 
 class ScriptedOutput(BoxesOutput):
-    """State machine that returns predefined boxes regardless of the model's samples.
+    """State machine that returns scripted boxes and ignores the samples of the model.
 
-    A sample after a draft value is correct if the fed values of the same object are correct; otherwise it repeats the
-    draft. This models a model that continues with the object it was shown.
+    It simulates a model that continues with the object that its input shows. If the inputs of an object are wrong draft
+    values, the samples repeat the draft. Otherwise they are the scripted values.
 
     Args:
         boxes: x, y, width and height of each box.
-        before: boxes of the previous frame.
+        before: boxes of the previous frame, which are the draft.
         max_steps: maximum number of steps that fit the context.
     """
 
@@ -207,7 +211,7 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """Always False: the boxes are not in the image."""
+        """Always False, because the image does not show the boxes."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:
@@ -221,7 +225,7 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the scripted value after committed values, and the assumed sample after draft values."""
+        """Return the scripted value after a committed value, and the simulated sample after a draft value."""
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
             return None
@@ -236,7 +240,7 @@ Boxes = tuple[tuple[float, float, float, float], ...]
 
 @dataclass(slots=True, frozen=True)
 class ScriptedDetect(Detect):
-    """Detection with predefined `boxes`; `before` are the boxes of the previous frame."""
+    """Detection that returns scripted `boxes`. `before` are the boxes of the previous frame."""
 
     boxes: Boxes = ()
     before: Boxes = ()
@@ -254,7 +258,7 @@ def _values(boxes: Boxes) -> list[FedValue]:
 
 
 def _scripted(objects: int, moved: int, frame: int) -> Boxes:
-    """Return the boxes of a frame in bins; the first `moved` of them change per frame."""
+    """Return the boxes of a frame, in bins. The first `moved` boxes change in each frame."""
     boxes = []
     for i in range(objects):
         by = frame % 32 if i < moved else 0
@@ -272,16 +276,16 @@ def time_scripted(
     size: tuple[int, int] = (640, 360),
     frames: int = 100,
 ) -> DraftsBench:
-    """Time consecutive frames with scripted answers, without drafts and with some moved objects.
+    """Time consecutive frames with scripted answers: once without drafts, then with drafts while some objects move.
 
     Args:
-        model: name, folder, hub ID, or a shape with random weights.
+        model: name, folder or hub ID of a model, or a model with random weights.
         device: device of the model.
-        objects: boxes per answer.
-        moved: numbers of boxes that change per frame, one row each.
+        objects: number of boxes per answer.
+        moved: numbers of boxes that change per frame; one row of results for each.
         dtype: see `Engine.load`.
-        size: image size in pixels.
-        frames: frames per row.
+        size: size of the images in pixels.
+        frames: number of frames per row.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -296,7 +300,7 @@ def time_scripted(
 def run_scripted(
     engine: Engine, images: Sequence[RgbImage], objects: int, moved: Sequence[int], frames: int
 ) -> list[ScriptedRow]:
-    """Run `time_scripted` with an existing engine and images."""
+    """Run `time_scripted` with an engine and images of the caller."""
     rows = []
     for how_many in (None, *moved):
         key = None if how_many is None else ("bench", how_many)

@@ -1,7 +1,8 @@
-"""`python -m benchmarks events`: latency from a frame to the start of its event, with a breakdown.
+"""`python -m benchmarks events`: time from a frame to the start of its event, with the time of each stage.
 
-Zones divide the image, so every path through it starts many events. Each event is timed at a WebSocket client in this
-process with the capture clock of its frame. Events, clips and snapshots are stored too.
+Zones divide the image, so that every moving object starts many events. A WebSocket client in this process records when
+it receives each event. The time is measured from the capture time of the event's frame. Events, clips and snapshots are
+stored too.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class BeginBench:
     """Latencies in milliseconds.
 
     Attributes:
-        source: address without credentials.
-        clock: source of capture times: `rtcp` or `arrival`.
+        source: address of the source, without credentials.
+        clock: where capture times come from: 'rtcp' or 'arrival'.
         frames, fps: number of results, and results per second.
         events: number of started events.
-        p50_ms, p95_ms, max_ms: from the capture of an event's first frame to its record at the client.
-        parts: medians by stage: transfer from the camera, decoding, queue, model (two parts), tracks and rules,
-            delivery.
-        frame_p50_ms, frame_p95_ms: from the capture of any frame to its record at the client.
+        p50_ms, p95_ms, max_ms: time from the capture of the first frame of an event to its record at the client.
+        parts: median time of each stage: transfer from the camera, decoding, queue, model (two parts), tracks and
+            rules, delivery.
+        frame_p50_ms, frame_p95_ms: time from the capture of a frame to its record at the client, for all frames.
     """
 
     source: str
@@ -60,7 +61,7 @@ class BeginBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary of three lines."""
+        """Return a summary in three lines."""
         parts = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in self.parts.items())
         return (
             f"{self.source}, {self.frames} frames at {self.fps:.1f} fps, clock {self.clock}\n"
@@ -71,15 +72,16 @@ class BeginBench:
 
 
 def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
-    """Watch a live source for `seconds` from its first result.
+    """Run a live source for `seconds` after its first result, and time its events.
 
     Args:
         given: settings with `source` and `detect`.
         seconds: duration in seconds.
 
     Raises:
-        SourceError, EngineError: if the source or model cannot be used.
-        ConfigError: if the source is not live, or nothing moved.
+        SourceError: if the source cannot be used.
+        EngineError: if the model cannot be used.
+        ConfigError: if the source is not live, or if no event started.
         RunFailed: if the run failed.
     """
     label = given["detect"][0] if isinstance(given["detect"], list) else given["detect"]
@@ -93,7 +95,9 @@ def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
         client = stack.enter_context(connect(f"ws://127.0.0.1:{port}", max_size=None))
         (run,) = opened.controller.start()
         if not run.source.info.live:
-            raise ConfigError(f"{run.source.info.url} is not a live source, so event latency is undefined")
+            raise ConfigError(
+                f"{run.source.info.url} is not a live source; give a camera, because event latency needs capture times"
+            )
         watching = threading.Thread(target=_listen, args=(client, came), name="bench client", daemon=True)
         watching.start()
         deadline = time.monotonic() + _LONG_S

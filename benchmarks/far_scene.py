@@ -1,7 +1,8 @@
-"""A rendered 4K scene with small persons at known positions: three that move and two that stand still.
+"""A rendered 4K scene with small persons at known positions. Three persons move and two stand still.
 
-Each place shows the demo clip scaled down at a different time; a still place shows one frame. The background is a
-blurred, noisy picture without persons. The ground truth is the model's detections in the clip at full size.
+At each of five places, the demo clip is shown at reduced size with a different start time. A still place shows a single
+frame. The background is a blurred, noisy picture without persons. The ground truth consists of the detections in the
+clip at full size.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Place:
     Attributes:
         x, y: upper left corner in pixels.
         person: height of the tallest person in pixels.
-        offset: first frame of the clip.
-        still: whether the place shows one frame all the time.
-        pace: frames of the clip per frame of the scene.
+        offset: index of the first frame of the clip.
+        still: whether the place always shows the same frame.
+        pace: number of clip frames per frame of the scene.
     """
 
     x: int
@@ -53,18 +54,18 @@ PLACES = [
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Ground-truth box of a person on a frame of the scene, in pixels."""
+    """Ground truth: the box of a person in a frame of the scene, in pixels."""
 
     box: Rect
     still: bool
 
 
 class FarScene:
-    """The rendered scene.
+    """Renders the frames of the scene.
 
     Args:
-        clip: frames to show scaled down, (height, width, 3) uint8 RGB.
-        persons: boxes of persons on each frame, in fractions.
+        clip: frames of the clip, (height, width, 3) uint8 RGB.
+        persons: boxes of the persons in each frame of the clip, as fractions.
         width, height: size of the scene in pixels.
         places: places that show the clip.
     """
@@ -97,7 +98,7 @@ class FarScene:
         )
 
     def frame(self, number: int) -> tuple[Image, list[Truth]]:
-        """Return a frame of the scene, (height, width, 3) uint8 RGB, and its persons."""
+        """Return a frame of the scene, (height, width, 3) uint8 RGB, and the persons in it."""
         image, truth = self._background.copy(), []
         for place, scale in zip(self._places, self._scales, strict=True):
             shown = self._frame_of(place, number)
@@ -119,16 +120,16 @@ class FarScene:
         return image, truth
 
     def frames(self, count: int) -> Iterator[tuple[Image, list[Truth]]]:
-        """Yield the first `count` frames."""
+        """Yield the first `count` frames of the scene."""
         return (self.frame(number) for number in range(count))
 
 
 def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
-    """Return three moving and two still places in 4K without overlap, with persons of 60 to 75 pixels.
+    """Return random places in a 4K scene, three moving and two still, without overlap. Persons have 60 to 75 pixels.
 
     Args:
         seed: random seed.
-        clip: width and height of the clip's frames; persons fill two thirds of the height.
+        clip: width and height of the clip's frames. A person has two thirds of the height.
     """
     width, height = 3840, 2160
     dice = np.random.default_rng(seed)
@@ -144,7 +145,7 @@ def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
 
 
 def read_clip(path: Path, engine: Engine) -> tuple[list[Image], list[list[Rect]]]:
-    """Return the frames of a clip at 10 frames/s, and the persons detected on each frame at full size."""
+    """Return the frames of a clip at 10 frames/s, and the persons that the model detects in each frame at full size."""
     from saccade.engine import Detect
 
     capture = cv2.VideoCapture(str(path))

@@ -1,6 +1,6 @@
-"""`python -m benchmarks ingest`: age of a live stream's frames at decoding, compared with PyAV's own loop.
+"""`python -m benchmarks ingest`: age of the frames of a live source when they are decoded, compared with PyAV.
 
-Both loops run at the same time, so that the load of the machine is equal.
+Saccade and the usual PyAV loop run at the same time, so that both have the same load.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _PLAUSIBLE_MS = 30_000  # a clock that differs by more than this is no clock
 
 @dataclass(slots=True, frozen=True)
 class IngestBench:
-    """Ages of decoded frames in milliseconds; None if no clock could be read.
+    """Ages of decoded frames in milliseconds. They are None if no clock could be read.
 
     Attributes:
-        source: address without credentials.
-        clock: source of the ages: "burnt in" or "rtcp".
+        source: address of the source, without credentials.
+        clock: where the ages come from: "burnt in" or "rtcp".
         frames, fps: number of frames, and frames per second.
-        median_ms, p95_ms: age of Saccade's frames.
-        pyav_frames, pyav_median_ms, pyav_p95_ms: the same for `for frame in container.decode()` with PyAV's defaults.
+        median_ms, p95_ms: age of the frames from Saccade.
+        pyav_frames, pyav_median_ms, pyav_p95_ms: number and age of the frames from `for frame in container.decode()`
+            with the default options of PyAV.
     """
 
     source: str
@@ -51,7 +52,7 @@ class IngestBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary of three lines."""
+        """Return a summary in three lines."""
 
         def ages(median: float | None, p95: float | None) -> str:
             return "age unknown" if median is None or p95 is None else f"median {median:.1f} ms old, p95 {p95:.1f}"
@@ -64,13 +65,16 @@ class IngestBench:
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """Return the age of a frame from the sender's clock in its top 20 rows, or None if there is no clock.
+    """Return the age of a frame, using the sender's clock that is drawn in its top 20 rows.
 
-    The clock is Unix time in milliseconds: 32 bits from left to right, least significant first, bright for 1.
+    Return None without a clock.
+
+    The clock is the Unix time in milliseconds as 32 bits from left to right, least significant bit first. A bright bit
+    is 1.
 
     Args:
         image: (height, width, 3) uint8 RGB.
-        now: Unix time in seconds.
+        now: current Unix time in seconds.
     """
     height, width = image.shape[:2]
     if height < _CLOCK_ROWS or width < CLOCK_BITS:
@@ -83,18 +87,20 @@ def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
 
 
 def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
-    """Watch a live source for `seconds` from its first frame.
+    """Read a live source for `seconds` after its first frame, and measure the age of its frames.
 
     Raises:
-        SourceError: if it cannot be used or is not live.
-        ConfigError: if the transport is unknown.
+        SourceError: if the source cannot be used.
+        ConfigError: if the source is not live, or if the transport is unknown.
     """
     stop = threading.Event()
     theirs: list[float | None] = []
     other = threading.Thread(target=_watch_with_pyav, args=(target, transport, stop, theirs), daemon=True)
     with open_once(target, "none", transport) as source:
         if not source.info.live:
-            raise SourceError(f"{source.info.url} is not a live source, so its frames have no age")
+            raise SourceError(
+                f"{source.info.url} is not live; give a camera, because frames of a file have no capture time"
+            )
         other.start()
         try:
             ages, clock, passed = _watch(source, seconds)
@@ -108,7 +114,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """Return the age of each frame, the clock, and the duration."""
+    """Return the age of each frame, where the ages come from, and the duration in seconds."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0
@@ -125,7 +131,7 @@ def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, flo
 
 
 def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list[float | None]) -> None:
-    """Decode with PyAV's usual loop and all options that make it faster without changing it."""
+    """Decode with the usual PyAV loop and with all options that make it faster."""
     options = {"rtsp_transport": "tcp" if transport == "auto" else transport} if url.startswith("rtsp") else {}
     try:
         with av.open(url, options=options, timeout=5.0) as container:
@@ -140,6 +146,6 @@ def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list
 
 
 def _figures(ages: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the median and 95th percentile."""
+    """Return the median and the 95th percentile."""
     known = [age for age in ages if age is not None]
     return (statistics.median(known), float(np.percentile(known, 95))) if known else (None, None)

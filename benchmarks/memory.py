@@ -1,6 +1,6 @@
-"""Memory usage of an engine under a mix of prompts and image sizes.
+"""Measures the memory of an engine under requests with different prompts and image sizes.
 
-Run as `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`. PyAV is not needed.
+Run it with `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`. PyAV is not needed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ _LONG_S = 120.0
 
 @dataclass(slots=True, frozen=True)
 class Held:
-    """Memory of the process after `seconds`, in MB of the device (allocated, reserved) and of RAM.
+    """Memory of the process after `seconds`, in MB: allocated and reserved device memory, and RAM.
 
     Attributes:
-        pages: KV cache pages in use. done: answered requests. failed: rejected, late or superseded requests.
+        pages: number of KV cache pages in use.
+        done: number of answered requests.
+        failed: number of rejected, late or superseded requests.
     """
 
     seconds: float
@@ -53,7 +55,7 @@ class Held:
 
 @dataclass(slots=True, frozen=True)
 class MemoryBench:
-    """All readings, and the slope per minute of each kind of memory after minute 3."""
+    """All measurements, and how fast each kind of memory grows per minute after the first 3 minutes."""
 
     model: str
     device: str
@@ -61,7 +63,7 @@ class MemoryBench:
     tasks: dict[str, int]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the slope of an attribute of `Held` after the warm-up (a third of a short run)."""
+        """Return the growth per minute of an attribute of `Held` after the warm-up. It is a third of a short run."""
         warm = min(_WARM_S, self.rows[-1].seconds / 3)
         steady = [row for row in self.rows if row.seconds >= warm]
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])
@@ -71,18 +73,18 @@ class MemoryBench:
         return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        """Return the slopes and the number of requests per task."""
+        """Return the growth of memory, and the number of requests per task."""
         slopes = [f"{name} {self.slope(name) or '-'}" for name in ("allocated_mb", "reserved_mb", "rss_mb")]
         asked = ", ".join(f"{name} {count}" for name, count in sorted(self.tasks.items()))
         return f"{self.model} on {self.device}: slope a minute: {'; '.join(slopes)}\nasked: {asked}"
 
 
 class MixedLoad:
-    """Submits requests of every kind to an engine.
+    """Submits random requests of all tasks to an engine.
 
     Args:
         engine: the engine.
-        seed: random seed of sizes and prompts.
+        seed: random seed of image sizes and prompts.
     """
 
     def __init__(self, engine: Engine, seed: int) -> None:
@@ -95,7 +97,7 @@ class MixedLoad:
         self.done = self.failed = 0
 
     def step(self) -> None:
-        """Submit a request; if many are in flight, wait for the oldest."""
+        """Submit a request. If too many requests are in flight, first wait for the oldest."""
         chance = self._chance
         image = chance.choice(self._images)
         try:
@@ -123,7 +125,7 @@ class MixedLoad:
             self._wait()
 
     def finish(self) -> None:
-        """Wait for all requests."""
+        """Wait for all requests in flight."""
         while self._waiting:
             self._wait()
         while self._kept:
@@ -174,15 +176,15 @@ class MixedLoad:
 def watch_memory(
     model: str, device: str, *, dtype: str | None = None, seconds: float = 600.0, every_s: float = 15.0, seed: int = 0
 ) -> MemoryBench:
-    """Load an engine, submit all kinds of requests, and record its memory.
+    """Load an engine, submit requests of all tasks, and measure its memory.
 
     Args:
-        model: name, folder, or one of `registry.RANDOM`.
+        model: name or folder of a model, or one of `registry.RANDOM`.
         device: see `Engine.load`.
         dtype: see `Engine.load`.
         seconds: duration in seconds.
-        every_s: seconds between two printed readings.
-        seed: random seed of sizes and prompts.
+        every_s: seconds between two printed measurements.
+        seed: random seed of image sizes and prompts.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -193,7 +195,7 @@ def watch_memory(
 
 
 def watch_engine(engine: Engine, *, seconds: float, every_s: float, seed: int = 0) -> MemoryBench:
-    """Run `watch_memory` with an existing engine."""
+    """Run `watch_memory` with an engine of the caller."""
     asked, begun = MixedLoad(engine, seed), time.monotonic()
     rows: list[Held] = []
     print(f"{engine.model.name} on {engine.model.device}: {', '.join(engine.model.skills)}", flush=True)

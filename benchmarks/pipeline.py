@@ -1,6 +1,6 @@
-"""`python -m benchmarks pipeline`: overhead of a frame besides the model, from the decoder to its WebSocket record.
+"""`python -m benchmarks pipeline`: time of a frame from the decoder to its WebSocket record, without the model.
 
-A real run plays the demo clip at the pace of a camera with the real model and a real client in this process.
+The demo clip is played at the rate of a camera, with the real model. The client runs in this process.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _LONG_S = 30.0
 
 @dataclass(slots=True, frozen=True)
 class PipelineBench:
-    """Times in milliseconds from the decoder to the client, minus the model's work.
+    """Times in milliseconds from the decoder to the client, without the work of the model.
 
     Attributes:
-        model, device, dtype: the model and its device.
+        model, device, dtype: the model, its device and its dtype.
         fps: frame rate.
         frames: number of records.
-        median_ms, p99_ms: all overhead.
-        before_ms, after_ms: medians before the model's work and after its result.
-        model_ms: median of the model's work.
+        median_ms, p99_ms: total time without the model.
+        before_ms, after_ms: median time before the work of the model, and after its result.
+        model_ms: median time of the work of the model.
     """
 
     model: str
@@ -63,7 +63,7 @@ class PipelineBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary of two lines."""
+        """Return a summary in two lines."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.frames} records at {self.fps:g} fps\n"
             f"from the decoder to the socket, less the model's {self.model_ms:.1f} ms: median {self.median_ms:.2f} ms, "
@@ -72,10 +72,11 @@ class PipelineBench:
 
 
 def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
-    """Play the configured source file for `seconds` at its own pace and measure the overhead.
+    """Play the configured source file for `seconds` at its own frame rate, and measure the times.
 
     Raises:
-        SourceError, EngineError: if the source or model cannot be used.
+        SourceError: if the source cannot be used.
+        EngineError: if the model cannot be used.
         ConfigError: if too few records arrived because the model is too slow.
     """
     came: list[tuple[float, dict[str, Any]]] = []

@@ -1,6 +1,6 @@
-"""`python -m benchmarks prompts`: several prompts on one image, compared with one image per prompt.
+"""`python -m benchmarks prompts`: cost of several prompts on one image, compared with one image per prompt.
 
-The prompts on one image share its prefill and its KV cache pages.
+Prompts on the same image share its prefill and its KV cache pages.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ Asked = list[tuple[RgbImage, list[Detect]]]
 
 @dataclass(slots=True, frozen=True)
 class PromptsRow:
-    """Results for a number of prompts on one image, and on one image each.
+    """Results for a number of prompts, once all on one image and once with an image for each prompt.
 
     Attributes:
         prompts: number of prompts.
-        together_ms, apart_ms: medians from submission to the last answer, on one image and on one image each.
-        together_pages, apart_pages: maximum pages in use.
+        together_ms, apart_ms: median time from submission to the last answer, on one image and with an image per
+            prompt.
+        together_pages, apart_pages: maximum number of KV cache pages in use.
     """
 
     prompts: int
@@ -47,7 +48,7 @@ class PromptsRow:
 
 @dataclass(slots=True, frozen=True)
 class PromptsBench:
-    """Results by number of prompts, with the model and its device."""
+    """Results for each number of prompts, with the model and its device."""
 
     model: str
     device: str
@@ -59,7 +60,7 @@ class PromptsBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a table."""
+        """Return the results as a table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}; {_OBJECTS} objects a prompt; ms to all answers, "
             "most pages in use",
@@ -81,15 +82,15 @@ def time_prompts(
     size: tuple[int, int] = (640, 360),
     rounds: int = 10,
 ) -> PromptsBench:
-    """Measure both ways alternately, `rounds` times each.
+    """Measure prompts on one image and prompts with an image each, alternately, `rounds` times.
 
     Args:
         name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
         device: see `Engine.load`.
-        prompts: numbers of prompts, one row each.
+        prompts: numbers of prompts; one row of results for each.
         dtype: see `Engine.load`.
-        size: width and height of the image in pixels.
-        rounds: number of repeats.
+        size: width and height of the images in pixels.
+        rounds: number of repetitions.
 
     Raises:
         EngineError: if the model, device or dtype does not exist.
@@ -101,7 +102,7 @@ def time_prompts(
 
 
 def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) -> PromptsRow:
-    """Measure both ways for one number of prompts."""
+    """Measure one number of prompts, on one image and with an image per prompt."""
     labels = islice(cycle(engine.model.classes or OPEN_LABELS), count)
     tasks = [Detect(label, _OBJECTS, 0.0) for label in labels]
     together: Asked = [(image, tasks)]
@@ -117,7 +118,7 @@ def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) ->
 
 
 def _once(engine: Engine, asked: Asked) -> tuple[float, int]:
-    """Return the seconds to the last answer, and the maximum number of pages in use."""
+    """Return the time until the last answer in seconds, and the maximum number of KV cache pages in use."""
     total = engine.counters()["pages_capacity"]
     with engine.tracing() as trace:
         started = time.perf_counter()

@@ -1,6 +1,6 @@
-"""`python -m benchmarks questions`: effect of rule questions on the frames of cameras, and their response time.
+"""`python -m benchmarks questions`: how questions of rules affect the cameras, and how long their answers take.
 
-The same cameras run twice on one engine: without questions, and with a given rate of questions about crops.
+The same cameras run twice on one engine: first without questions, then with a fixed rate of questions about crops.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ _END_S = 10.0
 
 @dataclass(slots=True, frozen=True)
 class QuestionsBench:
-    """The results of `time_questions`.
+    """Results of `time_questions`.
 
     Attributes:
         without, beside: results of the cameras without and with questions.
-        asked, late, failed: number of questions, of questions past the deadline of 2 s, and of other failures.
+        asked: number of questions.
+        late: number of questions that missed the deadline of 2 s.
+        failed: number of questions that failed for another reason.
         p50_ms, p95_ms: time from a question to its answer.
     """
 
@@ -53,7 +55,7 @@ class QuestionsBench:
 
     @property
     def moved(self) -> float:
-        """Relative change of the 99th percentile of the frames' age at the result; 0.1 means 10 % more."""
+        """Relative change of the 99th percentile of the age of a frame at its result. 0.1 means 10 % more."""
         return self.beside.result_p99_ms / self.without.result_p99_ms - 1
 
     def as_json(self) -> str:
@@ -62,7 +64,7 @@ class QuestionsBench:
         return json.dumps({**parts, "moved": self.moved}, indent=2)
 
     def as_text(self) -> str:
-        """Return a readable summary."""
+        """Return the results as text."""
 
         def line(name: str, seen: CamerasBench) -> str:
             return (
@@ -96,17 +98,15 @@ def time_questions(
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
 ) -> QuestionsBench:
-    """Run the cameras without questions, and then with `per_second` questions; see `time_cameras`.
+    """Run the cameras without questions, then with `per_second` questions per second; see `time_cameras`.
 
     Raises:
-        EngineError: if the model cannot be loaded or does not answer questions.
+        EngineError: if the model cannot be loaded or does not support questions.
     """
     images, large, task = shown_images(size, objects)
     with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
         if "query" not in engine.model.skills:
-            raise EngineError(
-                f"{engine.model.name} does not answer questions: use --model moondream-2-random, or another"
-            )
+            raise EngineError(f"{engine.model.name} does not answer questions; use --model moondream-2-random")
         with _Asking(engine, images, per_second) as warm:
             time.sleep(min(1.0, 2 / per_second))
         del warm
@@ -118,7 +118,7 @@ def time_questions(
 
 
 class _Asking:
-    """Submits questions at random times, with a mean rate, within a `with` block."""
+    """Submits questions at random times with a given mean rate while a `with` block runs."""
 
     def __init__(self, engine: Engine, images: Sequence[RgbImage], per_second: float) -> None:
         self._engine, self._images, self._per_second = ModelAskEngine(engine), images, per_second

@@ -1,8 +1,8 @@
-"""`python -m benchmarks saccades`: detected distant persons with and without windows, on a clip or a rendered scene.
+"""`python -m benchmarks saccades`: how many distant persons are detected with and without image windows.
 
-A clip's ground truth is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}}, in fractions of the frame. Without
-a clip, the demo clip is shown scaled down at five places of a 4K picture (`far_scene`); the ground truth is the model's
-detections at full size. Frames are processed one by one at a nominal 10 frames/s.
+The input is a clip or a rendered scene. The ground truth of a clip is a JSON file {"frames": {"0": [[x1, y1, x2, y2,
+…], …], …}} in fractions of the frame. Without a clip, the scene of `far_scene` is used. Frames are processed one after
+another, as from a camera with 10 frames/s.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class FarRow:
     """Results for one maximum number of windows.
 
     Attributes:
-        windows: maximum windows per frame.
-        moving, still: recall at an IoU of 0.4, including boxes held between two looks; None without such persons.
-        moving_found, still_found: recall of boxes detected on the same frame.
-        precision: precision of all boxes, or None without boxes.
+        windows: maximum number of windows per frame.
+        moving, still: recall of moving and of still persons at an IoU of 0.4. Boxes from an earlier window count too.
+            None if there are no such persons.
+        moving_found, still_found: recall of boxes that were detected in the same frame.
+        precision: precision of all boxes, or None if there are no boxes.
         ms: median time of a frame in stage and engine.
-        choose_ms: median time to compute motion and choose windows.
-        looks: number of windows by reason.
+        choose_ms: median time to find motion and choose windows.
+        looks: number of windows for each reason.
     """
 
     windows: int
@@ -67,7 +68,7 @@ class FarBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a table."""
+        """Return the results as a table."""
         lines = [
             f"{'windows':>7} {'moving':>7} {'(found)':>7} {'still':>7} {'(found)':>7} {'precision':>9} {'ms':>7} "
             f"{'choose':>7}  looks"
@@ -91,14 +92,14 @@ def find_far(
     seed: int | None = None,
     frames: int = 100,
 ) -> FarBench:
-    """Detect persons with each maximum number of windows.
+    """Detect persons, once for each maximum number of windows.
 
     Args:
         engine: the engine.
-        counts: maximum windows per frame, one row each.
+        counts: maximum numbers of windows per frame; one row of results for each.
         clip: a video file, or None for the rendered scene.
-        truth: ground-truth file of the clip.
-        seed: random seed of the scene's places; None for the fixed test places.
+        truth: file with the ground truth of the clip.
+        seed: random seed of the places in the scene. None uses the fixed places of the tests.
         frames: maximum number of frames.
     """
     if clip is not None and truth is not None:
@@ -112,7 +113,7 @@ def find_far(
 
 
 def iou(a: Rect, b: Rect) -> float:
-    """Return the intersection over union of two boxes."""
+    """Return the intersection over union (IoU) of two boxes."""
     w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     shared = max(0.0, w) * max(0.0, h)
     return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)

@@ -1,4 +1,4 @@
-"""Times of decode steps and sampling by the GPU's clock while nothing else runs."""
+"""Times decode steps and sampling on the GPU while nothing else runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from saccade.engine.runtime.step_inputs import bucket_of
 
 
 def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> list[float]:
-    """Return the seconds of decode steps that sample coordinates.
+    """Return the times of decode steps that sample coordinates, in seconds.
 
     Args:
         engine: an idle engine on CUDA.
-        rows: number of sequences, with separate pages as far as available.
+        rows: number of sequences. They have separate KV cache pages as far as there are enough.
         position: position of each sequence.
         repeats: number of steps.
 
@@ -31,12 +31,18 @@ def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> l
 
 
 def time_sampling(engine: Engine, rows: int) -> float:
-    """Return the median seconds of a step's coordinate sampling; raises like `time_step`."""
+    """Return the median time of sampling the coordinates of a step, in seconds.
+
+    Raises the same errors as `time_step`.
+    """
     return engine.run_idle(lambda executor: _sampling(_cuda(executor), rows))
 
 
 def experts_used(engine: Engine, rows: int) -> float | None:
-    """Return the mean number of experts per layer in the latest step, or None; raises like `time_step`."""
+    """Return the mean number of experts per layer that the latest step used, or None.
+
+    Raises the same errors as `time_step`.
+    """
     return engine.run_idle(lambda executor: _experts(_cuda(executor), rows))
 
 
@@ -49,13 +55,13 @@ def _cuda(executor: Any) -> CudaExecutor:
 def _times(
     executor: CudaExecutor, work: Callable[[], object], repeats: int, begin_with: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """Return device times in seconds of repeated work, without the first few repeats; nothing else may run.
+    """Return the times of repeated work on the GPU in seconds, without the first few. Nothing else may run.
 
     Args:
-        executor: executor with the compute stream.
+        executor: executor whose compute stream is used.
         work: the work to time.
-        repeats: number of repeats.
-        begin_with: untimed work before each repeat.
+        repeats: number of repetitions.
+        begin_with: work before each repetition that is not timed.
     """
     pairs, stream = [], executor._compute.stream
     torch.cuda.synchronize(stream.device)

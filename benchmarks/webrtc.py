@@ -1,7 +1,7 @@
-"""`python -m benchmarks webrtc`: age of a WebRTC peer's frames at decoding, compared with stock aiortc.
+"""`python -m benchmarks webrtc`: age of the frames of a WebRTC peer when they are decoded, compared with aiortc.
 
-One sender in this process burns its clock into the frames and encodes them once. Both receivers run at the same time
-over 127.0.0.1, so that the load of the machine is equal.
+One sender in this process draws the time into the frames and encodes them once. Both receivers run at the same time
+over 127.0.0.1, so that both have the same load.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _ENCODERS = {
 
 @dataclass(slots=True, frozen=True)
 class WebRtcBench:
-    """Ages of decoded frames in milliseconds, including the sender's encoding.
+    """Ages of decoded frames in milliseconds. They include the time of encoding.
 
     Attributes:
         codec, width, height, fps: format of the video.
-        frames, median_ms, p95_ms: results of Saccade's receiver.
-        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: results of `await track.recv()`.
+        frames, median_ms, p95_ms: number and age of the frames from Saccade's receiver.
+        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: number and age of the frames from `await track.recv()`.
     """
 
     codec: str
@@ -63,7 +63,7 @@ class WebRtcBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary of three lines."""
+        """Return a summary in three lines."""
         return (
             f"{self.codec} {self.width}x{self.height}, {self.fps} fps over 127.0.0.1\n"
             f"saccade  {self.frames:>5} frames, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"
@@ -73,10 +73,10 @@ class WebRtcBench:
 
 
 def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 480, fps: int = 30) -> WebRtcBench:
-    """Send video for `seconds` and measure.
+    """Send video for `seconds`, and measure the age of the received frames.
 
     Raises:
-        SourceError: if the codec is unknown, or too few frames arrived.
+        SourceError: if the codec is unknown, or if too few frames arrived.
     """
     if codec not in DECODERS:
         raise SourceError(f"codec must be {' or '.join(DECODERS)}, not {codec}")
@@ -96,12 +96,12 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
     skip = round(fps * _WARM_UP_S)
     ours, theirs = ([age for age in ages[skip:] if age > 0] for ages in (ours, theirs))
     if not (ours and theirs):
-        raise SourceError(f"too few frames in {seconds:g} s; increase --seconds")
+        raise SourceError(f"too few frames arrived in {seconds:g} s; increase --seconds")
     return WebRtcBench(codec, width, height, fps, *_figures(ours), *_figures(theirs))
 
 
 class _Coded(VideoStreamTrack):
-    """A track of already encoded frames."""
+    """A track of frames that are already encoded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Coded(VideoStreamTrack):
 
 
 async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: float, ages: list[float]) -> None:
-    """Send to Saccade's endpoint and to a stock receiver, which records its ages."""
+    """Send video to Saccade's endpoint and to an aiortc receiver. Record the ages of the frames from aiortc."""
     senders = [RTCPeerConnection(RTCConfiguration(iceServers=[])) for _ in range(2)]
     receiver = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     tracks = [_Coded(), _Coded()]
@@ -149,7 +149,7 @@ async def _offer(connection: RTCPeerConnection, track: VideoStreamTrack, codec: 
 
 
 async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps: int, seconds: float) -> None:
-    """Draw an image with the time of day, encode it and send it on both tracks, `fps` times per second."""
+    """Draw the time into an image, encode it, and send it on both tracks, `fps` times per second."""
     name, options = _ENCODERS[codec]
     encoder: Any = av.CodecContext.create(name, "w")
     encoder.width, encoder.height = size
@@ -171,7 +171,7 @@ async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps
 
 
 async def _watch_stock(track: Any, ages: list[float]) -> None:
-    """Receive frames with aiortc's usual loop."""
+    """Receive frames with the usual loop of aiortc."""
     try:
         while True:
             frame = await track.recv()
@@ -182,5 +182,5 @@ async def _watch_stock(track: Any, ages: list[float]) -> None:
 
 
 def _figures(ages: Sequence[float]) -> tuple[int, float, float]:
-    """Return the count, median and 95th percentile."""
+    """Return the number of values, the median and the 95th percentile."""
     return len(ages), statistics.median(ages), float(np.percentile(ages, 95))

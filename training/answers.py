@@ -1,8 +1,8 @@
-"""Training targets and losses of the text decoder's answers, from the detector's detections.
+"""Training targets and losses for the answers of the text decoder, which are derived from the detector's detections.
 
-A prompt is one class, as `detect` or `point`. The answer lists the detections of that class, best first, and copies
-each box. The probability of starting an object is trained to be the probability that it is correct, so scores are
-calibrated. Copying needs no labels.
+A prompt asks for one class, by `detect` or `point`. The answer lists the detections of this class, best first, and
+copies the box of each. Copying needs no labels. The probability of starting an object is trained to be the probability
+that the object is correct. Scores are therefore calibrated.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _PROMOTED = 0.45  # of the detector: a doubtful box that it finds this surely is
 
 @dataclass(slots=True)
 class Answers:
-    """P prompts on each of B views, with answers of at most O detections.
+    """P prompts for each of B views, with answers of at most O detections.
 
     Attributes:
         classes: (B, P) int64 class of each prompt.
         points: (B, P) bool, True for a point prompt.
         boxes: (B, P, O, 4) cx cy w h, in the order of the detections.
-        count: (B, P) int64 boxes of each answer.
+        count: (B, P) int64 number of boxes in each answer.
         right: (B, P, O) float, target probability of starting each object.
         weight: (B, P, O) float, loss weight; 0 if the label is unknown.
     """
@@ -52,7 +52,7 @@ class Answers:
 
 
 def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Tensor:
-    """Return (classes, classes) bool, True for pairs of classes that are easily confused."""
+    """Return (classes, classes) bool, True for pairs of classes that are easily confused with each other."""
     table = torch.zeros(len(classes), len(classes), dtype=torch.bool)
     for group in _GROUPS:
         members = torch.tensor([classes.index(name) for name in group if name in classes], dtype=torch.int64)
@@ -61,7 +61,11 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
 
 
 def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the correctness of each detection (B, K) float, and its loss weight (B, K) float."""
+    """Compare detections with labels.
+
+    Returns:
+        (B, K) float probability that each detection is correct, and (B, K) float loss weight.
+    """
     centre, size = batch.boxes[..., :2], batch.boxes[..., 2:]
     low, high = centre - size / 2, centre + size / 2
     truth = torch.cat([low, high], dim=-1).unsqueeze(1)
@@ -93,15 +97,17 @@ def choose(
     n_objects: int,
     judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
-    """Draw prompts: classes in the view, classes that the detector confuses with them, and at least one absent class.
+    """Choose prompts at random: classes in the view, classes that are easily confused with them, and absent classes.
+
+    At least one class is absent.
 
     Args:
         finds: detections in B views.
         batch: the views.
-        similar: from `similar_classes`.
-        n_prompts: prompts per view.
-        n_objects: maximum length of an answer.
-        judged: from `judge`.
+        similar: result of `similar_classes`.
+        n_prompts: number of prompts per view.
+        n_objects: maximum number of objects in an answer.
+        judged: result of `judge`.
     """
     n_classes, device = len(similar), similar.device
     one_hot = F.one_hot(batch.labels.clamp(min=0), n_classes).bool() & (batch.labels >= 0).unsqueeze(-1)
@@ -139,7 +145,10 @@ def choose(
 
 
 def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
-    """Return the mask (S, S) bool for [prefix, prompt 1, …]: each prompt sees the prefix and its own past."""
+    """Return the attention mask (S, S) bool for the sequence [prefix, prompt 1, prompt 2, …].
+
+    Each prompt attends to the prefix and to its own earlier positions.
+    """
     total = prefix + prompts * length
     group = torch.full((total,), -1)
     group[prefix:] = torch.arange(prompts).repeat_interleave(length)
@@ -149,7 +158,7 @@ def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
 
 
 class Answerer(nn.Module):
-    """Training forward pass of the decoder: maps image tokens, prompts and answers to hidden states."""
+    """Forward pass of the decoder for training. It maps image tokens, prompts and answers to hidden states."""
 
     def __init__(self, model: Moondream, n_prompts: int, n_objects: int) -> None:
         super().__init__()
@@ -177,7 +186,7 @@ class Answerer(nn.Module):
             tokens: (B, n_tokens, dim) image tokens.
             class_ids: (B, P) int64 token IDs of the class names.
             points: (B, P) bool, True for a point prompt.
-            boxes: (B, P, O, 4) answers as the model would read them back.
+            boxes: (B, P, O, 4) answers, as the decoder gets them as inputs.
 
         Returns:
             (B, P, 3 O, dim) hidden states before each choice.
@@ -200,13 +209,13 @@ class Answerer(nn.Module):
         return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the kind (0 start and x, 1 y, 2 size) and object index of each step, both (B, P, 3 O)."""
+        """Return the kind (0: start and x, 1: y, 2: size) and the object index of each step, both (B, P, 3 O)."""
         flag = points.long()
         return self.kinds[flag], self.objects[flag]  # type: ignore[index]
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Return answers (…, 4) rounded to bins, with noise relative to their size."""
+    """Return answers (…, 4) rounded to bins, with noise in proportion to their size."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)
@@ -215,13 +224,15 @@ def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
 
 
 def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, room: int) -> dict[str, torch.Tensor]:
-    """Return the mean loss per kind of choice: start (or stop), x, y, w, h; "off": fraction of x two bins off.
+    """Return the mean loss of each kind of choice: start or stop, x, y, w and h.
+
+    The result also contains "off": the fraction of x coordinates that are wrong by two bins or more.
 
     Args:
-        answerer: the module that produced `hidden`.
+        answerer: module that computed `hidden`.
         hidden: (B, P, 3 O, dim).
         answers: prompts with exact answers.
-        room: maximum number of scored choices per kind, which keeps shapes fixed.
+        room: maximum number of choices per kind that are scored. It keeps shapes fixed.
     """
     model = answerer.model
     kind, which = answerer.steps(answers.points)
@@ -263,7 +274,7 @@ def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, ro
 
 
 def _soft_loss(scores: torch.Tensor, target: torch.Tensor, blur: float) -> torch.Tensor:
-    """Return the divergence (N,) of scores (N, bins) from a Gaussian around `target` (N,); 0 is perfect."""
+    """Return the divergence (N,) of scores (N, bins) from a Gaussian around `target` (N,). A perfect score has 0."""
     bins = torch.arange(scores.shape[1], device=scores.device)
     wanted = torch.softmax(-0.5 * ((bins - target.unsqueeze(1)) / blur) ** 2, dim=1)
     return (wanted * (wanted.clamp(min=1e-9).log() - torch.log_softmax(scores, dim=1))).sum(1)

@@ -1,4 +1,4 @@
-"""Random augmentation of images and boxes on the GPU, for a whole batch at once without loops over images."""
+"""Random augmentation of images and boxes on the GPU. It processes a whole batch without loops over images."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Batch:
     """B augmented views.
 
     Attributes:
-        images: (B, 3, size, size) in -1..1.
+        images: (B, 3, size, size) from -1 to 1.
         boxes: (B, M, 4) float32 cx cy w h as fractions of the view.
         labels: (B, M) int64 class IDs, -1 for padding.
-        sure: (B, M) bool, False for ignore regions.
-        unknown: (B, classes) bool, True if the class is not labelled in the view.
+        sure: (B, M) bool, False for doubtful boxes, which are ignored in the loss.
+        unknown: (B, classes) bool, True if objects of the class are not labelled in the view.
     """
 
     images: torch.Tensor
@@ -42,10 +42,11 @@ def make_batch(
     Args:
         split: images on the GPU.
         index: (B,) int64 indices of the images.
-        size: height and width of a view in pixels, even.
-        mosaic: fraction of the batch, 0 to 1, that shows four images in a 2×2 grid; the other three are random.
-        keep: maximum boxes per view; the largest are kept.
-        far: fraction of the batch whose four images are shrunk further, down to a quarter of the view.
+        size: height and width of a view in pixels; even.
+        mosaic: fraction of the batch, 0 to 1, whose views show four images in a 2×2 grid. The other three images are
+            random.
+        keep: maximum number of boxes per view. The largest boxes are kept.
+        far: fraction of the batch whose four images are reduced further, down to a quarter of the view.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
     parts = []
@@ -80,7 +81,7 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def _view(
     split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float
 ) -> Batch:
-    """Return a random crop of each image, mirrored half of the time; a fraction `identity` shows the whole image."""
+    """Return a random crop of each image. Half of them are mirrored. A fraction `identity` shows the whole image."""
     device = index.device
     one = torch.ones(len(index), device=device)
     scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
@@ -119,9 +120,9 @@ def _sample(
     mirror: torch.Tensor,
     finer: int,
 ) -> torch.Tensor:
-    """Sample the windows; windows smaller than the source are sampled at a multiple of the size and averaged.
+    """Resample the crops to the size of a view. If the view is smaller, a multiple of its size is sampled and averaged.
 
-    The result is close to the area filter of the run-time resize.
+    The result is close to that of the area filter that is used at run time.
     """
     height, width = size
     more = finer * (2 if width < SIDE * 0.75 else 1)
@@ -138,7 +139,10 @@ def _sample(
 
 
 def _join(cells: Batch, n: int) -> Batch:
-    """Combine every four views into one 2×2 view; classes unknown in one view are unknown in the result."""
+    """Combine groups of four views into one 2×2 view.
+
+    If a class is unknown in one of the four, it is unknown in the result.
+    """
     height, width = cells.images.shape[2:]
     grid = cells.images.view(n, 2, 2, 3, height, width).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 2 * height, 2 * width)
     corner = torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [0.5, 0.5]], device=grid.device)
@@ -151,7 +155,11 @@ def _join(cells: Batch, n: int) -> Batch:
 
 
 def _recolour(images: torch.Tensor) -> torch.Tensor:
-    """Vary brightness, contrast, saturation, white balance, blur, grey and noise, each in a fraction of the views."""
+    """Change colours in random ways.
+
+    Brightness, contrast, saturation and white balance change, and blur, grey and noise are added. Each change applies
+    to a fraction of the views.
+    """
     n = len(images)
 
     def chance(p: float) -> torch.Tensor:
@@ -174,7 +182,7 @@ def _recolour(images: torch.Tensor) -> torch.Tensor:
 
 
 def _cover(images: torch.Tensor) -> torch.Tensor:
-    """Cover a rectangle of up to a quarter of each side with grey or noise in 40 % of the views."""
+    """Cover a rectangle with grey or noise in 40 % of the views. Its sides are at most a quarter of the view's."""
     n, _, height, width = images.shape
     side = torch.rand(n, 2, device=images.device) * 0.2 + 0.05
     corner = torch.rand(n, 2, device=images.device) * (1 - side)

@@ -1,4 +1,4 @@
-"""Detection data pack as tensors: all images and labels of a split, ready for a GPU.
+"""Reads a data pack for detection as tensors: all images and labels of a split, ready for a GPU.
 
 A pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`.
 """
@@ -29,16 +29,16 @@ class PackError(ValueError):
 
 @dataclass(slots=True)
 class Split:
-    """One split of a pack with N images.
+    """One split of a pack, with N images.
 
     Attributes:
-        classes: class names; a class ID is an index.
-        images: (N, 3, SIDE, SIDE) uint8, each image in the upper left corner, padded with grey.
+        classes: class names. A class ID is an index into them.
+        images: (N, 3, SIDE, SIDE) uint8. Each image is in the upper left corner; the rest is grey.
         sizes: (N, 2) float32, width and height of the image as fractions of SIDE.
         boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the image; zeros for padding.
         labels: (N, SLOTS) int64 class IDs, -1 for padding.
-        sure: (N, SLOTS) bool, False for doubtful boxes (ignore regions).
-        unknown: (N, classes) bool, True if the class is not labelled in the image.
+        sure: (N, SLOTS) bool, False for doubtful boxes, which are ignored in the loss.
+        unknown: (N, classes) bool, True if objects of the class are not labelled in the image.
     """
 
     classes: tuple[str, ...]
@@ -50,7 +50,7 @@ class Split:
     unknown: torch.Tensor
 
     def to(self, device: torch.device) -> Split:
-        """Return the split on `device`."""
+        """Return a copy of the split on `device`."""
         tensors = (self.images, self.sizes, self.boxes, self.labels, self.sure, self.unknown)
         return Split(self.classes, *(tensor.to(device) for tensor in tensors))
 
@@ -68,10 +68,10 @@ def read_classes(folder: Path) -> tuple[str, ...]:
 
 
 def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Return the label records of a split as stored.
+    """Return the label records of a split, as they are stored.
 
     Raises:
-        PackError: if the folder is not a pack or has no such split.
+        PackError: if the folder is not a pack, or if it has no such split.
     """
     path = folder / "labels.jsonl.gz"
     if not path.is_file():
@@ -89,7 +89,7 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]:
-    """Return the encoded images of the given records by ID.
+    """Return the encoded images of the given records, by ID.
 
     Raises:
         PackError: if a tar file or an image is missing.
@@ -119,7 +119,7 @@ def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
     """Decode an image from `read_images` as RGB.
 
     Raises:
-        PackError: if it is damaged.
+        PackError: if the image is damaged.
     """
     try:
         return Image.open(io.BytesIO(encoded[name])).convert("RGB")
@@ -128,7 +128,7 @@ def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
 
 
 def load_split(folder: Path, split: str, workers: int, limit: int | None = None) -> Split:
-    """Read and decode a split, or its first `limit` images, with `workers` threads.
+    """Read and decode the images of a split with `workers` threads. `limit` is the maximum number of images.
 
     Raises:
         PackError: if the folder is not a complete pack.

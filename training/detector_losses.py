@@ -1,6 +1,7 @@
-"""Losses of the detector: labels of the data pack, and distillation from the COCO model that it starts from.
+"""Losses of the detector: labels of the data pack, and distillation from the COCO model with which training starts.
 
-The start model's class scores are the target if the pack has no label, so that COCO knowledge is kept.
+If the pack has no label for a class, the scores of the start model are the target. The detector therefore does not
+forget the classes of COCO.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _LEAST = 0.3  # weight of a positive whose box is still wrong: a class that the 
 
 @dataclass(slots=True)
 class Assigned:
-    """Assignment of labelled boxes to P places in N views.
+    """Assignment of labelled boxes to the P places of the detector, in N views.
 
     Attributes:
-        positive: (N, P) bool.
+        positive: (N, P) bool, True if a labelled box is assigned to the place.
         box: (N, P) int64 index of the labelled box.
-        quality: (N, P) float32 target IoU score, 0 if not positive.
+        quality: (N, P) float32 IoU that is the target of the score; 0 if not positive.
     """
 
     positive: torch.Tensor
@@ -38,13 +39,13 @@ class Assigned:
 def detector_losses(
     seen: Evidence, start: Evidence, batch: Batch, part_class: int, known: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return the losses of classes, of boxes, and of boxes against the start model.
+    """Return three losses: classes, boxes, and difference of the boxes from those of the start model.
 
     Args:
-        seen: detector output for N views.
+        seen: output of the detector for N views.
         start: output of the start model.
         batch: the views.
-        part_class: class with separate boxes.
+        part_class: class that has separate boxes.
         known: (classes,) bool, True for classes of the start model.
     """
     height, width = batch.images.shape[2:]
@@ -117,7 +118,7 @@ def assign(
 ) -> Assigned:
     """Assign each labelled box to the places that already predict it best (Feng et al. 2021, arXiv:2108.07755).
 
-    If no place predicts a box well, places near its centre with a suitable stride are preferred.
+    If no place predicts a box well, places near its centre with a suitable stride are used.
 
     Args:
         boxes: (N, P, 4) predicted boxes in pixels.
@@ -150,7 +151,7 @@ def assign(
 
 
 def iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of boxes (..., 4) x1 y1 x2 y2, broadcast."""
+    """Return the IoU of boxes (..., 4) x1 y1 x2 y2. Shapes are broadcast."""
     shared = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     areas = (a[..., 2:] - a[..., :2]).clamp(min=0).prod(-1) + (b[..., 2:] - b[..., :2]).clamp(min=0).prod(-1)
     return shared / (areas - shared).clamp(min=1e-9)
@@ -166,7 +167,7 @@ def generalised_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _bins_loss(group: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the two bins around each distance (Li et al. 2020, arXiv:2006.04388)."""
+    """Return the mean cross-entropy of the two bins next to each distance (Li et al. 2020, arXiv:2006.04388)."""
     logs = group.unflatten(-1, (4, BINS)).log_softmax(-1)
     reach = reach.clamp(0, BINS - 1 - 1e-3)
     low = reach.long()

@@ -1,9 +1,9 @@
-"""Convert published PP-PicoDet-S tensors to `PicoDet` weights, the COCO start of the vision encoder.
+"""Converts published PP-PicoDet-S tensors to the weights of `PicoDet`, with which training starts.
 
     python -m training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
-The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE) with
-batch norms folded.
+The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE),
+trained on COCO. Batch norms are folded.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: int) -> dict[str, torch.Tensor]:
     """Return the state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
 
-    Classes missing in COCO start as COCO's person with a slightly lower score; all boxes of a place start equal.
+    Classes that are missing in COCO start with the weights of COCO's person and a slightly lower score. All boxes of a
+    place start with the same weights.
 
     Raises:
-        ValueError: names the first tensor that is missing, unknown or of another shape.
+        ValueError: for the first tensor that is missing, unknown or of another shape.
     """
     state: dict[str, torch.Tensor] = {}
     for name, tensor in start.items():
@@ -84,7 +85,7 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
 
 
 def main() -> None:
-    """Convert the published tensors for the classes of a model's config."""
+    """Convert the published tensors, for the classes in the config of a model."""
     parser = argparse.ArgumentParser(description="Convert PP-PicoDet-S to the weights of a tower.")
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
     parser.add_argument("start", type=Path, help="safetensors file under the published graph's names")

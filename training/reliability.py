@@ -1,9 +1,10 @@
-"""Calibration of scores: the fraction of correct answers at each score, for whole images and for windows.
+"""Calibration of scores: the fraction of correct answers for each score, on whole images and in windows.
 
     python -m training.reliability PACK --svg reliability-windows.svg
 
-Each image of the pack is used three times: alone; shrunk inside a Full HD frame; and inside the frame with one window
-at native resolution, merged as in `saccade run --saccades`. Calibrated scores lie on the diagonal.
+Each image of the pack is used three times: alone, reduced inside a Full HD frame, and inside this frame with one window
+at native resolution. The results of frame and window are merged as in `saccade run --saccades`. In the plot, calibrated
+scores lie on the diagonal.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Counted:
-    """Answers of one method by score: count, number of correct ones, and sum of scores."""
+    """Answers of one method by score: their number, the number of correct answers, and the sum of the scores."""
 
     answers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
@@ -51,14 +52,17 @@ class Counted:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: mean distance between score and accuracy per bin, weighted by answers."""
+        """Expected calibration error.
+
+        It is the mean difference between score and accuracy per bin, weighted by the number of answers.
+        """
         known = self.answers > 0
         apart = np.abs(self.right[known] - self.scores[known])
         return float(apart.sum() / max(1, self.answers.sum()))
 
 
 def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> list[tuple[float, bool]]:
-    """Return score and correctness of each answer, best first; answers on doubtful boxes are skipped."""
+    """Return score and correctness of each answer, best first. Answers that match doubtful boxes are skipped."""
     left, judged = list(sure), []
     for one in sorted(found, key=lambda box: -box.score):
         box = (one.x1, one.y1, one.x2, one.y2)
@@ -72,14 +76,14 @@ def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> 
 
 
 def _shared(a: Rect, b: Rect) -> tuple[float, float]:
-    """Return the fraction of `a` inside `b`, and their intersection over union."""
+    """Return the fraction of `a` that is inside `b`, and the IoU of both."""
     inner = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     first, second = (a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1])
     return inner / max(1e-12, first), inner / max(1e-12, first + second - inner)
 
 
 def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[str] = CLASSES) -> dict[str, Counted]:
-    """Run each method on the `val` images and count the answers.
+    """Run each method on the images of the split `val`, and count the answers.
 
     Raises:
         PackError: if the folder is not a data pack.
@@ -118,7 +122,7 @@ def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[s
 
 
 def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.random.Generator) -> tuple[int, int]:
-    """Return the position of a window that contains a rectangle at a random place, inside the frame."""
+    """Return the position of a window inside the frame that contains a rectangle at a random place."""
     begins = []
     for at, long, window, most in zip(shown[:2], shown[2:], size, _FRAME, strict=True):
         rim = min(0.05 * window, (window - long) / 2)
@@ -128,13 +132,16 @@ def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.ra
 
 
 def _placed(box: Sequence[float], at: Rect) -> Rect:
-    """Convert a box of an image to the frame that contains the image at `at` (x, y, width, height), in fractions."""
+    """Convert a box from fractions of an image to fractions of the frame.
+
+    `at` is (x, y, width, height) of the image.
+    """
     x1, y1, x2, y2 = box[:4]
     return at[0] + x1 * at[2], at[1] + y1 * at[3], at[0] + x2 * at[2], at[1] + y2 * at[3]
 
 
 def table_of(counted: dict[str, Counted]) -> str:
-    """Return a table of accuracy by score, with the number of answers in brackets."""
+    """Return a table of the accuracy for each score, with the number of answers in brackets."""
     names = [f"–{high:g}" for high in BINS[1:]]
     lines = [f"{'score':<18}" + "".join(f"{name:>12}" for name in names) + f"{'error':>8}"]
     for way, one in counted.items():

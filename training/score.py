@@ -1,8 +1,8 @@
-"""Score a model on a labelled data pack: AP, precision, recall and empty answers per class.
+"""Scores a model on a labelled data pack: AP, precision, recall and correct empty answers for each class.
 
     python -m training.score PACK --model OUT
 
-Pairs of class and image marked `unknown` are skipped; `maybe` boxes are ignore regions. pycocotools is needed.
+A class is skipped on an image in which it is marked `unknown`. Boxes marked `maybe` are ignored. pycocotools is needed.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ AHEAD = 4  # images that are asked about while one is waited for
 
 @dataclass(slots=True, frozen=True)
 class ClassScore:
-    """Scores of one class on one split. Rates are 0 to 1, or None if undefined.
+    """Scores of one class on one split. Rates are from 0 to 1, or None if they are undefined.
 
     Attributes:
-        name: the class.
+        name: name of the class.
         boxes: number of labelled boxes.
         images: number of images on which the class was requested.
-        ap50: average precision at IoU 0.5 (COCO's 101-point interpolation).
-        ap: mean average precision over IoU 0.50:0.95.
-        precision: precision at conf 0.5 and IoU 0.5.
+        ap50: average precision at an IoU of 0.5 (COCO's 101-point interpolation).
+        ap: mean of the average precision at IoUs from 0.50 to 0.95.
+        precision: precision at conf 0.5 and an IoU of 0.5.
         recall: recall at conf 0.5.
-        empty: fraction of images without the class on which nothing is detected at conf 0.5.
+        empty: fraction of the images without the class on which nothing is detected at conf 0.5.
     """
 
     name: str
@@ -60,7 +60,10 @@ class ClassScore:
 
 @dataclass(slots=True, frozen=True)
 class Evaluation:
-    """Scores of all classes, and means over classes with labelled boxes; `empty` covers all absent pairs."""
+    """Scores of all classes, and means over the classes with labelled boxes.
+
+    `empty` is computed over all pairs of an image and a class that is absent in it.
+    """
 
     classes: tuple[ClassScore, ...]
     images: int
@@ -75,7 +78,7 @@ class Evaluation:
 
 @dataclass(slots=True, frozen=True)
 class _Sheet:
-    """Labels and detections of one class on one image: boxes x1 y1 x2 y2 in pixels."""
+    """Labels and detections of one class in one image. Boxes are x1 y1 x2 y2 in pixels."""
 
     sure: list[list[float]]
     maybe: list[list[float]]
@@ -92,18 +95,18 @@ def evaluate(
     progress: Callable[[int, int], None] = print,
     tiles: int = 1,
 ) -> Evaluation:
-    """Run the engine on a split of a data pack and score it.
+    """Run the engine on a split of a data pack, and score its detections.
 
     Args:
-        engine: the engine; each class of the pack that its model knows is requested on every image.
+        engine: the engine. On every image, it detects all classes of the pack that its model knows.
         folder: data pack (classes.txt, labels.jsonl.gz, images-NN.tar).
-        split: 'train', 'val', …
+        split: name of the split, such as 'train' or 'val'.
         limit: maximum number of images.
-        progress: called with (done, total) after each image.
+        progress: callback (done, total) after each image.
         tiles: see `Engine.submit`.
 
     Raises:
-        EngineError: if the folder is not a data pack, or pycocotools is missing.
+        EngineError: if the folder is not a data pack, or if pycocotools is missing.
     """
     _coco()
     try:
@@ -172,7 +175,7 @@ def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
 
 
 def _match(sheets: Sequence[_Sheet]) -> Any:
-    """Match one class as in COCO; doubtful boxes are crowd regions."""
+    """Match detections and labels of one class as COCO does. Doubtful boxes are crowd regions."""
     coco_api, coco_eval = _coco()
     labels: list[dict[str, Any]] = []
     finds: list[dict[str, Any]] = []
@@ -226,7 +229,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def table_of(scores: Evaluation) -> str:
-    """Return a table of the scores of every class and the means, in percent."""
+    """Return a table of the scores of all classes and of their means, in percent."""
 
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f}"

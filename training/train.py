@@ -1,8 +1,8 @@
-"""Train nano on a data pack: `python -m training.train --help`. Runs on one GPU, several with torchrun, or a CPU.
+"""Trains nano on a data pack: `python -m training.train --help`. It runs on one GPU, several GPUs (torchrun) or a CPU.
 
-Each step trains the detector on a batch of views, then the text decoder in several smaller steps to answer from the
-detections. The schedule is in seconds, because rented GPU time is limited. A run that ends early saves a checkpoint,
-and the next run continues from it. Results are in training/README.md.
+Each step trains the detector on a batch of views. Then it trains the text decoder in several smaller steps, to answer
+from the detections. The schedule is in seconds, because rented GPU time is limited. A run that ends early saves a
+checkpoint, and the next run continues from it. Results are in training/README.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """Return a model with the start model as its detector, and the start model itself."""
+    """Return a new model whose detector is a copy of the start model, and the start model."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision
@@ -61,7 +61,10 @@ def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.
 
 
 def rate_at(progress: float, warm: float) -> float:
-    """Return the learning rate factor at a fraction of the schedule: linear until `warm`, then cosine decay to 2 %."""
+    """Return the factor of the learning rate at a fraction of the schedule.
+
+    It rises linearly until `warm`, then decays along a cosine to 2 %.
+    """
     if progress < warm:
         return progress / warm
     return 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - warm) / (1 - warm)))
@@ -133,16 +136,19 @@ class Trainer:
         return tower
 
     def detector_rate(self, name: str) -> float:
-        """Return the peak learning rate of a detector parameter, or 0 for others."""
+        """Return the peak learning rate of a detector parameter. Return 0 for all other parameters."""
         rate = float(self.args.detector_rate)
         return rate * 4 if ".out." in name else rate * 2 if "heads." in name else rate
 
     def decoder_rate(self, name: str) -> float:
-        """Return the peak learning rate of a parameter outside the detector, or 0 inside."""
+        """Return the peak learning rate of a parameter outside of the detector. Return 0 for detector parameters."""
         return 0.0 if ".stem." in name else float(self.args.rate)
 
     def optimiser(self, module: nn.Module, rate: Any, decay: float) -> torch.optim.AdamW:
-        """Return AdamW with one group per learning rate; norms, biases and embeddings have no weight decay."""
+        """Return an AdamW optimizer with one group per learning rate.
+
+        Norms, biases and embeddings have no weight decay.
+        """
         found: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for name, parameter in module.named_parameters():
             bare = parameter.ndim < 2 or any(part in name for part in ("wte", "pos_emb", "_features", "label"))
@@ -156,16 +162,19 @@ class Trainer:
         return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=self.device.type == "cuda")
 
     def say(self, what: str) -> None:
-        """Print the end of a stage with the seconds since the process started."""
+        """Print a message at the end of a stage, with the seconds since the start of the process."""
         if self.rank == 0:
             print(f"{what} after {time.monotonic() - STARTED:.0f} s", flush=True)
 
     def autocast(self) -> torch.autocast:
-        """Return a context for bfloat16 matrix multiplication on a GPU."""
+        """Return a context manager for bfloat16 matrix multiplication on a GPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def batch(self, progress: float) -> Batch:
-        """Return random views; some batches have only landscape images in wide views, and some are large."""
+        """Return random views. Some batches contain only landscape images, in wide views.
+
+        Some batches have large views.
+        """
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:
             size = round(size * LARGE / 32) * 32
@@ -181,7 +190,7 @@ class Trainer:
         return batch
 
     def train_step(self, progress: float) -> dict[str, torch.Tensor]:
-        """Run one detector step and several decoder steps on random views."""
+        """Train the detector in one step and the decoder in several steps, on random views."""
         batch = self.batch(progress)
         for optimiser in (self.detector_optimiser, self.decoder_optimiser):
             for group in optimiser.param_groups:
@@ -239,7 +248,7 @@ class Trainer:
         optimiser.step()
 
     def run(self) -> None:
-        """Train until the time of this run or of the schedule is over, then save a checkpoint and the weights."""
+        """Train until the time of this run or of the schedule is over. Then save a checkpoint and the weights."""
         args, offset = self.args, self.seconds
         self.shapes = torch.Generator().manual_seed(self.step)  # all processes draw the same shapes
         self.train_step(min(1.0, offset / args.budget))  # loads kernels, outside the schedule
@@ -285,7 +294,7 @@ class Trainer:
             torch.cuda.synchronize()
 
     def save(self, folder: Path) -> None:
-        """Save `model.safetensors` (averaged weights, float16) and the checkpoint shards."""
+        """Save the averaged weights as float16 in `model.safetensors`, and the shards of the checkpoint."""
         export(self.average.model, folder / "model.safetensors")
         optimisers = [self.detector_optimiser.state_dict(), self.decoder_optimiser.state_dict()]
         for optimiser in optimisers:
@@ -308,7 +317,7 @@ class Trainer:
             (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
 
     def restore(self) -> None:
-        """Restore optimizers and clock from the checkpoint; learning rates are those of this run."""
+        """Restore optimizers and elapsed time from the checkpoint. Learning rates are those of this run."""
         optimisers = (self.detector_optimiser, self.decoder_optimiser)
         for optimiser, held in zip(optimisers, self.state["optimisers"], strict=True):
             if len(optimiser.param_groups) != len(held["param_groups"]):
@@ -324,7 +333,10 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Return the files of `Trainer.save`; for a finished model, its weights are the average."""
+    """Return the files that `Trainer.save` wrote.
+
+    For a finished model, its weights are used as the averaged weights.
+    """
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}
     data = b"".join(path.read_bytes() for path in sorted(folder.glob("checkpoint.*")))
@@ -348,7 +360,7 @@ def share_gradients(parameters: list[nn.Parameter], world: int) -> None:
 
 
 def balance(split: Split) -> torch.Tensor:
-    """Return sampling weights of images (N,) that favour rare classes."""
+    """Return sampling weights (N,) of the images. They are higher for images with rare classes."""
     present = torch.zeros(len(split.images), len(split.classes), device=split.images.device)
     present.scatter_reduce_(1, split.labels.clamp(min=0), split.sure.float(), "amax")
     share = present.mean(0).clamp(min=1e-4)
@@ -357,7 +369,7 @@ def balance(split: Split) -> torch.Tensor:
 
 
 def export(model: Moondream, path: Path) -> None:
-    """Write the weights for inference: float16 with published names."""
+    """Write the weights for inference, as float16 with the published names."""
     save_file({f"model.{name}": t.half().contiguous().cpu() for name, t in model.state_dict().items()}, path)
 
 

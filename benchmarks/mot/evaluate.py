@@ -10,13 +10,13 @@ from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
 
 
 def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> Rows:
-    """Track the boxes of a sequence and return the boxes that belong to tracks, with track IDs.
+    """Track the boxes of a sequence. Return the boxes that belong to tracks, with track IDs.
 
     Args:
         rows: the boxes, without IDs.
         fps: frame rate of the sequence, in frames per second.
         settings: thresholds of the tracker.
-        every: use every Nth frame only, starting with the first.
+        every: use only every Nth frame, starting with the first.
     """
     tracker = Tracker(settings)
     tracked = []

@@ -1,6 +1,6 @@
 """Files of MOT Challenge sequences: `seqinfo.ini`, `gt/gt.txt`, `det/det.txt`, and tracks in the same format.
 
-Each line of a box file holds frame, id, left, top, width, height, score and more.
+Each line of a box file contains frame, id, left, top, width, height, score and more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PEDESTRIAN, _DISTRACTORS = (1, -1), (2, 7, 8, 12)
 
 
 class MotError(Exception):
-    """A sequence cannot be read or written; the message is one line for the user."""
+    """A sequence cannot be read or written. The message is one line for the user."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,9 +30,9 @@ class Sequence:
         name: name of the sequence.
         folder: folder of the sequence.
         fps: frame rate, in frames per second.
-        frames: number of frames; frame numbers start at 1.
-        truth: ground-truth boxes of the pedestrians that count.
-        distractors: boxes of distractors, such as reflections; detections on distractors are ignored.
+        frames: number of frames. Frame numbers start at 1.
+        truth: ground-truth boxes of the pedestrians that are scored.
+        distractors: boxes of distractors, such as reflections. Detections on distractors are ignored.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Sequence:
     distractors: Rows
 
     def detections(self) -> Rows:
-        """Read the boxes in `det/det.txt`, without IDs; if any score is outside 0 to 1, all scores become 1.
+        """Read the boxes in `det/det.txt`, without IDs. If any score is not from 0 to 1, all scores are set to 1.
 
         Raises:
             MotError: if the file cannot be read.
@@ -55,7 +55,7 @@ class Sequence:
         return rows
 
     def media(self) -> Path:
-        """Return the media of the sequence: its folder of images, or the first video in its folder.
+        """Return the frames of the sequence: its folder of images, or the first video in its folder.
 
         Raises:
             MotError: if the folder has neither images nor a video.
@@ -69,10 +69,10 @@ class Sequence:
 
 
 def read_sequences(folder: Path) -> list[Sequence]:
-    """Read the sequence in a folder, or every sequence in its subfolders, sorted by folder name.
+    """Read the sequence in a folder, or all sequences in its subfolders, sorted by folder name.
 
     Raises:
-        MotError: if the folder has no sequence, or a sequence cannot be read.
+        MotError: if the folder has no sequence, or if a sequence cannot be read.
     """
     found = (
         [folder]
@@ -88,7 +88,7 @@ def read_rows(path: Path) -> Rows:
     """Read a file of boxes.
 
     Raises:
-        MotError: if the file cannot be read, or a line does not hold numbers.
+        MotError: if the file cannot be read, or if a line contains anything but numbers.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,6 +1,6 @@
-"""MOTA and identity switches (CLEAR MOT), IDF1 and HOTA of tracks against the ground truth.
+"""Scores of tracks against the ground truth: MOTA and identity switches (CLEAR MOT), IDF1 and HOTA.
 
-The metrics follow their published definitions. Counts of several sequences can be added and scored as one.
+The scores follow their published definitions. The counts of several sequences can be added and scored together.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _TINY = np.finfo(np.float64).eps
 
 @dataclass(slots=True)
 class Counts:
-    """The counts from which the scores are computed.
+    """Counts from which the scores are computed.
 
     Attributes:
-        truth, found: number of ground-truth boxes and of track boxes.
+        truth, found: number of ground-truth boxes, and of track boxes.
         matched: number of track boxes that match a ground-truth box.
-        switches: number of times that a ground-truth object changed its track ID.
-        same_identity: matched boxes under the best one-to-one assignment of track IDs to objects for the whole
-            sequence.
-        at: (19,) matched boxes at each IoU threshold of HOTA.
-        together: (19,) sum of the association scores of the matched boxes at each IoU threshold of HOTA.
+        switches: number of times that the track ID of a ground-truth object changed.
+        same_identity: number of matched boxes if each track ID is assigned to one object for the whole sequence, in the
+            best possible way.
+        at: (19,) number of matched boxes at each IoU threshold of HOTA.
+        together: (19,) sum of the association scores of matched boxes at each IoU threshold of HOTA.
     """
 
     truth: int = 0
@@ -48,7 +48,7 @@ class Counts:
 
     @property
     def mota(self) -> float:
-        """1 minus the ratio of misses, false boxes and switches to ground-truth boxes; can be negative."""
+        """1 - (misses + false boxes + switches) / ground-truth boxes. It can be negative."""
         wrong = self.truth - self.matched + self.found - self.matched + self.switches
         return 1 - wrong / max(1, self.truth)
 
@@ -103,7 +103,10 @@ def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
 
 
 def best_pairs(gain: Floats) -> tuple[Ints, Ints]:
-    """Pair all rows or all columns one-to-one with the highest total gain; return rows and columns."""
+    """Pair rows with columns one-to-one so that the total gain is as high as possible. Return rows and columns.
+
+    All rows or all columns are paired, whichever are fewer.
+    """
     if not gain.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     _, column_of, _ = lap.lapjv(gain.max() - gain, extend_cost=True)
@@ -177,7 +180,7 @@ def _count_hota(frames: list[_Frame], counts: Counts) -> None:
 
 
 def _together(frames: list[_Frame], weight: Callable[[_Frame], Floats]) -> Floats:
-    """Return the sum over all frames of `weight(frame)`, an (objects, tracks) matrix."""
+    """Return the sum over all frames of `weight(frame)`, a matrix (objects, tracks)."""
     true = 1 + max((int(frame.truth.max(initial=-1)) for frame in frames), default=-1)
     found = 1 + max((int(frame.found.max(initial=-1)) for frame in frames), default=-1)
     total: NDArray[np.float64] = np.zeros((true, found))

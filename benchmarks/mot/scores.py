@@ -1,4 +1,4 @@
-"""`python -m benchmarks mot`: track MOT Challenge sequences, score and write the tracks."""
+"""`python -m benchmarks mot`: track MOT Challenge sequences, score the tracks and write them to files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _COLUMNS = ("MOTA", "IDF1", "HOTA", "ID switches", "misses", "false boxes", "tru
 
 @dataclass(slots=True, frozen=True)
 class Scores:
-    """Counts of each sequence by name."""
+    """Counts of each sequence, by name."""
 
     counts: dict[str, Counts]
 
     def with_all(self) -> dict[str, Counts]:
-        """Return the counts with an added total if there are several sequences."""
+        """Return the counts. If there are several sequences, a total is added."""
         if len(self.counts) == 1:
             return self.counts
         return {**self.counts, _ALL: sum(self.counts.values(), Counts())}
@@ -53,19 +53,21 @@ class Scores:
 def evaluate(
     folder: Path, settings: RunConfig, *, detections: str, every: int, out: Path | None, start: float | None
 ) -> Scores:
-    """Track and score every sequence in a folder.
+    """Track and score all sequences in a folder.
 
     Args:
         folder: a sequence, or a folder of sequences.
-        settings: model and labels, if the model supplies the boxes.
+        settings: model and labels, used if the model detects the boxes.
         detections: `det` for the boxes in det/det.txt, or `model`.
         every: use only every Nth frame.
         out: folder for the tracks (NAME.txt), or None.
-        start: minimum score that starts a track; None uses BoT-SORT's 0.7, and 0.6 for the first association.
+        start: minimum score of a box that starts a track. None uses 0.7, the value of BoT-SORT, and 0.6 for the first
+            association.
 
     Raises:
         ConfigError: if a sequence or the choice of boxes is invalid.
-        EngineError, SourceError: if the model or the frames cannot be used.
+        EngineError: if the model cannot be used.
+        SourceError: if the frames cannot be read.
     """
     if detections not in ("det", "model"):
         raise ConfigError(f"--detections: should be det or model, got '{detections}'")
@@ -85,7 +87,7 @@ def evaluate(
 
 
 def _detect(sequences: list[Sequence], settings: RunConfig) -> list[Rows]:
-    """Return the boxes that the model detects."""
+    """Return the boxes that the model detects in a sequence."""
     media = [sequence.media() for sequence in sequences]
     found = []
     with load_engine(settings) as engine:

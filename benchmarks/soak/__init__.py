@@ -1,1 +1,1 @@
-"""`python -m benchmarks soak`: memory growth of a long-running process."""
+"""`python -m benchmarks soak`: measures how the memory of a long-running process grows."""

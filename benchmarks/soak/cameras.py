@@ -1,7 +1,8 @@
-"""RTSP server process with looped cameras and faults: `python -m benchmarks.soak.cameras CLIP STREAMS FPS [SEED]`.
+"""RTSP server with simulated cameras and faults: `python -m benchmarks.soak.cameras CLIP STREAMS FPS [SEED]`.
 
-The process prints its port; camera N is rtsp://127.0.0.1:PORT/N over TCP. With a seed, cameras disconnect, freeze,
-refuse connections, lose packets and change their frame size, each about once in three minutes.
+The process prints its port. Camera N is rtsp://127.0.0.1:PORT/N over TCP and plays the clip in a loop. With a seed,
+cameras disconnect, freeze, refuse connections, lose packets and change their frame size, each about once in three
+minutes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _SIZES = ((640, 360), (480, 270))
 
 
 def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
-    """Return the frames of a clip at a lower rate as H.264, starting with a key frame.
+    """Encode the frames of a clip as H.264, at a lower frame rate. The first frame is a key frame.
 
     Args:
         clip: video file.
-        fps: frames per second, limited by the clip's own rate.
+        fps: frames per second, at most the frame rate of the clip.
         size: width and height of the frames in pixels.
     """
     encoder = av.CodecContext.create("libx264", "w")
@@ -57,13 +58,13 @@ def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
 
 @dataclass
 class Camera:
-    """State of a camera with its current fault, shared by all its clients.
+    """State of a camera with its current faults. All its clients share it.
 
     Attributes:
         loops: the encoded clip in each frame size.
-        size: index of the loop being sent.
-        frozen, refusing, losing: current faults.
-        clients: connections that can be closed.
+        size: index of the loop that is being sent.
+        frozen, refusing, losing: whether the camera is frozen, refuses connections, or loses packets.
+        clients: connections, which a fault can close.
         faults: number of faults so far.
     """
 
@@ -76,7 +77,7 @@ class Camera:
     clients: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def fail(self, chance: random.Random) -> None:
-        """Cause random faults forever."""
+        """Cause random faults until cancelled."""
         while True:
             await asyncio.sleep(chance.expovariate(1 / _FAULT_S))
             fault = chance.choice(("hang up", "frozen", "refusing", "losing", "size"))
@@ -114,7 +115,7 @@ class Server:
         self._chance = chance
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client until it or its camera disconnects."""
+        """Serve one client until the client or the camera disconnects."""
         playing: asyncio.Task[None] | None = None
         camera: Camera | None = None
         try:
@@ -177,7 +178,7 @@ class Server:
 
 
 async def _request(reader: asyncio.StreamReader) -> str:
-    """Return the head of the next request, skipping RTCP, or "" at the end."""
+    """Return the head of the next RTSP request, or "" at the end of the connection. RTCP packets are skipped."""
     while True:
         first = await reader.read(1)
         if first == b"$":
@@ -199,7 +200,7 @@ def _description(camera: Camera) -> str:
 
 
 def _payloads(unit: Unit) -> list[tuple[bytes, bool]]:
-    """Yield the RTP payloads of a frame, and whether each is the last one."""
+    """Yield the RTP payloads of a frame, each with a flag that is True for the last payload."""
     found: list[bytes] = []
     for nal in unit:
         if len(nal) <= _PAYLOAD:

@@ -1,6 +1,6 @@
 """Clients that connect and disconnect, and receivers that sometimes fail.
 
-Each kind of client is a coroutine for one visit. Visits of all kinds run in random order until the block ends.
+Each kind of client is a coroutine for one visit. Visits of all kinds run in random order until a `with` block ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ONLINE_S = 180.0  # how long it is there, on average
 
 
 class Visits:
-    """Client visits, with counts of served and rejected visits.
+    """Runs client visits, and counts served and rejected visits.
 
     Args:
         http, feed: addresses of the API and of the WebSocket feed.
@@ -42,7 +42,7 @@ class Visits:
         self._chance = random.Random(seed)
 
     async def run(self) -> None:
-        """Visit until cancelled."""
+        """Run visits in random order until cancelled."""
         kinds: list[Callable[[httpx.AsyncClient], Awaitable[None]]] = [
             self.get,
             self.events,
@@ -73,7 +73,7 @@ class Visits:
             await _read(session, self._http + path)
 
     async def events(self, session: httpx.AsyncClient) -> None:
-        """Request a page of events and the media of one event; delete one in four events."""
+        """Request a page of events and the media of one event. Delete one in four events."""
         found = (await session.get(self._http + "/events?limit=20")).json().get("events", [])
         if found:
             address = f"{self._http}/events/{self._chance.choice(found)['id']}"
@@ -83,7 +83,7 @@ class Visits:
                 await session.delete(address)
 
     async def listen(self, session: httpx.AsyncClient) -> None:
-        """Read the feed for some seconds."""
+        """Read the WebSocket feed for some seconds."""
         async with websockets.connect(self._feed) as feed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._chance.uniform(1, 20)):
@@ -91,7 +91,7 @@ class Visits:
                         pass
 
     async def stall(self, session: httpx.AsyncClient) -> None:
-        """Connect to the feed, read nothing, then disconnect."""
+        """Connect to the WebSocket feed, read nothing, then disconnect."""
         reader, writer = await asyncio.open_connection(*_address(self._feed))
         writer.write(
             b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -102,7 +102,7 @@ class Visits:
         writer.transport.abort()
 
     async def search(self, session: httpx.AsyncClient) -> None:
-        """Search snapshots with the model as server-sent events; cancel half of the searches."""
+        """Search snapshots with the model, with results as server-sent events. Cancel half of the searches."""
         headers = {"Accept": "text/event-stream"}
         async with session.stream("GET", self._http + "/events/search?q=person&limit=5", headers=headers) as response:
             given_up = self._chance.random() < 0.5
@@ -132,7 +132,7 @@ class Visits:
         await asyncio.sleep(30)
 
     async def watch(self, session: httpx.AsyncClient) -> None:
-        """Watch a stream's video over WebRTC."""
+        """Watch the video of a stream over WebRTC."""
         peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         sink = MediaBlackhole()
         try:
@@ -154,7 +154,7 @@ class Visits:
 
 @contextmanager
 def visiting(visits: Visits) -> Iterator[None]:
-    """Run client visits in a thread until the block ends."""
+    """Run client visits in a thread until the `with` block ends."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(visits.run())
 
@@ -179,7 +179,7 @@ def visiting(visits: Visits) -> Iterator[None]:
 
 class _Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Accept a record, or fail one time in twenty."""
+        """Accept a record. One in twenty requests fails."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(500 if random.random() < 0.05 else 200)
         self.send_header("Content-Length", "0")
@@ -191,7 +191,7 @@ class _Receiver(BaseHTTPRequestHandler):
 
 @contextmanager
 def receiving() -> Iterator[str]:
-    """Run a web server that accepts records; yields its address."""
+    """Run a web server that accepts records, and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.2,))
@@ -206,7 +206,7 @@ def receiving() -> Iterator[str]:
 
 @contextmanager
 def broker(folder: Path, port: int, seed: int) -> Iterator[bool]:
-    """Run an MQTT broker that is sometimes down for some seconds; yields False if mosquitto is not installed."""
+    """Run an MQTT broker that is sometimes down for some seconds. Yield False if mosquitto is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         yield False

@@ -1,7 +1,7 @@
-"""`saccade run` with an observer: `python -m benchmarks.soak.product ARGUMENTS…` takes the same arguments.
+"""`saccade run` with an observer: `python -m benchmarks.soak.product ARGUMENTS…` has the same arguments.
 
-For each line on standard input, the observer writes one JSON line to the file descriptor SACCADE_SOAK_OUT.
-SACCADE_SOAK_TRACE=1 also traces Python allocations, which is slow.
+For each line on standard input, the observer writes one JSON line with statistics to the file descriptor in the
+environment variable SACCADE_SOAK_OUT. SACCADE_SOAK_TRACE=1 also traces Python allocations, which is slow.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MALLINFO = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblk
 
 
 class _Malloc(ctypes.Structure):
-    """Struct `mallinfo2` of glibc."""
+    """The C struct `mallinfo2` of glibc."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO]
 
 
 def allocated() -> dict[str, float]:
-    """Return glibc's malloc statistics: MB in use and free in arenas, MB mapped, and the number of arenas."""
+    """Return statistics of glibc's malloc: MB in use and free in arenas, MB mapped, and the number of arenas."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return {}
@@ -56,7 +56,7 @@ def _arenas(libc: ctypes.CDLL) -> int:
 
 
 def objects() -> dict[str, int]:
-    """Return the number of objects per type for the most frequent types in Python's garbage collector."""
+    """Return the number of objects of each type in Python's garbage collector, for the most frequent types."""
     counts: Counter[str] = Counter()
     for one in gc.get_objects():
         kind = type(one)

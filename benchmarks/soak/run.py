@@ -1,7 +1,7 @@
-"""`python -m benchmarks soak`: run Saccade for a long time with faults, and record its resource usage.
+"""`python -m benchmarks soak`: run Saccade for a long time with faults, and measure its resources.
 
-The product is an ordinary `saccade run` in its own process with an observer (`product`). Cameras, clients and receivers
-run in other processes and are not counted.
+The measured process is an ordinary `saccade run` with an observer (`product`). Cameras, clients and receivers run in
+other processes, which are not measured.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Soak:
 
     Attributes:
         clip: video that the cameras show.
-        streams, fps: number of cameras, and frames per second of each.
+        streams, fps: number of cameras, and frames per second of each camera.
         minutes: duration.
-        segment_s: length of recording segments in seconds.
-        faults: whether cameras, receivers and clients fail, with all sinks in use.
+        segment_s: length of a recording segment in seconds.
+        faults: whether cameras, receivers and clients fail. All sinks are then in use.
         seed: random seed of the faults.
-        folder: output folder, or None for a temporary one.
-        trace: also trace Python allocations.
+        folder: output folder, or None for a temporary folder.
+        trace: whether to trace Python allocations.
     """
 
     clip: str
@@ -62,22 +62,24 @@ class Soak:
 
     @property
     def warm_up(self) -> float:
-        """Minutes at the start that slopes exclude."""
+        """Number of minutes at the start that are excluded from slopes."""
         return min(_WARM_MIN, self.minutes / 3)
 
 
 @dataclass(slots=True)
 class Minute:
-    """Resource usage at the end of a minute.
+    """Resources of the process at the end of a minute.
 
     Attributes:
         minute: minutes since the first result.
-        rss_mb: mean over the minute. anonymous_mb: value at its end, without files.
-        threads, descriptors: number of threads and file descriptors.
-        disk_mb: size of all written files.
-        queues: queued frames and results in all queues.
+        rss_mb: resident memory, mean over the minute.
+        anonymous_mb: resident memory without files at the end of the minute.
+        threads, descriptors: number of threads and of file descriptors.
+        disk_mb: size of all files written.
+        queues: number of frames and results in all queues.
         frames: number of results so far.
-        malloc, objects, blocks: statistics of glibc, of Python's garbage collector by type, and of Python's allocator.
+        malloc, objects, blocks: statistics of glibc's malloc, of Python's garbage collector by type, and of Python's
+            allocator.
         engine: counters of the engine.
     """
 
@@ -98,24 +100,27 @@ class Minute:
 
 @dataclass(slots=True)
 class SoakResult:
-    """Result of a soak run: all minutes, and slopes after minute 10 (or a third of a shorter run)."""
+    """Result of a soak run: all minutes, and slopes after minute 10.
+
+    In a shorter run, slopes start after a third of it.
+    """
 
     soak: Soak
     minutes: list[Minute]
     visits: dict[str, int]
 
     def after_warm_up(self) -> list[Minute]:
-        """Minutes that slopes include."""
+        """Minutes that are included in slopes."""
         return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the slope of an attribute or of a value in `malloc`."""
+        """Return the slope of an attribute of `Minute`, or of a value in its `malloc`."""
         steady = self.after_warm_up()
         values = [getattr(one, name) if hasattr(one, name) else one.malloc.get(name, 0.0) for one in steady]
         return slope_of([one.minute for one in steady], values)
 
     def grown(self) -> list[tuple[str, int, int]]:
-        """Return the types with more objects at the end than after the warm-up: name, before, after."""
+        """Return the types with more objects at the end than after the warm-up, as (name, before, after)."""
         steady = self.after_warm_up()
         if len(steady) < 2:
             return []
@@ -124,7 +129,7 @@ class SoakResult:
         return sorted(found, key=lambda one: one[1] - one[2])[:_GROWN]
 
     def as_json(self) -> str:
-        """Return all fields, with object counts of the first and last minutes only."""
+        """Return all fields as JSON. Object counts are included only for the first and last minutes."""
         kept = [asdict(one) for one in self.minutes]
         for one in kept[1:-1]:
             one["objects"] = {}
@@ -143,10 +148,10 @@ class SoakResult:
 
 
 def run_soak(soak: Soak) -> SoakResult:
-    """Run the product for `soak.minutes` and print a line per minute.
+    """Run the product for `soak.minutes`, and print a line per minute.
 
     Raises:
-        RunFailed: if it does not start or ends early.
+        RunFailed: if the product does not start or ends too early.
     """
     with ExitStack() as stack:
         if soak.folder is None:
@@ -226,7 +231,7 @@ def _settings(soak: Soak, folder: Path, cameras: int, http: int, sinks: list[str
 
 @contextmanager
 def _cameras(soak: Soak) -> Iterator[int]:
-    """Run the cameras in a process; yields their port."""
+    """Run the cameras in a process, and yield their port."""
     given = [soak.clip, str(soak.streams), str(soak.fps), *([str(soak.seed)] if soak.faults else [])]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.soak.cameras", *given], stdout=subprocess.PIPE, text=True
@@ -235,7 +240,7 @@ def _cameras(soak: Soak) -> Iterator[int]:
     try:
         port = process.stdout.readline()
         if not port:
-            raise RunFailed("the cameras did not start")
+            raise RunFailed("the process with the simulated cameras did not start")
         yield int(port)
     finally:
         process.kill()
@@ -249,7 +254,7 @@ class _Product:
     answers: Any
 
     def observe(self, command: str = "") -> dict[str, Any]:
-        """Return the observer's statistics."""
+        """Return the statistics of the observer."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command}\n".encode())
         self.process.stdin.flush()
@@ -285,7 +290,7 @@ def _product(soak: Soak, folder: Path, settings: Path) -> Iterator[_Product]:
 
 
 class _Watch:
-    """Reads resource usage from /proc, from metrics and from the observer."""
+    """Reads the resources of a process from /proc, from its metrics and from the observer."""
 
     def __init__(self, product: _Product, http: str, folder: Path) -> None:
         self._product, self._http, self._folder = product, http, folder
@@ -302,7 +307,7 @@ class _Watch:
         raise RunFailed(f"the first result did not arrive within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
-        """Yield each minute as it ends; allocations are compared with those after the warm-up."""
+        """Yield each minute when it ends. Allocations are compared with those after the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0
@@ -339,7 +344,7 @@ class _Watch:
             raise RunFailed(f"the run ended: {(self._folder / 'log.txt').read_text()[-2000:]}")
 
     def _status(self, key: str) -> float:
-        """Return a value of /proc/PID/status; memory is in kB."""
+        """Return a value from /proc/PID/status. Memory is in kB."""
         text = (self._files / "status").read_text()
         found = re.search(rf"^{key}:\s+(\d+)", text, re.MULTILINE)
         value = float(found[1]) if found else 0.0

@@ -14,7 +14,7 @@ _Z95 = 1.96
 
 @dataclass(slots=True, frozen=True)
 class Slope:
-    """A slope per minute, and half the width of its 95 % confidence interval."""
+    """Slope per minute, and half of the width of its 95 % confidence interval."""
 
     per_minute: float
     half_width: float
@@ -24,10 +24,10 @@ class Slope:
 
 
 def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Return the least-squares slope, or None for fewer than 3 values.
+    """Return the least-squares slope of the values, or None if there are fewer than 3.
 
-    Successive values are correlated, so the effective number of values is reduced by the autocorrelation of the
-    residuals, to at least 3.
+    Successive values are correlated. The confidence interval therefore uses an effective number of values. It is
+    reduced by the autocorrelation of the residuals, but is at least 3.
 
     Args:
         minutes: time of each value.
