@@ -1,7 +1,7 @@
-"""Triton kernels for decode steps of few rows, which are bound by memory bandwidth, and fused element-wise kernels.
+"""Triton kernels for decode steps with few rows, whose time is mostly reading memory, and fused element-wise kernels.
 
-Each kernel has a reference implementation in `models` that its results must match. This package imports nothing from
-the engine. Its modules need Triton, so call `available` before importing them.
+Each kernel has a reference implementation in `models`, and their results must match. This package imports nothing else
+of the engine. Its modules need Triton, so call `available` before importing them.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def available(device: torch.device) -> bool:
 
 
 def supports_fp8(device: torch.device) -> bool:
-    """Return whether the GPU has FP8 arithmetic (Ada or later). Other GPUs widen FP8 weights to half precision."""
+    """Return whether the GPU has FP8 arithmetic (Ada or later). Other GPUs convert FP8 weights to half precision."""
     return torch.cuda.get_device_capability(device) >= (8, 9)

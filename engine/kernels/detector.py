@@ -1,7 +1,7 @@
-"""Triton convolutions (pointwise, depthwise) for small detectors on channels-last maps, with bias and activation.
+"""Triton kernels for the pointwise and depthwise convolutions of small detectors, with bias and activation.
 
-A feature map is a (N · H · W, channels) tensor whose rows may have any stride. Both kernels are bound by memory
-bandwidth. The number of kernel variants is small because Triton takes half a second to compile each one.
+A feature map is a tensor (N · H · W, channels) in channels-last format. Its rows may have any stride. The time of both
+kernels is mostly reading memory. There are few kernel variants, because Triton takes half a second to compile each one.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def _depthwise_kernel(
 def pointwise(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, hardswish: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the pointwise convolution of `x` (R, inner) as a tensor (R, outer).
+    """Return the pointwise convolution of `x` (R, inner), a tensor (R, outer).
 
-    The weights are (outer, inner) and the biases (outer,). All tensors have one dtype.
+    The weights are (outer, inner) and the biases (outer,). All tensors have the same dtype.
     """
     rows, inner = x.shape
     outer = len(weight)
@@ -128,12 +128,12 @@ def depthwise(
     stride: int,
     hardswish: bool,
 ) -> torch.Tensor:
-    """Return the rows of a feature map after a zero-padded depthwise convolution.
+    """Return a depthwise convolution with zero padding, as rows of a feature map.
 
     Args:
         x: (N · H · W, channels).
         size: N, H and W of the input.
-        weight: (side · side, channels), kernel taps in row-major order.
+        weight: (side · side, channels), kernel elements in row-major order.
         bias: (channels,).
         stride: 1 or 2.
         hardswish: whether to apply hard swish to the result.

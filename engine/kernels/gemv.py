@@ -1,10 +1,11 @@
-"""GEMV kernels for a single row, fused with a layer norm before or a residual addition after the product.
+"""GEMV kernels for a single row. They are fused with a layer norm before the product, or a residual addition after it.
 
-Each program loads its weights before it waits for the previous kernel, so that memory transfers overlap with that
-kernel. A GEMV needs no tensor cores, so no rows are padded to 16.
+Each program loads its weights before it waits for the previous kernel. Memory transfers therefore overlap with that
+kernel. A GEMV does not use tensor cores, so the row is not padded to 16 rows.
 
-Weights are marked for early eviction from the L2 cache, because they are not read again before the next step. This
-saves 2 % of a step with FP8 weights on an H200. Prefetching a later kernel's weights into L2 costs 3 to 12 % of a step.
+Weights are marked for early eviction from the L2 cache, because they are read only once per step. This saves 2 % of a
+step with FP8 weights on an H200. Loading the weights of a later kernel into L2 in advance would cost 3 to 12 % of a
+step.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Shape(NamedTuple):
     """Tile sizes of a GEMV.
 
     Attributes:
-        block_n: outputs per program.
-        warps: warps per program.
+        block_n: number of outputs per program.
+        warps: number of warps per program.
         early: whether the next kernel may launch before this kernel waits for the previous one.
     """
 
@@ -42,13 +43,13 @@ def _wait(EARLY: tl.constexpr):
 
 
 class Beside(NamedTuple):
-    """A GEMV computed by extra programs of another kernel, independent of that kernel's own work.
+    """A GEMV that additional programs of another kernel compute. It is independent of that kernel's own work.
 
     Attributes:
         x: (1, inputs).
-        weight: (outputs, inputs), of x's dtype or float8_e4m3fn; rows may have any stride.
-        out: (outputs,) float32: the products without scale and bias.
-        block_n: outputs per program.
+        weight: (outputs, inputs), in the dtype of x or float8_e4m3fn. Rows may have any stride.
+        out: (outputs,) float32 products without scale and bias.
+        block_n: number of outputs per program.
     """
 
     x: torch.Tensor
@@ -69,7 +70,7 @@ def product_beside(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Compute BLOCK_N outputs of a `Beside` GEMV in one program."""
+    """Compute BLOCK_N outputs of a `Beside` GEMV."""
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
@@ -101,7 +102,7 @@ def _norm_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs. The first PLAIN outputs are stored unchanged, the rest after GELU."""
+    """Compute BLOCK_N outputs. The first PLAIN outputs are stored unchanged, the others after GELU."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
@@ -154,8 +155,8 @@ def _add_gemv_kernel(
 ):
     """Add BLOCK_N outputs to `into`.
 
-    The inputs are read as two blocks of FIRST and SECOND values. With DELTA, the products of the second block are read
-    instead of computed.
+    The inputs are read as two blocks of FIRST and SECOND values. With DELTA, the products of the second block are not
+    computed but read from memory.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     line = weight + n[:, None].to(tl.int64) * INPUTS
@@ -185,7 +186,7 @@ def _add_gemv_kernel(
 
 
 def supports(outputs: int, *inputs: int) -> bool:
-    """Return whether the kernels support this number of weight outputs and these widths of the input blocks."""
+    """Return whether the kernels support this number of outputs and these widths of the two input blocks."""
     return outputs % 32 == 0 and all(width % 16 == 0 for width in inputs)
 
 
@@ -201,19 +202,21 @@ def norm_gemv(
     *,
     pdl: bool,
 ) -> None:
-    """Multiply a row's layer norm by weights. Write the first outputs to `plain`, the rest after GELU to `gelu_out`.
+    """Multiply the layer norm of a row by weights.
+
+    Write the first outputs to `plain`, and the others after GELU to `gelu_out`.
 
     Args:
         x: (1, inputs).
-        norm: layer norm over the inputs, or None to multiply x itself.
-        weight: (outputs, inputs), contiguous, of x's dtype or float8_e4m3fn.
+        norm: layer norm over the inputs. With None, x itself is multiplied.
+        weight: (outputs, inputs), contiguous, in the dtype of x or float8_e4m3fn.
         scale: (outputs,) float32 scales of FP8 weights, else None.
         bias: (outputs,).
         plain: (1, n), where n is a multiple of `shape.block_n`.
         gelu_out: (1, outputs - n), or None if n equals `outputs`.
         shape: tile sizes.
-        pdl: enable programmatic dependent launch, see `kernels.common`. The previous kernel may write x and read the
-            outputs.
+        pdl: whether to use programmatic dependent launch, see `kernels.common`. The previous kernel may write x and
+            read the outputs.
     """
     outputs, inputs = weight.shape
     assert plain.shape[1] % shape.block_n == 0
@@ -252,18 +255,18 @@ def add_gemv(
     delta: torch.Tensor | None = None,
     pdl: bool,
 ) -> None:
-    """Add the GEMV of a row to `into` in place.
+    """Add the product of a row and a weight matrix (GEMV) to `into`, in place.
 
     Args:
         x: (1, inputs).
         into: (1, outputs).
-        weight: (outputs, inputs), contiguous, of x's dtype or float8_e4m3fn.
+        weight: (outputs, inputs), contiguous, in the dtype of x or float8_e4m3fn.
         scale: (outputs,) float32 scales of FP8 weights, else None.
         bias: (outputs,).
-        first: number of inputs in the first block; fastest if both blocks are close to powers of two.
+        first: number of inputs in the first block. The kernel is fastest if both blocks are close to powers of two.
         shape: tile sizes.
         delta: (outputs,) float32 products of the second block if another kernel computed them, else None.
-        pdl: enable programmatic dependent launch, see `norm_gemv`.
+        pdl: whether to use programmatic dependent launch, see `norm_gemv`.
     """
     outputs, inputs = weight.shape
     second = inputs - first if delta is None else 0

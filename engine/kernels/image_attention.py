@@ -1,15 +1,18 @@
-"""Bidirectional attention within each image on Hopper GPUs, written in Gluon.
+"""Bidirectional attention between the tokens of each image on Hopper GPUs, written in Gluon.
 
-The kernel reads queries, keys and values from the output of the QKV GEMM. The copy engine (TMA) loads tiles; it pads
-them with zeros past the end of an image or head and skips stores there. A head width is split into a power of two and a
-remainder, so a width of 72 is computed as 80. A program has two tiles of queries in one warp group; the softmax of each
-tile overlaps with the GEMMs of the other.
+The kernel reads queries, keys and values from the output of the QKV GEMM. The copy engine (TMA) loads tiles. Past the
+end of an image or head, it fills tiles with zeros and does not store. The width of a head is split into a power of two
+and a remainder, so that a width of 72 is computed as 80. A program has two tiles of queries in one warp group. The
+softmax of one tile overlaps with the GEMMs of the other.
 
-Time per layer on an H200 for 1 / 2 / 5 / 8 images: Moondream 2's decoder (32 heads of 64) takes 19.2 / 29.6 / 66.6 /
-97.8 µs, with cuDNN 22.9 / 31.7 / 74.2 / 107.3. Its encoder (16 heads of 72) takes 16.9 / 24.6 / 45.3 / 66.2 µs, with
-cuDNN 17.4 / 29.5 / 52.7 / 76.4. A Triton version took 103 and 75 µs for 8 images.
+| time per layer on an H200 | 1 image | 2 images | 5 images | 8 images |
+|---|---|---|---|---|
+| decoder of Moondream 2 (32 heads of 64) | 19.2 µs | 29.6 µs | 66.6 µs | 97.8 µs |
+| the same with cuDNN | 22.9 µs | 31.7 µs | 74.2 µs | 107.3 µs |
+| encoder of Moondream 2 (16 heads of 72) | 16.9 µs | 24.6 µs | 45.3 µs | 66.2 µs |
+| the same with cuDNN | 17.4 µs | 29.5 µs | 52.7 µs | 76.4 µs |
 
-Gluon is experimental and its names change between versions (this code is for Triton 3.6). `cuda.image_attention`
+Gluon is experimental, and its names change between versions. This code is for Triton 3.6. `cuda.image_attention`
 therefore tests the kernel before use.
 """
 
@@ -53,7 +56,7 @@ def _fetch(
     WIDTH: gl.constexpr,
     REST: gl.constexpr,
 ):
-    """Start the copy of a tile of a head if `wanted` is true."""
+    """Start to copy a tile of a head to shared memory, if `wanted` is true."""
     mbarrier.expect(arrived.index(slot), BLOCK * (WIDTH + REST) * 2, wanted)
     tma.async_copy_global_to_shared(rows, [image, token, head, 0], arrived.index(slot), tiles.index(slot), wanted)
     if REST > 0:
@@ -63,7 +66,7 @@ def _fetch(
 
 @gluon.jit
 def _scores(q, q_rest, k, k_rest, slot, none, BLOCK: gl.constexpr, WIDTH: gl.constexpr, REST: gl.constexpr):
-    """Start the GEMM of a query tile with a block of keys."""
+    """Start the GEMM that computes the scores of a query tile for a block of keys."""
     tile = k.index(slot).reshape([BLOCK, WIDTH]).permute([1, 0])
     score = warpgroup_mma(q, tile, none, use_acc=False, is_async=True)
     if REST > 0:
@@ -74,7 +77,7 @@ def _scores(q, q_rest, k, k_rest, slot, none, BLOCK: gl.constexpr, WIDTH: gl.con
 
 @gluon.jit
 def _softmax(score, best, total, scale, dtype: gl.constexpr):
-    """Update the running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) in base 2."""
+    """Update the running softmax in base 2 with a block of scores (Milakov and Gimelshein 2018, arXiv:1805.02867)."""
     higher = gl.maximum(best, gl.max(score, 1) * scale)
     fade = gl.exp2(best - higher)
     p = gl.exp2(score * scale - higher[:, None])
@@ -89,7 +92,7 @@ def _faded(acc, fade):
 
 @gluon.jit
 def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexpr, REST: gl.constexpr):
-    """Start the GEMM that adds a block of values to a query tile's accumulator."""
+    """Start the GEMM that adds a block of values to the accumulator of a query tile."""
     like: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     tile = v.index(slot).reshape([BLOCK, WIDTH])
     more = warpgroup_mma(gl.convert_layout(p, like, assert_trivial=True), tile, acc, is_async=True)
@@ -103,7 +106,7 @@ def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexp
 
 @gluon.jit
 def _wait(pending: gl.constexpr, score, acc, rest, REST: gl.constexpr):
-    """Return a query tile's scores and accumulators once at most `pending` GEMMs are in flight."""
+    """Wait until at most `pending` GEMMs are in flight. Return the scores and accumulators of a query tile."""
     if REST > 0:
         score, acc, rest = warpgroup_mma_wait(pending, deps=(score, acc, rest))
     else:
@@ -138,7 +141,7 @@ def _image_attention_kernel(
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Compute 2 · HALF queries of one head of one image over at least two blocks of keys."""
+    """Compute the attention of 2 · HALF queries of one head of one image, over at least two blocks of keys."""
     dtype: gl.constexpr = rows.dtype
     token = gl.program_id(0) * (2 * HALF)
     head = gl.program_id(1)
@@ -296,14 +299,15 @@ def aligned(heads: torch.Tensor) -> bool:
 
 
 def image_attention(heads: torch.Tensor, out: torch.Tensor, images: int, n_heads: int, n_kv_heads: int) -> None:
-    """Compute attention of every token to all tokens of its image, with softmax in float32.
+    """Compute the attention of every token to all tokens of its image. The softmax is in float32.
 
     Args:
-        heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim): queries, keys and values; rows must be `aligned`.
-        out: (images · tokens, n_heads · head_dim), written; rows must be `aligned`.
+        heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim): queries, keys and values. The rows must be
+            `aligned`.
+        out: (images · tokens, n_heads · head_dim), overwritten. The rows must be `aligned`.
         images: number of images.
         n_heads: number of query heads.
-        n_kv_heads: number of key heads, equal to the number of value heads.
+        n_kv_heads: number of key heads, which is also the number of value heads.
     """
     tokens, dim = len(heads) // images, out.shape[1] // n_heads
     width = 1 << (dim.bit_length() - 1)

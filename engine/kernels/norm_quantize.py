@@ -1,7 +1,7 @@
-"""Kernels between two GEMMs: fused residual addition and layer norm, and quantization of activation rows to FP8.
+"""Kernels between two GEMMs: residual addition fused with layer norm, and quantization of activations to FP8.
 
-FP8 activations are e4m3 with one scale per row, as GEMMs with FP8 on both sides need. With few rows, reading the
-weights dominates, and `skinny_gemm` keeps activations in half precision.
+FP8 activations are e4m3 with one scale per row, for GEMMs in which both inputs are FP8. With few rows, most of the time
+is spent on reading the weights. `skinny_gemm` then uses activations in half precision.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def _add_layernorm_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Process one row: x += sum of delta's partial sums; normed = norm(x), quantized to FP8 with a scale if SCALED."""
+    """Process one row: x += sum of the partial sums of delta; normed = norm(x).
+
+    If SCALED, normed is quantized to FP8.
+    """
     at = tl.program_id(0).to(tl.int64) * DIM
     d = tl.arange(0, BLOCK)
     real = d < DIM
@@ -88,18 +91,18 @@ def add_layernorm(
     pdl: bool = False,
     early: bool = True,
 ) -> torch.Tensor:
-    """Add `delta` to x in place, and return the layer norm of the sum, or x if `norm` is None.
+    """Add `delta` to x in place. Return the layer norm of the sum, or x if `norm` is None.
 
     Args:
         x: (rows, dim), contiguous.
-        delta: (rows, dim), or split-K partial sums (split_k, rows, dim); None adds nothing.
+        delta: (rows, dim), or split-K partial sums (split_k, rows, dim). None adds nothing.
         norm: layer norm over dim, or None.
-        normed: output of the norm, or None to allocate it.
-        scales: (rows,) float32, written if the norm is quantized to e4m3.
-        plain: second output of the norm in x's dtype, if the first is e4m3.
-        bias: (dim,), added together with `delta`.
-        pdl: enable programmatic dependent launch for this and the next kernel, see `kernels.common`.
-        early: False delays the launch of the next kernel; needed if more than one previous kernel is running.
+        normed: output of the norm. With None, it is allocated.
+        scales: (rows,) float32, overwritten if the norm is quantized to e4m3.
+        plain: second output of the norm in the dtype of x, if the first output is e4m3.
+        bias: (dim,), which is added together with `delta`.
+        pdl: whether this and the next kernel use programmatic dependent launch, see `kernels.common`.
+        early: whether the next kernel may launch early. It must be False if more than one previous kernel is running.
     """
     rows, dim = x.shape
     out = x if norm is None else torch.empty_like(x) if normed is None else normed
@@ -152,7 +155,7 @@ def _quantize_rows_kernel(
     BLOCK_PRE_GELU: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Quantize one row: PLAIN values unchanged, followed by PRE_GELU values after GELU."""
+    """Quantize one row, which consists of PLAIN values, and PRE_GELU values to which GELU is applied."""
     row = tl.program_id(0).to(tl.int64)
     at = out + row * (PLAIN + PRE_GELU)
     widest = 0.0
@@ -183,12 +186,12 @@ def _quantize_rows_kernel(
 def quantize_rows(
     plain: torch.Tensor | None, pre_gelu: torch.Tensor | None, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenate `plain` and the GELU of `pre_gelu` row by row, and quantize the rows to e4m3.
+    """Concatenate `plain` and the GELU of `pre_gelu` in each row, and quantize the rows to e4m3.
 
     Args:
-        plain: (rows, n) or None; rows may have any stride.
-        pre_gelu: (rows, m) or None; rows may have any stride. At least one of the two must be given.
-        first: (k, n), replaces the first k rows of `plain`.
+        plain: (rows, n) or None. Rows may have any stride.
+        pre_gelu: (rows, m) or None. Rows may have any stride. At least one of the two tensors must be given.
+        first: (k, n) rows that replace the first k rows of `plain`.
 
     Returns:
         (rows, n + m) in e4m3, and the float32 scale (rows,) of each row.

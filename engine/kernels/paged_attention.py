@@ -1,10 +1,11 @@
-"""Decode attention of single tokens over the paged KV cache, fused with RoPE and the write of the new key and value.
+"""Attention of single tokens over the paged KV cache in decode steps. RoPE and storing the new key and value are fused.
 
-Models with an attention temperature (Moondream 3) multiply queries and values by factors of position and token. The
-kernel adds up the partial sums of these factors from `temperature`.
+Models with an attention temperature (Moondream 3) multiply queries and values by factors that depend on position and
+token. The kernel adds the partial sums of these factors from `temperature`.
 
-Rows that share an image's KV pages read them from the L2 cache after the first read: 6 MB per image and layer of
-Moondream 2, and 60 MB of L2 on an H200. `prompt_attention` handles several rows of one sequence.
+Rows of the same image share its pages. After the first row has read them, the others read them from the L2 cache:
+Moondream 2 has 6 MB per image and layer, and an H200 has 60 MB of L2. `prompt_attention` is for several rows of one
+sequence.
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ def _attend_kernel(
     BESIDE_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute one head of one row over one of SPLITS parts of its keys; the last part to finish combines all parts.
+    """Compute one head of one row over one of SPLITS parts of its keys. The program that ends last combines all parts.
 
-    Programs past the last head apply GELU to BLOCK_F of the row's PRE_GELU values (the MLP half). Programs past the
-    last split compute BESIDE_N outputs each of a `Beside` GEMV with BESIDE inputs.
+    Additional programs after the last head apply GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
+    Additional programs after the last split compute BESIDE_N outputs each of a `Beside` GEMV with BESIDE inputs.
     """
     if PDL and EARLY:
         pdl_launch()
@@ -205,12 +206,12 @@ Temperature = tuple[torch.Tensor, torch.Tensor]
 
 
 class PagedAttention:
-    """Attention kernels for one KV cache pool, with their shared scratch buffers.
+    """Attention kernels for one KV cache, with their shared scratch buffers.
 
     Args:
-        n_heads, n_kv_heads, head_dim: dimensions of the text decoder.
-        page_size: tokens per page.
-        prefix_length, gap: tokens of an image prefix, and unused cells after it.
+        n_heads, n_kv_heads, head_dim: sizes of the text decoder.
+        page_size: number of tokens per page.
+        prefix_length, gap: number of tokens of an image prefix, and number of unused cells after it.
         cosine, sine: (positions, head_dim / 4) float32 RoPE tables.
     """
 
@@ -252,25 +253,26 @@ class PagedAttention:
         pdl: bool = False,
         early: bool = False,
     ) -> None:
-        """Compute attention of each row's token to all cached tokens of its sequence up to and including itself.
+        """Compute the attention of each row's token to all cached tokens of its sequence, including itself.
 
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu): queries, keys and values before RoPE, then
-                MLP values.
-            positions: (rows,) int32, after the image prefix if there is one.
-            owners: (rows,) int32 index into `tables` for each row.
+                values of the MLP.
+            positions: (rows,) int32, counted with the image prefix if there is one.
+            owners: (rows,) int32 index into `tables` of each row.
             tables: (sequences, pages) int32 page tables.
-            cache: keys and values of one layer (n_pages, n_kv_heads, page_size, head_dim), and for e4m3 the float16
+            cache: keys and values of one layer (n_pages, n_kv_heads, page_size, head_dim). For e4m3, also the float16
                 scales (n_pages, n_kv_heads, page_size) of both, else None.
-            out: (rows, n_heads · head_dim + pre_gelu), written.
-            pre_gelu: number of MLP values per row to pass through GELU.
-            temperature: factors for queries and new values; requires n_heads == n_kv_heads.
-            beside: GEMV for extra programs; needs a single row, `write`, and a multiple of `n_heads` programs.
-            write: write each row's key and value to its pages. If False, they must already be cached, and rows of a
-                sequence should be adjacent.
-            pdl: enable programmatic dependent launch, see `kernels.common`; requires `write`.
-            early: launch the next kernel at once; requires `pdl` and `write`. Before its wait, the next kernel must not
-                read data that this step writes.
+            out: (rows, n_heads · head_dim + pre_gelu), overwritten.
+            pre_gelu: number of MLP values per row to which GELU is applied.
+            temperature: factors of queries and new values. It requires n_heads == n_kv_heads.
+            beside: GEMV for additional programs. It requires a single row, `write`, and a number of programs that is a
+                multiple of `n_heads`.
+            write: whether to store the key and value of each row in its pages. If False, they must already be there,
+                and the rows of a sequence should be adjacent.
+            pdl: whether to use programmatic dependent launch, see `kernels.common`. It requires `write`.
+            early: whether to launch the next kernel at once. It requires `pdl` and `write`. Before its wait, the next
+                kernel must not read data that this step writes.
         """
         rows = heads.shape[0]
         if not write:
@@ -357,7 +359,7 @@ class PagedAttention:
         prefixes: torch.Tensor | None = None,
         temperature: Temperature | None = None,
     ) -> None:
-        """Write keys and values to the page pool: first the rows of images, if any, then the rows of tokens.
+        """Store keys and values in the pages: first the rows of images, if any, then the rows of tokens.
 
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim): `prefix_length` rows per image, then tokens. RoPE is
@@ -365,9 +367,9 @@ class PagedAttention:
             positions: (at least the number of tokens,) int32.
             owners: (at least the number of tokens,) int32 index into `tables`.
             tables: (sequences, pages) int32 page tables.
-            cache: one layer of the pool, see `attend`.
+            cache: one layer of the cache, see `attend`.
             prefixes: (images, prefix pages) int32 page tables of the images, or None.
-            temperature: factors for the values; for image rows also for queries and values in place.
+            temperature: factors of the values. In image rows, also of the queries, and both change in place.
         """
         half = self._dim // 4
         block = min(_MOST_KV_HEADS, triton.next_power_of_2(self._n_kv))

@@ -1,7 +1,8 @@
 """Attention of consecutive rows of a sequence (prompts and draft tokens) over the paged KV cache.
 
-Up to 16 rows of a sequence share one read of its keys. With `paged_attention`, each prompt token reads the image's 6 MB
-per layer (Moondream 2) from L2: 88 µs per layer for the prompts of 8 images. The rows' own keys must already be cached.
+Up to 16 rows of a sequence share one read of its keys. With `paged_attention`, each token of a prompt would read the
+keys of the image from L2, which takes 88 µs per layer for the prompts on 8 images of Moondream 2. The keys of the rows
+themselves must already be in the cache.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def _prompt_attention_kernel(
     BLOCK_F: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Compute one head of a sequence's rows within a block of 16, over one of SPLITS parts of the keys.
+    """Compute one head of up to 16 adjacent rows of a sequence, over one of SPLITS parts of the keys.
 
-    The program of the first of these rows computes all of them; the last part to finish combines the parts. Programs
-    past the last head apply GELU to BLOCK_F of a row's PRE_GELU values (the MLP half).
+    The program of the first of these rows computes all of them. The program that ends last combines the parts.
+    Additional programs after the last head apply GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -153,7 +154,10 @@ def _prompt_attention_kernel(
 
 
 def counters(device: torch.device) -> torch.Tensor:
-    """Return zeroed int32 counters for `prompt_attention`, which resets them to zero. Calls must not overlap."""
+    """Return int32 counters for `prompt_attention`, set to zero.
+
+    Each call sets them to zero again. Calls must not overlap.
+    """
     # Keys are split only while (rows / _ROWS_EACH) · heads · 2 is at most _PROGRAMS.
     return torch.zeros(_PROGRAMS * _ROWS_EACH // 2, dtype=torch.int32, device=device)
 
@@ -175,9 +179,9 @@ def prompt_attention(
     parts: int,
     layout: dict[str, int],
 ) -> None:
-    """Compute attention of each row to all cached tokens of its sequence up to and including itself.
+    """Compute the attention of each row to all tokens of its sequence in the cache, up to and including itself.
 
-    Rows of a sequence should be adjacent; other orders give the same result more slowly. `PagedAttention.attend`
+    The rows of a sequence should be adjacent. Other orders give the same result more slowly. `PagedAttention.attend`
     describes the tensors in detail.
 
     Args:
@@ -186,15 +190,15 @@ def prompt_attention(
         positions: (rows,) int32.
         owners: (rows,) int32 index into `tables`.
         tables: (sequences, pages) int32 page tables.
-        cache: one layer of the pool; it must contain the keys of these rows.
-        out: (rows, n_heads · head_dim + pre_gelu), written.
+        cache: one layer of the cache. It must contain the keys of these rows.
+        out: (rows, n_heads · head_dim + pre_gelu), overwritten.
         arrived: buffer from `counters`.
         n_heads: number of query heads.
-        pre_gelu: number of MLP values per row to pass through GELU.
+        pre_gelu: number of MLP values per row to which GELU is applied.
         limit: upper bound for the results of GELU.
-        products: temperature partial sums, the stride between them, and alpha.
+        products: partial sums of the temperature, the stride between them, and alpha.
         parts: number of partial sums; 0 without a temperature.
-        layout: PAGE, PREFIX and GAP of the pool.
+        layout: PAGE, PREFIX and GAP of the cache.
     """
     rows, (_, n_kv, _, head_dim) = len(heads), cache[0].shape
     width = triton.next_power_of_2(head_dim)

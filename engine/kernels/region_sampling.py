@@ -1,6 +1,6 @@
-"""Region heads for detect and point in two kernels: sampling from scores, then the embedding of the next step.
+"""Region heads for detect and point in two kernels: the first samples from scores, the second embeds the samples.
 
-Rows of one step may be at different phases of an object (`phase.Phase`).
+Rows of the same step may be in different phases of an object (`phase.Phase`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _X_OR_EOS, _Y, _SIZE = (tl.constexpr(phase) for phase in range(3))  # as `models
 
 @triton.jit
 def _turns(value):
-    """Convert turns to radians in [-π, π]; the fast sine and cosine are inaccurate for larger arguments."""
+    """Convert turns to radians from -π to π. The fast sine and cosine are inaccurate for larger arguments."""
     return 6.283185307179586 * (value - tl.floor(value + 0.5))
 
 
@@ -26,7 +26,10 @@ def _turns(value):
 def _summed(
     scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, SPLIT_K: tl.constexpr
 ) -> tl.tensor:
-    """Return the sum of BINS bins from `first` on of a row of partial scores (SPLIT_K, rows, WIDTH)."""
+    """Return the scores of BINS bins from index `first` on.
+
+    They are added from the partial sums (SPLIT_K, rows, WIDTH) of a row.
+    """
     i = first + tl.arange(0, BINS)
     score = tl.load(bias + i).to(tl.float32)
     for split in tl.static_range(SPLIT_K):
@@ -64,7 +67,10 @@ def _sample_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sample one row: (coord - eos, x, x), (y, y, y) or (width, height, 0), and the Fourier features of the sample."""
+    """Sample one row, and compute the Fourier features of the sample.
+
+    The sample is (coord - eos, x, x), (y, y, y) or (width, height, 0), depending on the phase.
+    """
     row = tl.program_id(0)
     phase = tl.load(phases + row)
     # Constant data is loaded before the wait, and all other data before the first sum.
@@ -134,7 +140,7 @@ def _encode_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N columns of the next embedding of BLOCK_M rows with the encoder of each row's phase."""
+    """Compute BLOCK_N columns of the next embeddings of BLOCK_M rows. The encoder depends on the phase of each row."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     phase = tl.load(phases + m, mask=m < rows, other=-1)
@@ -177,21 +183,21 @@ def sample(
     *,
     pdl: bool = False,
 ) -> None:
-    """Sample coordinates or sizes for rows of detect and point; text rows are skipped.
+    """Sample coordinates or sizes for the rows of detect and point. Rows of text tasks are skipped.
 
     Args:
-        hidden: (rows, dim) before the final norm.
+        hidden: (rows, dim) hidden states before the last norm.
         phases: (rows,) int32 `Phase`.
-        norm: the final layer norm.
-        coord_eos: weight (2, dim) and bias (2,) of the logits for "coordinate" and "end".
-        coords: scores (rows, bins), read in phases X_OR_EOS and Y.
-        sizes: scores (rows, 2 · bins), read in phase SIZE.
+        norm: the last layer norm.
+        coord_eos: weight (2, dim) and bias (2,) for the logits of the coordinate token and the end token.
+        coords: scores (rows, bins), used in the phases X_OR_EOS and Y.
+        sizes: scores (rows, 2 · bins), used in the phase SIZE.
         coord_features: float32 (1, n) Fourier frequencies.
         size_features: float32 (2, m) Fourier frequencies.
-        size_values: (bins,) float32, the side length of each size bin.
-        sampled: (rows, 3) float32, written for `OutputState.commit`.
-        features: (rows, 2 m), written: cosines and sines; coordinates use the first 2 n.
-        pdl: enable programmatic dependent launch, see `kernels.common`.
+        size_values: (bins,) float32 size of each bin as a fraction of the image.
+        sampled: (rows, 3) float32 output for `OutputState.commit`.
+        features: (rows, 2 m) output: cosines and sines. Coordinates use the first 2 n columns.
+        pdl: whether to use programmatic dependent launch, see `kernels.common`.
     """
     (coord_scores, coord_bias), (size_scores, size_bias) = coords, sizes
     _sample_kernel[(hidden.shape[0],)](
@@ -236,16 +242,16 @@ def encode(
     *,
     pdl: bool = False,
 ) -> None:
-    """Write the embedding of each row's sample to its batch slot of `state`; rows in a text phase are skipped.
+    """Write the embedding of each row's sample to its batch slot of `state`. Rows in a text phase are skipped.
 
     Args:
-        features: (rows, 2 m), from `sample`.
+        features: (rows, 2 m) from `sample`.
         phases: (rows,) int32 `Phase`.
         batch_slots: (rows,) int32 index into `state`.
         coord: linear encoder of coordinates.
         size: linear encoder of sizes.
-        state: (batch_slots, dim), contiguous, written.
-        pdl: enable programmatic dependent launch, see `kernels.common`.
+        state: (batch_slots, dim), contiguous, overwritten.
+        pdl: whether to use programmatic dependent launch, see `kernels.common`.
     """
     rows, block = features.shape[0], 16
     _encode_kernel[(state.shape[1] // 32, triton.cdiv(rows, block))](

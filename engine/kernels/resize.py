@@ -1,8 +1,8 @@
 """YUV to RGB conversion and Lanczos resize on the GPU, byte-identical with Pillow.
 
-The resize follows Pillow's published algorithm: two integer passes with 22-bit coefficients and 8-bit intermediate
-results. Images of one size are resized together, because two kernel launches hold the GIL for 60 µs for any number of
-images.
+The resize follows the published algorithm of Pillow: two integer passes with 22-bit coefficients and 8-bit intermediate
+results. Images of equal size are resized together, because the two kernel launches hold the GIL for 60 µs regardless of
+the number of images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _LOBES = 3.0
 
 
 def coefficients(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first source pixel (after,) of each output pixel, and its weights (after, taps); both int32."""
+    """Return the weights for a resize from `before` to `after` pixels.
+
+    Returns:
+        The first source pixel (after,) of each output pixel, and its weights (after, taps), both int32.
+    """
     step = before / after
     stretch = max(step, 1.0)
     support = _LOBES * stretch
@@ -69,9 +73,11 @@ def _pass_kernel(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Resize the middle axis of each image (outer, before, LINE) of `given` bytes to AFTER, `total` bytes in all.
+    """Resize the middle axis of each image (outer, before, LINE) of `given` bytes to AFTER.
 
-    Images are contiguous in source and output unless the descriptors in `about` give other addresses.
+    There are `total` output bytes.
+
+    Source and output images are contiguous, unless the descriptors in `about` give other addresses.
     """
     image = tl.program_id(1).to(tl.int64)
     if ADDRESSED:
@@ -112,9 +118,10 @@ def _yuv_pass_kernel(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Run the first pass of `_pass_kernel` on YUV, converted to RGB on load; `total` and LINE count pixels.
+    """Run the first pass of `_pass_kernel` on YUV images, which are converted to RGB when they are loaded.
 
-    The input is (outer, before, LINE): rows of columns with DOWN, otherwise rows of single pixels.
+    `total` and LINE are numbers of pixels. The input is (outer, before, LINE). Its rows are image columns with DOWN,
+    otherwise single pixels.
     """
     image = tl.program_id(1).to(tl.int64)
     about += image * ABOUT
@@ -175,7 +182,7 @@ def _byte(x):
 
 @triton.jit
 def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
-    """Return red, green and blue of int32 luma and chroma, equal to `YuvImage.rgb`."""
+    """Return red, green and blue of int32 luma and chroma. The values equal those of `YuvImage.rgb`."""
     luma = ((y - black) * 8 * of_luma) >> 16
     du = (u - 128) * 8
     dv = (v - 128) * 8
@@ -185,26 +192,26 @@ def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
 
 
 def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return a (rows, columns, 3) uint8 CUDA image resized to (height, width, 3), byte-identical with Pillow's Lanczos.
+    """Resize a CUDA image (rows, columns, 3) uint8 to (height, width, 3), byte-identical with Pillow's Lanczos filter.
 
-    The first call for a pair of sizes runs Pillow and synchronizes with the device.
+    The first call for a pair of sizes runs Pillow and waits for the device.
     """
     rows, columns, _ = image.shape
     return _two_passes(image, height, width, across_first(rows, columns, height, width, image.device))
 
 
 def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, *, yuv: bool = False) -> None:
-    """Resize images of one size and format with two kernel launches.
+    """Resize images of equal size and format with two kernel launches.
 
-    The first call for a pair of sizes takes about a second and synchronizes with the device, unless `compile_for` ran
+    The first call for a pair of sizes takes about a second and waits for the device, unless `compile_for` was called
     before.
 
     Args:
-        about: (n, ABOUT) int64 image descriptors on the device; they point to device memory. RGB is (rows, columns, 3)
-            uint8. YUV luma is (rows, columns) with contiguous columns, chroma half of both.
+        about: (n, ABOUT) int64 image descriptors on the device, with device addresses. RGB is (rows, columns, 3) uint8.
+            YUV luma is (rows, columns) with contiguous columns. The chroma planes have half of both sizes.
         rows: height of each image.
         columns: width of each image.
-        out: (images, height, width, 3) uint8, written.
+        out: (images, height, width, 3) uint8, overwritten.
         yuv: whether the images are 8-bit YUV 4:2:0 instead of RGB.
     """
     _, height, width, _ = out.shape
@@ -220,12 +227,12 @@ def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, 
 
 
 def weights_of(rows: int, columns: int, height: int, width: int, device: torch.device) -> list[torch.Tensor]:
-    """Return the coefficient tensors for a pair of sizes; a CUDA graph of `resize_all` must keep them alive."""
+    """Return the weight tensors for a pair of sizes. A CUDA graph of `resize_all` must keep them alive."""
     return [*_on_device(columns, width, device), *_on_device(rows, height, device)]
 
 
 def compile_for(rows: int, columns: int, height: int, width: int, device: torch.device, *, yuv: bool = False) -> None:
-    """Compile the kernels of `resize_all` for a pair of sizes on the current device; this may take a second."""
+    """Compile the kernels of `resize_all` for a pair of sizes on the current device. This may take a second."""
     image = torch.zeros(rows, columns, 3, dtype=torch.uint8, device=device)
     out = torch.empty(1, height, width, 3, dtype=torch.uint8, device=device)
     at = image.data_ptr()
@@ -238,8 +245,8 @@ def compile_for(rows: int, columns: int, height: int, width: int, device: torch.
 def across_first(rows: int, columns: int, height: int, width: int, device: torch.device) -> bool:
     """Return whether Pillow resizes horizontally before vertically for a pair of sizes.
 
-    The order of the passes affects rounding, and Pillow's rule differs between versions, so a test image is resized
-    with both.
+    The order affects rounding, and Pillow's rule differs between versions. Therefore Pillow and both orders resize a
+    test image here, and the results are compared.
     """
     noise = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), np.uint8)
     wanted = np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.LANCZOS))
@@ -258,7 +265,7 @@ def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> t
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
-    """Return both passes in order, each as (outer, before, after, line)."""
+    """Return both passes in order, each as (outer, before, after, line); see `_pass_kernel`."""
     if across:
         return [(rows, columns, width, 3), (1, rows, height, width * 3)]
     return [(1, rows, height, columns * 3), (height, columns, width, 3)]
@@ -273,7 +280,7 @@ def _one_pass(
     after: int,
     line: int,
 ) -> None:
-    """Run one pass on one image, or on all images of `about`; without `source`, the descriptors give the addresses."""
+    """Run one pass on one image, or on all images of `about`. Without `source`, the descriptors give the addresses."""
     first, weights = _on_device(before, after, out.device)
     total = outer * after * line
     _pass_kernel[(triton.cdiv(total, 512), 1 if about is None else len(about))](
@@ -362,12 +369,12 @@ def _rgb_kernel(
 def rgb_of_yuv(
     y: torch.Tensor, u: torch.Tensor, v: torch.Tensor, factors: tuple[int, int, int, int, int, int]
 ) -> torch.Tensor:
-    """Return 8-bit YUV 4:2:0 as (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
+    """Convert 8-bit YUV 4:2:0 to (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
 
     Args:
         y: (height, width) uint8 on a CUDA device.
         u: (height / 2, width / 2) uint8 on the same device.
-        v: same shape, dtype and strides as `u`.
+        v: tensor with the shape, dtype and strides of `u`.
         factors: `YuvImage.factors`.
     """
     height, width = y.shape

@@ -1,8 +1,15 @@
-"""GEMM of few rows with a large weight matrix in half precision or FP8, bound by memory bandwidth.
+"""GEMM of few rows with a large weight matrix in half precision or FP8. Its time is mostly reading the weights.
 
-FP8 weights (e4m3, one scale per output) are widened to float16 for the tensor cores. bfloat16 activations are converted
-to float16 and must be within ±65504. On an H200, 8 rows into and out of a block of Moondream 2 take 16.4 and 11.6 µs in
-bf16 (cuBLAS 17.3 and 14.7) and 10.5 and 7.5 in FP8. Reading the weights takes 13.7 and 9.8, or 6.8 and 4.9.
+FP8 weights (e4m3, one scale per output) are converted to float16 for the tensor cores. bfloat16 activations are
+converted to float16 and must be within ±65504.
+
+| 8 rows, block of Moondream 2, H200 | input matrix | output matrix |
+|---|---|---|
+| bf16 | 16.4 µs | 11.6 µs |
+| bf16, cuBLAS | 17.3 µs | 14.7 µs |
+| bf16, only reading the weights | 13.7 µs | 9.8 µs |
+| FP8 | 10.5 µs | 7.5 µs |
+| FP8, only reading the weights | 6.8 µs | 4.9 µs |
 """
 
 from __future__ import annotations
@@ -24,13 +31,13 @@ class _Shape(NamedTuple):
     """Tile sizes of a GEMM.
 
     Attributes:
-        block_n: outputs per program.
-        block_k: inputs per tile.
-        stages: pipeline stages.
-        warps: warps per program.
-        prefetch_bytes: bytes of each output's weights to prefetch while the previous kernel runs.
-        pdl: whether to use programmatic dependent launch. Early programs are placed unevenly on the GPU, so PDL is
-            slower with few, slow programs.
+        block_n: number of outputs per program.
+        block_k: number of inputs per tile.
+        stages: number of pipeline stages.
+        warps: number of warps per program.
+        prefetch_bytes: number of bytes of each output's weights to load into L2 while the previous kernel runs.
+        pdl: whether to use programmatic dependent launch. It is slower if there are few, slow programs, because
+            programs that launch early are distributed unevenly over the GPU.
     """
 
     block_n: int
@@ -72,9 +79,9 @@ def _skinny_gemm_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs; the product is transposed.
+    """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs. The product is transposed.
 
-    With LATE, the inputs were written before the previous kernel, so only the end of this kernel waits for it.
+    LATE means that the previous kernel did not write the inputs. Then only the end of this kernel waits for it.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -108,7 +115,7 @@ def _skinny_gemm_kernel(
 
 
 def split_k_for(inputs: int, scaled: bool) -> int:
-    """Return the split-K factor for a GEMM with few outputs; `scaled` means FP8 weights."""
+    """Return the split-K factor for a GEMM with few outputs. `scaled` means FP8 weights."""
     return next((split_k for split_k in ((8, 4, 2) if scaled else (4, 2)) if supports(128, inputs, split_k)), 1)
 
 
@@ -128,18 +135,18 @@ def skinny_gemm(
     pdl: bool = False,
     late: bool = False,
 ) -> torch.Tensor:
-    """Write x times the transposed weights to `out`, and return `out`.
+    """Write the product of x and the transposed weights to `out`, and return `out`.
 
     Args:
-        x: (rows, inputs), at most MAX_ROWS rows of any stride.
-        weight: (outputs, inputs), contiguous, of x's dtype or float8_e4m3fn.
-        out: (rows, outputs), or float32 (split_k, rows, outputs) for split-K partial sums, which the caller adds.
-            Split-K keeps the GPU busy if there are few outputs.
+        x: (rows, inputs), at most MAX_ROWS rows with any stride.
+        weight: (outputs, inputs), contiguous, in the dtype of x or float8_e4m3fn.
+        out: (rows, outputs), or float32 (split_k, rows, outputs) for split-K. The caller adds these partial sums.
+            Split-K uses the whole GPU even if there are few outputs.
         scale: (outputs,) float32 for FP8 weights, else None.
-        bias: (outputs,) or None; must be None with split-K.
-        apply_gelu: apply tanh-approximated GELU to the outputs; not with split-K.
-        pdl: whether kernels of the step use programmatic dependent launch, see `kernels.common`.
-        late: with `pdl`, the previous kernel did not write x, so only the end of this kernel waits for it.
+        bias: (outputs,) or None. It must be None with split-K.
+        apply_gelu: whether to apply tanh-approximated GELU to the outputs. Not allowed with split-K.
+        pdl: whether the kernels of the step use programmatic dependent launch, see `kernels.common`.
+        late: whether the previous kernel did not write x. With `pdl`, only the end of this kernel then waits for it.
     """
     rows, (outputs, inputs) = len(x), weight.shape
     assert rows <= MAX_ROWS

@@ -1,6 +1,6 @@
-"""Products for the attention temperature: about 64 outputs per row, from all its queries, keys and values.
+"""Products for the attention temperature: about 64 outputs per row, computed from its queries, keys and values.
 
-The products are split over the inputs (split-K), so that enough programs run; attention adds the partial sums.
+The inputs are split into parts (split-K), so that enough programs run. The attention kernel adds the partial sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _temperature_kernel(
     BLOCK_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute TAU outputs of BLOCK_M rows over GROUP · CHUNK of INNER inputs."""
+    """Compute the partial sums of TAU outputs of BLOCK_M rows over GROUP · CHUNK of INNER inputs."""
     part = tl.program_id(0)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, at = m < rows, m.to(tl.int64)
@@ -52,7 +52,7 @@ def _temperature_kernel(
 
 
 def temperature_parts(inner: int, rows: int = 1) -> int:
-    """Return the number of partial sums for `rows` rows of `inner` queries, keys and values."""
+    """Return the number of partial sums for `rows` rows with `inner` values (queries, keys and values)."""
     chunks = inner // _CHUNK
     return chunks // _GROUP if rows > _FEW_ROWS and chunks % _GROUP == 0 else chunks
 
@@ -66,10 +66,10 @@ def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.
     """Write the temperature products of `heads` as partial sums.
 
     Args:
-        heads: (rows, at least inner) queries, keys and values before RoPE; exact GELU is applied to them.
+        heads: (rows, at least inner) queries, keys and values before RoPE. Exact GELU is applied to them.
         tau: (outputs, inner) weights.
-        partial: float32 (parts, rows, outputs), written; `temperature_parts` gives the number of parts.
-        pdl: enable programmatic dependent launch, see `kernels.common`.
+        partial: float32 (parts, rows, outputs), overwritten. `temperature_parts` gives the number of parts.
+        pdl: whether to use programmatic dependent launch, see `kernels.common`.
     """
     rows, (outputs, inner) = len(heads), tau.shape
     _temperature_kernel[(len(partial), triton.cdiv(rows, _BLOCK_M))](

@@ -1,1 +1,1 @@
-"""Triton kernels for a mixture of experts: the router, and the experts' GEMMs for few and for many rows."""
+"""Triton kernels for a mixture of experts: the router, and GEMMs of the experts for one, few and many rows."""

@@ -1,9 +1,9 @@
-"""Mixture of experts for few rows. Each expert that any row uses is read once; unused experts are not read.
+"""Mixture of experts for few rows. Only the weights of experts that some row uses are read, each once.
 
 The router computes logits and writes the assignment of rows to experts (`Routes`) on the device. The host never reads
-it, so CUDA graphs can capture these kernels. The last router program to finish chooses the experts for all rows.
-Otherwise each of the hundreds of expert programs would repeat that work. Each expert's result is stored separately; the
-next norm adds them in a fixed order.
+it, so CUDA graphs can capture these kernels. The router program that ends last chooses the experts for all rows, so
+that the programs of the experts need not repeat this work. The result of each expert is stored separately. The next
+norm adds the results in a fixed order.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LARGEST_HALF = 65280.0  # largest value in both bfloat16 and float16
 
 
 class Shape(NamedTuple):
-    """Tile sizes of an expert GEMM.
+    """Tile sizes of a GEMM of experts.
 
     Attributes:
-        block_n: outputs per program (of each half of fc1).
-        block_k: inputs per tile.
-        stages: pipeline stages.
-        warps: warps per program.
-        prefetch_bytes: bytes of each output of fc2 to prefetch while fc1 runs.
+        block_n: number of outputs per program (of each half of fc1).
+        block_k: number of inputs per tile.
+        stages: number of pipeline stages.
+        warps: number of warps per program.
+        prefetch_bytes: number of bytes of each output of fc2 to load into L2 while fc1 runs.
     """
 
     block_n: int
@@ -73,7 +73,7 @@ def _fc1_kernel(
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert for all its rows."""
+    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert, for all rows that use it."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -133,7 +133,10 @@ def _fc2_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of one expert for all its rows, multiplied by the expert's weight for each row."""
+    """Compute BLOCK_N outputs of one expert for all rows that use it.
+
+    They are multiplied by the weight of the expert for each row.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = table + tl.program_id(1) * 3
     expert = tl.load(slot, cache_modifier=".cg")
@@ -184,18 +187,18 @@ def few_experts(
     pdl: bool = False,
     shapes: tuple[Shape, Shape] | None = None,
 ) -> None:
-    """Apply to each row the experts that the router chose for it.
+    """Apply to each row the experts that the router has chosen for it.
 
     Args:
         routes: assignment of rows to experts.
-        x: (rows, dim), at most MAX_ROWS rows of any stride.
-        fc1: (experts, 2 · width, dim), of x's dtype or float8_e4m3fn; the half for h comes first.
-        fc2: (experts, dim, width), of the dtype of `fc1`.
-        inner: (at least rows · top, width), scratch buffer of x's dtype.
-        parts: (top, rows, dim), written: each row's weighted results by rank; the caller adds them.
+        x: (rows, dim), at most MAX_ROWS rows with any stride.
+        fc1: (experts, 2 · width, dim), in the dtype of x or float8_e4m3fn. The half for h comes first.
+        fc2: (experts, dim, width), in the dtype of `fc1`.
+        inner: (at least rows · top, width) scratch buffer in the dtype of x.
+        parts: (top, rows, dim) output: weighted results of each row, best expert first. The caller adds them.
         scales: float32 (experts, 2 · width) and (experts, dim) for FP8 weights, else None.
-        pdl: enable programmatic dependent launch for fc2, see `kernels.common`. fc1 waits for all previous kernels.
-        shapes: tile sizes of fc1 and fc2, or None for the tuned ones.
+        pdl: whether fc2 uses programmatic dependent launch, see `kernels.common`. fc1 waits for all previous kernels.
+        shapes: tile sizes of fc1 and fc2. None uses the tuned sizes.
     """
     rows, top = len(x), len(parts)
     n_experts, dim, width = fc2.shape
@@ -250,7 +253,11 @@ def few_experts(
 
 @triton.jit
 def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
-    """Return each expert's rank among a row's TOP experts (else -1), its unscaled weight, and the sum of weights."""
+    """Return three values for each row.
+
+    They are the rank of each expert among the TOP experts (-1 for others), its weight before normalization, and the sum
+    of weights.
+    """
     e = tl.arange(0, EXPERTS)
     best = tl.max(logit, 1)
     if COUNTED:
@@ -281,7 +288,7 @@ def _choose(
     ROWS: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Write `Routes` of all rows from their logits."""
+    """Choose the experts of all rows from their logits, and write `Routes`."""
     r = tl.arange(0, ROWS)
     e = tl.arange(0, EXPERTS)
     there = r < rows
@@ -327,7 +334,10 @@ def _router_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Compute logits of BLOCK_M rows for BLOCK_N experts; the last program to finish chooses TOP experts per row."""
+    """Compute the logits of BLOCK_M rows for BLOCK_N experts.
+
+    The program that ends last chooses TOP experts per row.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, there, at = m < rows, n < EXPERTS, m.to(tl.int64)
@@ -351,7 +361,9 @@ def _router_kernel(
 
 
 class Routes:
-    """Assignment of rows to experts, read by `few_experts`.
+    """Assignment of rows to experts. `few_experts` reads it.
+
+    A *choice* is a pair of a row and one of its experts. Its index is row · top + rank.
 
     Args:
         experts: number of experts in a layer.
@@ -359,8 +371,8 @@ class Routes:
         device: device of the buffers.
 
     Attributes:
-        table: (experts, 3) int32: expert index, offset in `order`, and count; used experts first.
-        order: (choices,) int32 choice indices (row · top + rank) in expert order.
+        table: (experts, 3) int32: expert index, offset in `order`, and number of choices. Used experts come first.
+        order: (choices,) int32 indices of the choices, ordered by expert.
         shares: (choices,) float32 weights of the choices in `order`.
         arrived: number of programs that have written logits; 0 between launches.
     """
@@ -383,15 +395,15 @@ def router_products(
     *,
     pdl: bool = False,
 ) -> None:
-    """Write the router's logits for at most 64 rows, and the routes to each row's `top` experts.
+    """Write the logits of the router for at most 64 rows, and assign the `top` best experts to each row.
 
     Args:
-        x: (rows, dim); rows may have any stride.
+        x: (rows, dim). Rows may have any stride.
         router: linear layer from dim to experts.
-        logits: float32 (rows, experts), written.
-        routes: written.
+        logits: float32 (rows, experts), overwritten.
+        routes: assignment of rows to experts, overwritten.
         top: number of experts per row.
-        pdl: enable programmatic dependent launch, see `kernels.common`.
+        pdl: whether to use programmatic dependent launch, see `kernels.common`.
     """
     (rows, dim), experts = x.shape, router.out_features
     weight, bias = router.weight.detach(), router.bias.detach()

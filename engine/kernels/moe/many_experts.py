@@ -1,7 +1,7 @@
 """Mixture of experts for many rows (prefill): rows are sorted by expert, then multiplied with grouped GEMMs.
 
-All work happens on the device in launches of fixed size, so CUDA graphs can capture it. Each expert's result is stored
-separately; the next norm adds them in a fixed order.
+All work runs on the device, in launches of fixed size, so CUDA graphs can capture it. The result of each expert is
+stored separately. The next norm adds the results in a fixed order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Shape(NamedTuple):
     """Tile sizes of a grouped GEMM.
 
     Attributes:
-        block_m: an expert's rows per tile.
-        block_n: outputs per program (of each half of fc1).
-        block_k: inputs per tile.
-        stages: pipeline stages.
-        warps: warps per program.
+        block_m: number of rows of an expert per tile.
+        block_n: number of outputs per program (of each half of fc1).
+        block_k: number of inputs per tile.
+        stages: number of pipeline stages.
+        warps: number of warps per program.
         tma: whether the copy engine (TMA, Hopper) loads the weights.
     """
 
@@ -84,7 +84,10 @@ def _route_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute the logits of BLOCK_M rows, their TOP experts, best first, softmax weights and the count per expert."""
+    """Compute the logits of BLOCK_M rows, and choose TOP experts per row, best first.
+
+    The softmax weights of these experts and the number of rows per expert are written too.
+    """
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, EXPERTS)
     real, at = r < rows, r[:, None].to(tl.int64)
@@ -123,7 +126,10 @@ def _sort_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Compute positions of the choices of BLOCK_M rows in expert order; the first program also writes the offsets."""
+    """Compute the position of each choice of BLOCK_M rows when ordered by expert.
+
+    The first program also writes the offsets.
+    """
     block = tl.program_id(0)
     e = tl.arange(0, EXPERTS)
     total = tl.zeros((EXPERTS,), tl.int32)
@@ -149,7 +155,7 @@ def _sort_kernel(
 
 @triton.jit
 def _weights(weight, line, k, BLOCK_N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
-    """Load a transposed weight tile: BLOCK_K inputs from `k` on of BLOCK_N outputs from `line` on."""
+    """Load a transposed tile of weights: BLOCK_K inputs from index `k`, and BLOCK_N outputs from index `line`."""
     if TMA:
         w = weight.load([line, k]).T
     else:
@@ -184,10 +190,11 @@ def _grouped_kernel(
     SCALED: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows; adjacent programs share rows, then weights, in L2.
+    """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows.
 
-    With FIRST, the kernel gathers rows from x (rows, K) and writes gelu(h) · (g + 1) in expert order; N is the width of
-    one half. Otherwise it reads (pairs, K) in expert order and writes weighted results to `out` (TOP, rows, N).
+    The order of the programs lets neighbours share rows, then weights, in the L2 cache. With FIRST, the kernel gathers
+    rows from x (rows, K) and writes gelu(h) · (g + 1) ordered by expert. N is then the width of one half. Otherwise it
+    reads (pairs, K) ordered by expert, and writes weighted results to `out` (TOP, rows, N).
     """
     e = tl.arange(0, EXPERTS)
     begin_of = tl.load(begins + e)
@@ -236,15 +243,17 @@ def _grouped_kernel(
 
 
 class SortedRows:
-    """The assignment of rows to experts on the device, sorted by expert.
+    """Assignment of rows to experts on the device, sorted by expert.
+
+    A *choice* is a pair of a row and one of its experts. Its index is row · top + rank.
 
     Args:
-        x: (rows, dim) in half precision; rows may have any stride.
+        x: (rows, dim) in half precision. Rows may have any stride.
         router: linear layer from dim to experts.
         top: number of experts per row.
 
     Attributes:
-        order: (rows · top,) int32 choice indices (row · top + rank) in expert order.
+        order: (rows · top,) int32 indices of the choices, ordered by expert.
         begins: (experts + 1,) int32 offset of each expert in `order`.
         weights: (rows · top,) float32 weights of the choices.
     """
@@ -291,17 +300,18 @@ def grouped_product(
     scale: torch.Tensor | None = None,
     shape: Shape | None = None,
 ) -> torch.Tensor:
-    """Write each expert's GEMM with its rows to `out`, and return `out`.
+    """Compute the GEMM of each expert for its rows. Write the results to `out`, and return `out`.
 
     Args:
-        x: (rows, inputs), or (rows · top, inputs) in expert order; in half precision or float8_e4m3fn.
+        x: (rows, inputs), or (rows · top, inputs) ordered by expert; in half precision or float8_e4m3fn.
         rows: assignment of rows to experts.
-        weight: (experts, outputs, inputs) in half precision or float8_e4m3fn; must be FP8 if x is.
-        out: (rows · top, outputs / 2) for gelu(h) · (g + 1) in expert order if x is (rows, inputs). Or (top, rows,
-            outputs) for weighted results by rank if x is in expert order.
-        x_scales: float32 scale of each row of an FP8 x, else None.
+        weight: (experts, outputs, inputs) in half precision or float8_e4m3fn. It must be FP8 if x is.
+        out: output. If x is (rows, inputs), it is (rows · top, outputs / 2) and receives gelu(h) · (g + 1), ordered by
+            expert. If x is ordered by expert, it is (top, rows, outputs) and receives weighted results, best expert
+            first.
+        x_scales: float32 scale of each row if x is FP8, else None.
         scale: float32 (experts, outputs) for FP8 weights, else None.
-        shape: tile sizes, or None for the tuned ones.
+        shape: tile sizes. None uses the tuned sizes.
     """
     n_experts, outputs, inputs = weight.shape
     first = out.ndim == 2
@@ -341,7 +351,7 @@ def grouped_product(
 
 @cache
 def _shape_for(device: torch.device, each: int, first: bool, fp8: bool) -> Shape:
-    """Return the tile sizes for a mean of `each` rows per expert."""
+    """Return the tile sizes if each expert has `each` rows on average."""
     if each > 64:
         small = device.type != "cuda" or shared_memory(device) < _LARGE
         shapes = _SMALL if small else _SHAPES if each <= _MANY else _SHAPES_OF_MANY

@@ -1,14 +1,14 @@
-"""Kernels of one row through a block with experts, by GEMVs instead of tensor cores: no rows are padded to 16.
+"""Kernels for one row through a block with experts. They are GEMVs without tensor cores, so the row is not padded.
 
-`row_into` computes everything that reads the row's layer norm: QKV heads, temperature products, and router or dense
-MLP. It also adds up the temperature products, so no kernel is needed between it and attention. The last router program
-to finish chooses the experts. `add_experts` computes these: extra programs of its fc1 compute the attention output
-projection, and its fc2 adds all results to the block's residual. Weights are loaded before a kernel waits for the
-previous one, see `kernels.gemv`.
+`row_into` computes everything that depends on the layer norm of the row: QKV heads, temperature products, and router or
+dense MLP. It also adds the temperature products, so that attention can follow directly. The router program that ends
+last chooses the experts. `add_experts` computes these experts. Additional programs of its fc1 compute the output
+projection of attention. Its fc2 adds all results to the residual. Each kernel loads its weights before it waits for the
+previous kernel, see `kernels.gemv`.
 
-FP8 weights are multiplied in float16, two at a time; in float32 each one takes 2.5 instructions. At most four products
-are added in float16, the rest in float32. `shrunk` scales down the inputs, so that one product always fits float16, and
-a sum of four fits if no input exceeds 16,320.
+FP8 weights are multiplied in float16, two at a time, because float32 would take 2.5 instructions for each. At most four
+products are added in float16, the rest in float32. `shrunk` scales the inputs down, so that each product fits float16.
+A sum of four products fits if no input exceeds 16,320.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _LARGEST_HALF = tl.constexpr(65280.0)  # largest value in both bfloat16 and floa
 
 @triton.jit
 def limited(x) -> tl.tensor:
-    """Clamp float32 values to the float16 range."""
+    """Clamp float32 values to the range of float16."""
     return tl.minimum(tl.maximum(x, -_LARGEST_HALF), _LARGEST_HALF)
 
 
 @triton.jit
 def shrunk(x) -> tl.tensor:
-    """Return the inputs of FP8 weights divided by GROW, as float16; small values are exact to 2^-16."""
+    """Divide the inputs of FP8 weights by GROW, and return them as float16. Small values are exact to 2^-16."""
     if x.dtype == tl.float16:
         return x * (1.0 / GROW)
     else:
@@ -45,7 +45,7 @@ def shrunk(x) -> tl.tensor:
 
 @triton.jit
 def tiles(at, STEP: tl.constexpr) -> tl.tuple:
-    """Return a tuple of the tiles at the pointers, and at STEP, 2 · STEP, … after them."""
+    """Return a tuple of tiles: those at the pointers, and those at distances of STEP, 2 · STEP and so on."""
     loaded = ()
     for part in tl.static_range(PARTS):
         loaded += (tl.load(at + part * STEP),)  # type: ignore[assignment]
@@ -54,11 +54,11 @@ def tiles(at, STEP: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
-    """Return the float32 products of tiles, added up over PARTS; if SCALED, without weight scales and GROW.
+    """Return the float32 sums of products of tiles. If SCALED, they lack the scales of the weights and the factor GROW.
 
     Args:
-        weights: weight tiles.
-        inputs: one input tile per weight tile, without the first dimension; from `shrunk` if SCALED.
+        weights: tiles of weights.
+        inputs: for each tile of weights, its inputs, without the first dimension. If SCALED, they come from `shrunk`.
         SCALED: whether the weights are FP8.
     """
     kind: tl.constexpr = tl.float16 if SCALED else tl.float32
@@ -73,12 +73,12 @@ def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
 
 
 class IntoShape(NamedTuple):
-    """Tile sizes.
+    """Tile sizes of `row_into`.
 
     Attributes:
-        block_n: outputs per program.
-        experts: logits per router program.
-        warps: warps per program.
+        block_n: number of outputs per program.
+        experts: number of logits per router program.
+        warps: number of warps per program.
     """
 
     block_n: int
@@ -88,7 +88,7 @@ class IntoShape(NamedTuple):
 
 @triton.jit
 def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
-    """Return the row's layer norm in float32 in PARTS parts; `gain` and `shift` have the same parts."""
+    """Return the layer norm of the row in float32, in PARTS parts. `gain` and `shift` have the same parts."""
     k = tl.arange(0, STEP)
     values = ()
     total = tl.zeros((STEP,), tl.float32)
@@ -110,7 +110,10 @@ def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def _best(logits, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
-    """Return the TOP expert indices packed in BITS bits each; the lower index wins ties."""
+    """Return the indices of the TOP best experts, packed with BITS bits each.
+
+    If logits are equal, the lower index wins.
+    """
     e = tl.arange(0, EXPERTS)
     own = tl.load(logits + e[:, None], cache_modifier=".cg")
     other = tl.load(logits + e[None, :], cache_modifier=".cg")
@@ -151,10 +154,10 @@ def _row_into_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute router logits of BLOCK_E experts in the first programs, and BLOCK_N outputs in each other program.
+    """Compute the logits of BLOCK_E experts in the first programs, and BLOCK_N outputs in each other program.
 
-    The first HEADS outputs are stored unchanged, with their partial sums of TAU temperature products. The other outputs
-    pass through GELU.
+    The first HEADS outputs are stored unchanged, together with their partial sums of TAU temperature products. GELU is
+    applied to the other outputs.
     """
     program = tl.program_id(0)
     routers: tl.constexpr = EXPERTS // BLOCK_E
@@ -230,24 +233,27 @@ def row_into(
     *,
     pdl: bool,
 ) -> None:
-    """Write the QKV heads, temperature products, and router logits or MLP activations of a row's layer norm.
+    """Compute everything that depends on the layer norm of a row.
+
+    This is the QKV heads, the temperature products, and either the router with the choice of experts or the hidden
+    values of the MLP.
 
     Args:
         x: (1, dim).
         norm: layer norm over dim.
-        weight: (outputs, dim), contiguous, of x's dtype or float8_e4m3fn; QKV heads come first.
+        weight: (outputs, dim), contiguous, in the dtype of x or float8_e4m3fn. The QKV heads come first.
         scale: (outputs,) float32 for FP8 weights, else None.
         bias: (outputs,).
-        tau: (factors, heads), weights of the temperature.
-        router: linear layer to expert logits, or None for a dense block.
-        heads: (1, heads), written.
-        gelu_out: (1, outputs - heads), written after tanh-approximated GELU.
-        products: float32 (heads / `shape.block_n`, 1, factors), partial sums of the temperature products; the reader
-            adds them.
-        chosen: logits, chosen experts and layer norm; written if there is a router.
+        tau: (factors, heads) weights of the temperature.
+        router: linear layer to the logits of experts, or None for a dense block.
+        heads: (1, heads) output.
+        gelu_out: (1, outputs - heads) output after tanh-approximated GELU.
+        products: float32 (heads / `shape.block_n`, 1, factors) output: partial sums of the temperature products, which
+            the reader adds.
+        chosen: output for the logits, the chosen experts and the layer norm, if there is a router.
         shape: tile sizes.
-        pdl: enable programmatic dependent launch, see `kernels.common`. The previous kernel may write x and read the
-            outputs.
+        pdl: whether to use programmatic dependent launch, see `kernels.common`. The previous kernel may write x and
+            read the outputs.
     """
     outputs, dim = weight.shape
     width, experts = heads.shape[1], 0 if router is None else router.out_features
@@ -289,7 +295,10 @@ def row_into(
 
 
 class Shape(NamedTuple):
-    """Tile sizes: outputs per program of fc1 (of each half), warps of fc1, and outputs per program of fc2."""
+    """Tile sizes of `add_experts`.
+
+    They are the outputs per program of fc1 (of each half), the warps of fc1, and the outputs per program of fc2.
+    """
 
     fc1_n: int
     fc1_warps: int
@@ -298,11 +307,11 @@ class Shape(NamedTuple):
 
 
 class Chosen:
-    """The experts chosen for one row in one layer, and their logits.
+    """The experts that were chosen for one row in one layer, and their logits.
 
     Each layer has its own buffers on separate cache lines. Hundreds of programs read the same bytes, which takes 100 µs
-    without L1 caching. With programmatic dependent launch, L1 may return stale data if the same addresses were read
-    earlier in the step.
+    without the L1 cache. With programmatic dependent launch, the L1 cache may return old data if the same addresses
+    were read earlier in the step.
 
     Args:
         logits: float32 (1, experts), owned by this layer.
@@ -311,13 +320,13 @@ class Chosen:
         dtype: dtype of the row.
 
     Attributes:
-        logits: the router's logits.
-        ready: (1,) int64, equal to `packed` from the time all buffers are written until fc2 has run, else 0.
-        packed: (1,) int64 expert indices of `bits` bits each; the best expert has the lowest bits.
-        normed: (1, dim), input of the experts.
+        logits: logits of the router.
+        ready: (1,) int64. It equals `packed` after all buffers are written and until fc2 has run; otherwise it is 0.
+        packed: (1,) int64 expert indices with `bits` bits each. The best expert has the lowest bits.
+        normed: (1, dim) input of the experts.
         arrived: number of programs that have written logits; 0 between launches.
-        top: number of experts chosen.
-        bits: bits per expert index.
+        top: number of experts that are chosen.
+        bits: number of bits per expert index.
     """
 
     __slots__ = ("arrived", "bits", "logits", "normed", "packed", "ready", "top")
@@ -351,7 +360,10 @@ def _fc1_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert, or in the last programs the attention projection."""
+    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert.
+
+    The last programs compute the projection of attention.
+    """
     program = tl.program_id(0)
     slot = program // (INNER // BLOCK_N)
     n = program % (INNER // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -417,7 +429,7 @@ def _fc2_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add BLOCK_N outputs to `into`: the weighted results of all experts, and the attention projection."""
+    """Add BLOCK_N outputs to `into`: the weighted results of all experts, and the projection of attention."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -457,23 +469,23 @@ def add_experts(
     *,
     pdl: bool,
 ) -> None:
-    """Add the outputs of a row's experts and of attention to its residual in place.
+    """Add the outputs of the chosen experts and of attention to the residual of a row, in place.
 
     Args:
         chosen: the chosen experts.
-        fc1: (experts, 2 · width, dim), of the row's dtype or float8_e4m3fn; the half for h comes first.
-        fc2: (experts, dim, width), of the dtype of `fc1`.
+        fc1: (experts, 2 · width, dim), in the dtype of the row or float8_e4m3fn. The half for h comes first.
+        fc2: (experts, dim, width), in the dtype of `fc1`.
         scales: float32 (experts, 2 · width) and (experts, dim) for FP8 weights, else None.
-        inner: (top, width), scratch buffer of the dtype of `chosen.normed`.
-        seen: (1, at least dim), attention output; float16 if weights are FP8.
-        out: (dim, dim), weights of the attention projection, of the dtype of `fc1`.
+        inner: (top, width) scratch buffer in the dtype of `chosen.normed`.
+        seen: (1, at least dim) output of attention. It is float16 if weights are FP8.
+        out: (dim, dim) weights of the projection of attention, in the dtype of `fc1`.
         out_scale: float32 (dim,) for FP8 weights, else None.
-        bias: (dim,) bias of the attention projection.
-        delta: float32 (dim,), scratch buffer.
-        into: (1, dim), residual.
+        bias: (dim,) bias of the projection.
+        delta: float32 (dim,) scratch buffer.
+        into: (1, dim) residual.
         shape: tile sizes.
-        pdl: run fc1 concurrently with the previous kernel as soon as `chosen` is written, see `kernels.common`. The
-            router's kernel must be fully resident before.
+        pdl: whether fc1 runs concurrently with the previous kernel as soon as `chosen` is written, see
+            `kernels.common`. All programs of the router's kernel must have started before.
     """
     (top, width), dim = inner.shape, fc1.shape[2]
     shared = {
@@ -517,7 +529,10 @@ def add_experts(
 
 
 def supports(dim: int, heads: int, ff_dim: int, tau: int, inner: int, experts: int, top: int, shape: IntoShape) -> bool:
-    """Return whether the kernels support these widths, temperature products, experts and experts per row."""
+    """Return whether the kernels support a model.
+
+    It has these widths and these numbers of temperature products, experts and experts per row.
+    """
     powers = all(size & (size - 1) == 0 and size > 1 for size in (dim, inner, experts, top)) and tau & (tau - 1) == 0
     whole = heads % shape.block_n == 0 and ff_dim % shape.block_n == 0 and experts % shape.experts == 0
     return powers and whole and min(dim, inner) >= 128 and top * (experts - 1).bit_length() < 64
