@@ -21,7 +21,7 @@ from aiortc.rtp import RtcpRrPacket, RtcpSrPacket
 from saccade.pipeline.api.loss_control import LossControl
 from saccade.sinks.record import to_json
 from saccade.sinks.video.broadcast import Viewer
-from saccade.sinks.video.live_encoder import TIME_BASE, Codec
+from saccade.sinks.video.encoder import TIME_BASE, Codec
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 
 _CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the preferred codec first

@@ -1,8 +1,8 @@
 """Video sinks: MP4 files, segmented recordings, and live video of every stream."""
 
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer, ViewerFrame
+from saccade.sinks.video.encoder import Codec, EncodedImage, LiveEncoder
 from saccade.sinks.video.live_audio import LiveAudio
-from saccade.sinks.video.live_encoder import Codec, EncodedImage, LiveEncoder
 from saccade.sinks.video.mp4 import Mp4Sink
 from saccade.sinks.video.segmented_mp4 import RecordingSink
 

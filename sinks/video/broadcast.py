@@ -22,7 +22,7 @@ from saccade.engine.results import Result
 from saccade.sinks.base import SinkError
 from saccade.sinks.overlay import draw
 from saccade.sinks.record import Latency, make_record
-from saccade.sinks.video.live_encoder import TIME_BASE, Codec, EncodedImage, LiveEncoder
+from saccade.sinks.video.encoder import TIME_BASE, Codec, EncodedImage, LiveEncoder
 from saccade.sources.frame import Frame, RgbImage
 
 _BACKLOG = 8  # frames: a viewer further behind than that goes on at the next key frame

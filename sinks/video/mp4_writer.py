@@ -296,7 +296,7 @@ class OpenMp4:
         width, height = first.width + first.width % 2, first.height + first.height % 2
         unit = Fraction(1, _timescale(first.time_base))
         form = VideoFormat(width, height, first.pixel_aspect, unit, self._rate)
-        if self._encoder is None or self._encoder.form != form:
+        if self._encoder is None or self._encoder.failed or self._encoder.form != form:
             self._encoder = Mp4Encoder(form)
         return self._encoder
 

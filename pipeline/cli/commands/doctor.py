@@ -214,7 +214,7 @@ def _encoding(name: str) -> str:
     import av
     import av.error
 
-    from saccade.sinks.video.live_encoder import try_encoder
+    from saccade.sinks.video.encoder import try_encoder
 
     try:
         try_encoder(name)

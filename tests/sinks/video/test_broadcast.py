@@ -17,7 +17,7 @@ from saccade.engine.results import Box, Detections, Points, Result
 from saccade.sinks import Latency
 from saccade.sinks.video import broadcast as broadcast_module
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, Shown, View, Viewer
-from saccade.sinks.video.live_encoder import Codec, EncodedImage, LiveEncoder, bit_rate
+from saccade.sinks.video.encoder import Codec, EncodedImage, LiveEncoder, bit_rate
 from saccade.sources import Frame
 from tests.support.clips import number_of, numbered_image
 from tests.support.sinks.results import LATENCY
