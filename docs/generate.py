@@ -21,7 +21,7 @@ README_PAGES = {
 }
 """Page of the site → folder of the README that it shows."""
 
-IMAGE = re.compile(r"\]\((?:\.\./)+(?:pipeline/assets|training)/([\w-]+\.(?:jpg|svg))\)")
+IMAGE = re.compile(r"\]\((?:\.\./)+(?:pipeline/assets|training|benchmarks/results)/([\w-]+\.(?:jpg|svg))\)")
 """A link from a page to an image of the repository, so that the page also works outside the site."""
 
 FILE_BLOCK = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
@@ -37,7 +37,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
-    for image in [*sorted((REPO / "pipeline/assets").glob("*.jpg")), *sorted((REPO / "training").glob("*.svg"))]:
+    images = [*(REPO / "pipeline/assets").glob("*.jpg")]
+    images += [*(REPO / "training").glob("*.svg"), *(REPO / "benchmarks/results").glob("*.svg")]
+    for image in sorted(images):
         files.append(File.generated(config, f"assets/{image.name}", abs_src_path=str(image)))
     return files
 
