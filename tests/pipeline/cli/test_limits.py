@@ -54,7 +54,7 @@ def test_a_video_too_wide_for_h264(
 
 def test_a_heatmap_too_wide_for_a_jpeg(tmp_path: Path, saccade: Command) -> None:
     Image.new("RGB", (66_000, 2)).save(tmp_path / "wide.png")
-    fails(saccade, tmp_path, "JPEG allows 65500 a side", "run", "wide.png", *PERSON, "--heatmap", "heat.jpg")
+    fails(saccade, tmp_path, "JPEG allows 65500 pixels per side", "run", "wide.png", *PERSON, "--heatmap", "heat.jpg")
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 5), (641, 361), (16_383, 3), (2, 16_384)])
