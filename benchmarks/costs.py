@@ -5,9 +5,9 @@ from __future__ import annotations
 from saccade.engine.models.moondream.config import ExpertsConfig, MoondreamConfig
 
 WIDTHS = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "fp8": (1, 2)}
-"""Bytes of a number of the blocks' weights and of the rest, by the name of the dtype."""
+"""Bytes per weight of the blocks, and per other weight, by dtype name."""
 KV_SCALE = 2
-"""Bytes of the scale of a key or a value in FP8, whose numbers have one each."""
+"""Bytes of the scale of a key vector or value vector in FP8."""
 
 
 class MoondreamCosts:

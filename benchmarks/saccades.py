@@ -28,7 +28,7 @@ MOVING_FROM_S, STILL_FROM_S = 4, 6  # from when on a scene's persons count
 _LEAST_IOU = 0.4
 
 Truth = Sequence[tuple[Rect, bool, bool]]
-"""Persons on a frame: box in pixels, whether it stands still all the time, and whether it counts already."""
+"""Persons in a frame: box in pixels, whether the person always stands still, and whether the box is scored."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,4 +1,7 @@
-"""Age of a WebRTC peer's frames at decoding: Saccade and stock aiortc receive the same video at the same time."""
+"""Age of the frames of a WebRTC peer when they are decoded.
+
+Saccade and aiortc receive the same video at the same time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _NOTE = "Both receive the same packets at the same time over 127.0.0.1. The age 
 
 
 def compare(turns: int, seconds: float) -> Comparison:
-    """Measure each codec once per turn."""
+    """Receive video with each codec once per turn, and measure the age of the frames."""
     values: dict[str, dict[str, list[float]]] = {OURS: {}, "aiortc": {}}
     for _ in range(turns):
         for codec in ("VP8", "H264"):

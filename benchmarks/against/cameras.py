@@ -1,4 +1,4 @@
-"""Simulated cameras at an overloaded engine: Saccade's admission, and one queue for the frames of all cameras."""
+"""Simulated cameras on an overloaded engine. Saccade's admission is compared with one queue for all frames."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def compare(model: str, device: str, cameras: int, turns: int, seconds: float) -
 
 
 def _offer(engine: Engine, images: list, rates: np.ndarray, seconds: float, *, streams: bool) -> Measured:  # type: ignore[type-arg]
-    """Submit frames at their times in this thread and collect the ages in another."""
+    """Submit frames at their capture times in this thread, and collect the ages of the results in another thread."""
     arrivals = sorted(
         (n / rate + 0.37 * i / rate, i) for i, rate in enumerate(rates) for n in range(int(seconds * rate))
     )

@@ -1,4 +1,4 @@
-"""What all comparisons share: run both sides in turns, and keep the result as table, JSON and plot.
+"""Shared code of all comparisons. It runs both sides in turns, and saves the result as table, JSON and plot.
 
 The machine may be shared with other work, so both sides run one after the other in each turn. The table shows the
 median of the turns, and the median of the ratios of each turn.
@@ -60,7 +60,7 @@ class Comparison:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file that `save` wrote.
+        """Read a comparison from a file that `save` wrote.
 
         Raises:
             ConfigError: if it is no such file.
@@ -188,7 +188,7 @@ def machine() -> str:
 
 
 def require(*modules: str, install: str) -> None:
-    """Check that the packages of a peer can be imported.
+    """Check that the packages of the compared software can be imported.
 
     Args:
         modules: names of the modules.

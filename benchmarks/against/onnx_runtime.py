@@ -79,7 +79,7 @@ def compare(turns: int, frames: int, threads: int) -> Comparison:
 
 
 class _Network(torch.nn.Module):
-    """The network alone, with its maps as outputs."""
+    """The detector network without the decoder. Its outputs are feature maps."""
 
     def __init__(self, stem: torch.nn.Module) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Network(torch.nn.Module):
 
 
 def _export(crop: torch.Tensor, folder: Path) -> Path:
-    """Write the network as ONNX; a fresh copy, because engines fuse their layers."""
+    """Export a new copy of the network as ONNX. A copy is needed because engines fuse their layers."""
     from saccade.engine.model_loader import open_model
 
     path = folder / "nano.onnx"
@@ -103,7 +103,7 @@ def _export(crop: torch.Tensor, folder: Path) -> Path:
 
 
 def _require_equal(session: Any, tower: DetectorTower, crop: torch.Tensor) -> None:
-    """Check that both networks compute the same."""
+    """Check that both networks return the same values."""
     theirs, ours = session.run(None, {"x": crop.numpy()})[0], tower.stem(crop).classes.numpy()
     apart = float(np.abs(theirs - ours).max())
     if not apart < 1e-2:
@@ -111,7 +111,7 @@ def _require_equal(session: Any, tower: DetectorTower, crop: torch.Tensor) -> No
 
 
 def _cpu_ms(run: Callable[[], object], frames: int) -> float:
-    """Return the median CPU time of all threads, which other work on the machine affects little."""
+    """Return the median CPU time of all threads in milliseconds. Other work on the machine affects it little."""
     took = []
     for _ in range(frames):
         begun = time.process_time()

@@ -1,4 +1,4 @@
-"""Decoding a 1080p H.264 file to RGB frames: Saccade, PyAV's own loop and OpenCV's VideoCapture.
+"""Time to decode a 1080p H.264 file to RGB frames, with Saccade, the usual PyAV loop and OpenCV's VideoCapture.
 
 `python -m benchmarks ingest` compares the age of a live stream's frames, `against aiortc` that of WebRTC.
 """
@@ -28,7 +28,7 @@ _NOTE = (
 
 
 def compare(turns: int, seconds: float) -> Comparison:
-    """Decode a clip of `seconds` at 25 frames/s in turns."""
+    """Decode a clip of `seconds` at 25 frames/s with each reader, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "clip.mp4")
         frames = write_clip(path, round(25 * seconds))

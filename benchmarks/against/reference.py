@@ -28,7 +28,7 @@ _NOTE = (
 
 
 def compare(model: str, device: str, dtype: str | None, objects: int, turns: int, frames: int) -> Comparison:
-    """Time one image after the other from pixels to `objects` boxes.
+    """Time the answers for one image after another, from pixels to `objects` boxes.
 
     Args:
         model: folder of a Moondream 2 model, or the registry's random model, which needs a GPU.
@@ -71,7 +71,7 @@ def compare(model: str, device: str, dtype: str | None, objects: int, turns: int
 
 
 def _load(model: str, device: str, dtype: str | None) -> LoadedModel:
-    """Return a copy of the model for the reference, because an engine fuses the layers of its own."""
+    """Return a second copy of the model for the reference loop, because an engine fuses the layers of its own copy."""
     if model in registry.RANDOM:
         import torch
 

@@ -46,9 +46,9 @@ T = TypeVar("T")
 ImageT = TypeVar("ImageT")
 """An image in the executor's format."""
 Outcome = Literal["done", "failed", "cancelled", "superseded"]
-"""How a request ends, as named in counters."""
+"""Outcome of a request, as named in counters."""
 NO_SLOT = 0
-"""Adapter slot of sequences without an adapter; real slots start at 1."""
+"""Adapter slot of sequences without an adapter. Slots of adapters start at 1."""
 
 
 class State(Enum):

@@ -253,7 +253,7 @@ _MANY = 600  # minimum rows for which oneDNN with fused activation is faster tha
 Evidences = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 """Function from crops to the fields of `Evidence`."""
 Size = tuple[int, int, int]
-"""Images, rows and columns of a feature map."""
+"""Number of images, rows and columns of a feature map."""
 
 
 class PackedPicoDet(nn.Module):

@@ -30,7 +30,7 @@ class Fp8(Enum):
 
 
 Rows = tuple[torch.Tensor, torch.Tensor | None]
-"""Rows (rows, inputs) in half precision with None, or in e4m3 with float32 scales (rows,)."""
+"""Activations (rows, inputs) and their scales: half precision and None, or e4m3 and float32 (rows,)."""
 
 
 class PackedLinear:

@@ -41,7 +41,7 @@ SHAPES = {
     False: Shapes(gemv.Shape(8, 4, True), IntoShape(8, 8, 4), one_row.Shape(4, 4, 2, 4), gemv.Shape(4, 4, True)),
     True: Shapes(gemv.Shape(16, 4, True), IntoShape(32, 4, 8), one_row.Shape(4, 2, 8, 8), gemv.Shape(4, 4, True)),
 }
-"""Tile sizes by whether weights are FP8; all programs of fc2 fit a GPU at the same time."""
+"""Tile sizes, with and without FP8 weights. All programs of fc2 can run on a GPU at the same time."""
 MLP_N = 2
 """Outputs per program of the dense MLP's output GEMV, which runs concurrently with attention."""
 

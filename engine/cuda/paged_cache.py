@@ -17,7 +17,7 @@ _PAGES_CPU = 1024
 _SHARE = 0.4  # fraction of the free memory after loading weights; graphs and images need the rest
 
 LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Keys and values of one layer, with the scales of both in FP8, else None."""
+"""Keys and values of one layer. With FP8, also the scales of both, else None."""
 
 
 class PagedLayer:

@@ -19,7 +19,7 @@ from saccade.engine.kernels.temperature import temperature_parts, temperature_pr
 from saccade.engine.models.lora import AdaptedRows
 
 _Seen = tuple[torch.Tensor | None, torch.Tensor]
-"""Attention output of images, and of all rows; the second lacks the images if the first is not None."""
+"""Output of attention for image rows (or None), and for the other rows. With None, the second has all rows."""
 
 
 @dataclass(slots=True)

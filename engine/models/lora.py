@@ -232,7 +232,7 @@ class AdapterBank:
         return self._text
 
     def rows(self, slots: torch.Tensor) -> AdaptedRows:
-        """Return an object that adds the adapters in these slots (rows,) int to the rows of a step."""
+        """Return the `AdaptedRows` of these adapter slots (rows,) int."""
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
@@ -341,12 +341,12 @@ class AdaptedRows:
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """Return an object for the first `count` rows (images), each repeated `length` times."""
+        """Return the `AdaptedRows` of the first `count` rows (images), each repeated `length` times."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 
     def behind(self, first: int) -> AdaptedRows:
-        """Return an object for the rows from `first` on."""
+        """Return the `AdaptedRows` of all rows from `first` on."""
         return AdaptedRows(self._layers, self._others[first:])
 
 

@@ -226,12 +226,12 @@ class CudaStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Let work submitted from now on start only after the event."""
+        """Delay all work that is submitted from now on until another stream has reached the event."""
         assert isinstance(event, torch.cuda.Event)
         self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Notify a watcher (None for none) about work submitted from now on."""
+        """Set the watcher of all work that is submitted from now on. None removes the watcher."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:

@@ -244,7 +244,7 @@ class Executor(Generic[PreparedT]):
 
     @property
     def streams(self) -> dict[str, Stream]:
-        """Streams by name: 'compute' and 'copy'."""
+        """The streams that the executor uses, by name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
     def prepare(self, image: Pixels) -> PreparedT:

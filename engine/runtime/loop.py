@@ -440,7 +440,7 @@ class StepLoop(Generic[ImageT]):
 
 
 Prepared = tuple[PrefillWindow[ImageT], ImageT | None, BaseException | None]
-"""A window with its image or the error."""
+"""A prefill window with its prepared image or the error."""
 
 
 class Preparer:

@@ -24,7 +24,7 @@ _NOTHING = nullcontext()
 # ---- the trace
 
 TRACKS = ("host", "compute", "copy")
-"""Tracks in display order."""
+"""Names of the tracks in a trace, in display order."""
 CAPACITY = 200_000  # maximum number of spans (minutes of steps); older ones are dropped
 
 _PROCESS = 1

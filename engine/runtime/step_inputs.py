@@ -26,7 +26,7 @@ from saccade.engine.runtime.streams import Stream
 from saccade.engine.tasks.task import ANY_TOKEN, FROM_IMAGE, MAX_SCORED, FedValue, Sampled, TokenRule
 
 NO_CLASS = -2
-"""Class of a prompt without matching detections."""
+"""Detector class of a prompt for which there are no detections."""
 
 
 def bucket_of(sizes: Sequence[int], count: int) -> int:

@@ -44,7 +44,7 @@ from saccade.engine.runtime.graph_capture import GraphsByKind
 
 _LARGEST = 1 << 23  # maximum bytes of an image in these buffers; larger images, such as 4K, are copied separately
 ALIGNED = 256
-"""Alignment of parts in bytes."""
+"""Alignment of ranges of pinned memory, in bytes."""
 _PINNED = 1 << 22  # pinned bytes per image of two prefills; Full HD needs 1.5 times as much, 640×360 a sixth
 _MOST_KNOWN = 256  # maximum number of image sizes with compiled kernels, as in `kernels.resize`
 _STAGED_GRAPHS = 32  # maximum number of image sizes with graphs
@@ -221,7 +221,7 @@ class CudaUploads:
             images: images, each with its index in the crops.
             current: the current stream, which is restored afterwards.
         """
-        # Decoded frames on the device belong to its default stream, where their memory is reused.
+        # Wait for the default stream, on which decoded frames are written and their memory is reused.
         decoded = any(isinstance(image.place, torch.Tensor) for _, image in images)
         stream = torch.cuda.default_stream(self._device) if decoded else self.stream
         torch.cuda.set_stream(stream)

@@ -244,7 +244,7 @@ class Point(ObjectsTask):
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the references by prompt position."""
+        """Return the coordinates of the references, by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:

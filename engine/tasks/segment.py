@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from saccade.engine.models.protocol import ModelLimits, PathTokens, Prompts, Ref
 
 SCALE = 960
-"""Units of path integers per box side."""
+"""Number of integer path units along a side of the box."""
 _FORCED = (Phase.Y, Phase.Y, Phase.SIZE)
 _NUMBERS = {"M": 2, "L": 2, "C": 6, "Z": 0}
 _LAST_MARK = 20  # token IDs up to this one are special tokens, not text
@@ -100,7 +100,7 @@ class Segment(Task):
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the references by prompt position."""
+        """Return the coordinates of the references, by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:

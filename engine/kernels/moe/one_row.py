@@ -22,7 +22,7 @@ import triton.language as tl
 from saccade.engine.kernels.common import exact_gelu, gelu, pdl_join, pdl_launch, pdl_options
 
 PARTS = tl.constexpr(4)
-"""Number of parts of the inputs; products are first added across parts."""
+"""Number of parts into which the inputs are split. Products are first added across the parts."""
 GROW = tl.constexpr(2.0**9)
 """Factor by which `shrunk` divides inputs: 448 (the largest e4m3 value) · 65,280 / 512 fits float16."""
 _LARGEST_HALF = tl.constexpr(65280.0)  # largest value in both bfloat16 and float16
