@@ -1,14 +1,15 @@
 """YUV to RGB conversion and Lanczos resize on the GPU, byte-identical with Pillow.
 
 The resize follows the published algorithm of Pillow: two integer passes with 22-bit coefficients and 8-bit intermediate
-results. Images of equal size are resized together, because the two kernel launches hold the GIL for 60 µs regardless of
-the number of images.
+results. `resize_all` resizes images of any sizes and formats together, because each kernel launch holds the GIL for
+30 µs. A table on the device describes the images, so that no kernel is compiled for a new size.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,22 +17,29 @@ import triton
 import triton.language as tl
 from PIL import Image
 
-ABOUT = 13
-"""Number of int64 fields of an image descriptor.
+FIELDS = 23
+"""Number of int64 fields of an image in the table of `resize_all`.
 
-The fields are: address of RGB or luma, output index; for YUV also addresses of u and v, row strides of luma and chroma,
-pixel stride of chroma, and the six `YuvImage.factors`.
+The fields are:
+
+    0 to 2     addresses of luma, u and v; for RGB of the first red, green and blue value
+    3          index of the output
+    4          first pixel in the intermediate buffer
+    5 to 8     bytes per row and per pixel of luma, then of chroma
+    9          1 if u and v have half the rows and columns (YUV), else 0 (RGB)
+    10 to 15   `YuvImage.factors`
+    16 to 22   `Scaling.fields`; all 0 for no image
 """
+ROWS = 16
+"""Field with the number of rows."""
 _BITS = 22  # 32 bits minus 8 bits of a pixel minus 2 bits for overshoot
 _LOBES = 3.0
+_COMPARED = 8  # output rows that tell the order of the passes
+_PROGRAMS = 128  # programs for each image of `resize_all`; each takes several blocks of pixels
 
 
 def coefficients(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights for a resize from `before` to `after` pixels.
-
-    Returns:
-        The first source pixel (after,) of each output pixel, and its weights (after, taps), both int32.
-    """
+    """Return the first source pixel (after,) of each output pixel, and its weights (after, taps); both int32."""
     step = before / after
     stretch = max(step, 1.0)
     support = _LOBES * stretch
@@ -54,40 +62,21 @@ def _on_device(before: int, after: int, device: torch.device) -> tuple[torch.Ten
     return torch.from_numpy(first).to(device), torch.from_numpy(weights).to(device)
 
 
-@triton.jit(do_not_specialize_on_alignment=["about"])  # else it is compiled again for what begins at an odd image
+@triton.jit
 def _pass_kernel(
-    about,
     source,
     first,
     weights,
     out,
-    given,
     total,
     before,
     LINE: tl.constexpr,
     AFTER: tl.constexpr,
     TAPS: tl.constexpr,
-    ADDRESSED: tl.constexpr,
-    PLACED: tl.constexpr,
-    ABOUT: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Resize the middle axis of each image (outer, before, LINE) of `given` bytes to AFTER.
-
-    There are `total` output bytes.
-
-    Source and output images are contiguous, unless the descriptors in `about` give other addresses.
-    """
-    image = tl.program_id(1).to(tl.int64)
-    if ADDRESSED:
-        source = tl.load(about + image * ABOUT).to(tl.pointer_type(tl.uint8))
-    else:
-        source += image * given
-    if PLACED:
-        out += tl.load(about + image * ABOUT + 1) * total
-    else:
-        out += image * total
+    """Resize the middle axis of an image (outer, before, LINE) to AFTER, `total` bytes in all."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     line = i % LINE
@@ -102,77 +91,99 @@ def _pass_kernel(
     tl.store(out + i, _byte(acc >> BITS).to(tl.uint8), mask=inside)
 
 
-@triton.jit(do_not_specialize_on_alignment=["about"])  # else it is compiled again for what begins at an odd image
-def _yuv_pass_kernel(
-    about,
-    first,
-    weights,
-    out,
-    total,
-    before,
-    DOWN: tl.constexpr,
-    LINE: tl.constexpr,
-    AFTER: tl.constexpr,
-    TAPS: tl.constexpr,
-    ABOUT: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+@triton.jit
+def _first_pass_kernel(
+    table, between, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Run the first pass of `_pass_kernel` on YUV images, which are converted to RGB when they are loaded.
+    """Resize the first axis of each image in the table, converted to RGB on load, into the intermediate buffer."""
+    table += tl.program_id(1) * FIELDS
+    y = tl.load(table).to(tl.pointer_type(tl.uint8))
+    u = tl.load(table + 1).to(tl.pointer_type(tl.uint8))
+    v = tl.load(table + 2).to(tl.pointer_type(tl.uint8))
+    between += 3 * tl.load(table + 4)
+    y_row = tl.load(table + 5).to(tl.int32)
+    y_step = tl.load(table + 6).to(tl.int32)
+    uv_row = tl.load(table + 7).to(tl.int32)
+    uv_step = tl.load(table + 8).to(tl.int32)
+    half = tl.load(table + 9).to(tl.int32)
+    of_luma = tl.load(table + 10).to(tl.int32)
+    of_red = tl.load(table + 11).to(tl.int32)
+    of_green_u = tl.load(table + 12).to(tl.int32)
+    of_green_v = tl.load(table + 13).to(tl.int32)
+    of_blue = tl.load(table + 14).to(tl.int32)
+    black = tl.load(table + 15).to(tl.int32)
+    rows = tl.load(table + 16).to(tl.int32)
+    columns = tl.load(table + 17).to(tl.int32)
+    across = tl.load(table + 18) != 0
+    which = tl.where(across, 19, 21)
+    first = tl.load(table + which).to(tl.pointer_type(tl.int32))
+    taps = tl.load(table + which + 1).to(tl.int32)
+    weights = first + SIDE
+    before = tl.where(across, columns, rows)
+    width = tl.where(across, SIDE, columns)
+    total = tl.where(across, rows, tl.minimum(rows, 1) * SIDE) * width
+    step = tl.num_programs(0) * BLOCK
+    for begin in range(tl.program_id(0) * BLOCK, total, step):
+        i = begin + tl.arange(0, BLOCK)
+        inside = i < total
+        row = i // width
+        column = i - row * width
+        at = tl.where(across, column, row)
+        start = tl.load(first + at, mask=inside, other=0)
+        red_acc = tl.full((BLOCK,), 1 << (BITS - 1), tl.int32)
+        green_acc = red_acc
+        blue_acc = red_acc
+        for tap in range(taps):
+            w = tl.load(weights + tap * SIDE + at, mask=inside, other=0)
+            there = tl.minimum(start + tap, before - 1)  # past the end the weight is 0
+            r = tl.where(across, row, there)
+            c = tl.where(across, there, column)
+            chroma = (r >> half) * uv_row + (c >> half) * uv_step
+            luma = tl.load(y + r * y_row + c * y_step, mask=inside, other=0).to(tl.int32)
+            in_u = tl.load(u + chroma, mask=inside, other=0).to(tl.int32)
+            in_v = tl.load(v + chroma, mask=inside, other=0).to(tl.int32)
+            red, green, blue = _rgb(luma, in_u, in_v, of_luma, of_red, of_green_u, of_green_v, of_blue, black)
+            red_acc += w * tl.where(half == 1, red, luma)
+            green_acc += w * tl.where(half == 1, green, in_u)
+            blue_acc += w * tl.where(half == 1, blue, in_v)
+        out = between + i * 3
+        tl.store(out, _byte(red_acc >> BITS).to(tl.uint8), mask=inside)
+        tl.store(out + 1, _byte(green_acc >> BITS).to(tl.uint8), mask=inside)
+        tl.store(out + 2, _byte(blue_acc >> BITS).to(tl.uint8), mask=inside)
 
-    `total` and LINE are numbers of pixels. The input is (outer, before, LINE). Its rows are image columns with DOWN,
-    otherwise single pixels.
-    """
-    image = tl.program_id(1).to(tl.int64)
-    about += image * ABOUT
-    y = tl.load(about).to(tl.pointer_type(tl.uint8))
-    u = tl.load(about + 2).to(tl.pointer_type(tl.uint8))
-    v = tl.load(about + 3).to(tl.pointer_type(tl.uint8))
-    y_row = tl.load(about + 4).to(tl.int32)
-    uv_row = tl.load(about + 5).to(tl.int32)
-    uv_step = tl.load(about + 6).to(tl.int32)
-    of_luma = tl.load(about + 7).to(tl.int32)
-    of_red = tl.load(about + 8).to(tl.int32)
-    of_green_u = tl.load(about + 9).to(tl.int32)
-    of_green_v = tl.load(about + 10).to(tl.int32)
-    of_blue = tl.load(about + 11).to(tl.int32)
-    black = tl.load(about + 12).to(tl.int32)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < total
-    line = i % LINE
-    at = i // LINE % AFTER
-    outer = i // (LINE * AFTER)
-    start = tl.load(first + at, mask=inside, other=0)
-    red_acc = tl.full((BLOCK,), 1 << (BITS - 1), tl.int32)
-    green_acc = red_acc
-    blue_acc = red_acc
-    for tap in range(TAPS):
-        w = tl.load(weights + at * TAPS + tap, mask=inside, other=0)
-        there = tl.minimum(start + tap, before - 1)  # past the end the weight is 0
-        if DOWN:
-            row = there
-            column = line
-        else:
-            row = outer
-            column = there
-        red, green, blue = _rgb(
-            tl.load(y + row * y_row + column, mask=inside, other=0).to(tl.int32),
-            tl.load(u + (row // 2) * uv_row + (column // 2) * uv_step, mask=inside, other=0).to(tl.int32),
-            tl.load(v + (row // 2) * uv_row + (column // 2) * uv_step, mask=inside, other=0).to(tl.int32),
-            of_luma,
-            of_red,
-            of_green_u,
-            of_green_v,
-            of_blue,
-            black,
-        )
-        red_acc += w * red
-        green_acc += w * green
-        blue_acc += w * blue
-    out += (image * total + i) * 3
-    tl.store(out, _byte(red_acc >> BITS).to(tl.uint8), mask=inside)
-    tl.store(out + 1, _byte(green_acc >> BITS).to(tl.uint8), mask=inside)
-    tl.store(out + 2, _byte(blue_acc >> BITS).to(tl.uint8), mask=inside)
+
+@triton.jit
+def _second_pass_kernel(
+    table, between, out, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Resize the other axis of each image from the intermediate buffer into its output."""
+    table += tl.program_id(1) * FIELDS
+    out += tl.load(table + 3) * (SIDE * SIDE * 3)
+    between += 3 * tl.load(table + 4)
+    rows = tl.load(table + 16).to(tl.int32)
+    columns = tl.load(table + 17).to(tl.int32)
+    across = tl.load(table + 18) != 0
+    which = tl.where(across, 21, 19)
+    first = tl.load(table + which).to(tl.pointer_type(tl.int32))
+    taps = tl.load(table + which + 1).to(tl.int32)
+    weights = first + SIDE
+    before = tl.where(across, rows, columns)
+    step = tl.where(across, SIDE * 3, 3)
+    total = tl.minimum(rows, 1) * (SIDE * SIDE * 3)
+    for begin in range(tl.program_id(0) * BLOCK, total, tl.num_programs(0) * BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        inside = i < total
+        row = i // (SIDE * 3)
+        line = i % (SIDE * 3)
+        at = tl.where(across, row, line // 3)
+        base = tl.where(across, line, row * columns * 3 + line % 3)
+        start = tl.load(first + at, mask=inside, other=0)
+        acc = tl.full((BLOCK,), 1 << (BITS - 1), tl.int32)
+        for tap in range(taps):
+            w = tl.load(weights + tap * SIDE + at, mask=inside, other=0)
+            there = tl.minimum(start + tap, before - 1)
+            acc += w * tl.load(between + base + there * step, mask=inside, other=0).to(tl.int32)
+        tl.store(out + i, _byte(acc >> BITS).to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -182,7 +193,7 @@ def _byte(x):
 
 @triton.jit
 def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
-    """Return red, green and blue of int32 luma and chroma. The values equal those of `YuvImage.rgb`."""
+    """Return red, green and blue of int32 luma and chroma, equal to `YuvImage.rgb`."""
     luma = ((y - black) * 8 * of_luma) >> 16
     du = (u - 128) * 8
     dv = (v - 128) * 8
@@ -192,137 +203,117 @@ def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
 
 
 def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Resize a CUDA image (rows, columns, 3) uint8 to (height, width, 3), byte-identical with Pillow's Lanczos filter.
+    """Return a (rows, columns, 3) uint8 CUDA image resized to (height, width, 3), byte-identical with Pillow's Lanczos.
 
-    The first call for a pair of sizes runs Pillow and waits for the device.
+    The first call for a pair of sizes runs Pillow and compiles kernels.
     """
     rows, columns, _ = image.shape
-    return _two_passes(image, height, width, across_first(rows, columns, height, width, image.device))
+    return _two_passes(image, height, width, across_first(rows, columns, height, width))
 
 
-def resize_all(about: torch.Tensor, rows: int, columns: int, out: torch.Tensor, *, yuv: bool = False) -> None:
-    """Resize images of equal size and format with two kernel launches.
+@dataclass(slots=True, frozen=True, eq=False)
+class Scaling:
+    """How images of one size are resized to a square. The table of `resize_all` points to its coefficients.
 
-    The first call for a pair of sizes takes about a second and waits for the device, unless `compile_for` was called
-    before.
+    Attributes:
+        fields: rows, columns, whether the columns are resized first, then address and number of the coefficients of an
+            output pixel: for the columns and for the rows.
+        between: pixels of an image in the intermediate buffer.
+        coefficients: int32 on the device.
+    """
+
+    fields: tuple[int, ...]
+    between: int
+    coefficients: torch.Tensor
+
+
+def scaling_of(rows: int, columns: int, side: int, device: torch.device) -> Scaling:
+    """Return the `Scaling` of a size. The call runs Pillow for some milliseconds, and waits for the current stream."""
+    across = across_first(rows, columns, side, side)
+    parts = [coefficients(before, side) for before in (columns, rows)]
+    whole = np.concatenate([np.concatenate([first, weights.T.ravel()]) for first, weights in parts])
+    there = torch.from_numpy(whole).to(device)
+    taps = [weights.shape[1] for _, weights in parts]
+    low = there.data_ptr()
+    high = low + 4 * side * (1 + taps[0])
+    return Scaling(
+        (rows, columns, int(across), low, taps[0], high, taps[1]), side * (rows if across else columns), there
+    )
+
+
+def resize_all(table: torch.Tensor, between: torch.Tensor, out: torch.Tensor) -> None:
+    """Resize images of any sizes and formats with two kernel launches.
 
     Args:
-        about: (n, ABOUT) int64 image descriptors on the device, with device addresses. RGB is (rows, columns, 3) uint8.
-            YUV luma is (rows, columns) with contiguous columns. The chroma planes have half of both sizes.
-        rows: height of each image.
-        columns: width of each image.
-        out: (images, height, width, 3) uint8, overwritten.
-        yuv: whether the images are 8-bit YUV 4:2:0 instead of RGB.
+        table: (n, FIELDS) int64 on the device. Rows of zeros are no images.
+        between: uint8 on the device: three bytes for each pixel of the `Scaling.between` of all images.
+        out: (images, side, side, 3) uint8, written.
     """
-    _, height, width, _ = out.shape
-    across = across_first(rows, columns, height, width, out.device)
-    (outer, before, after, line), second = _passes(rows, columns, height, width, across)
-    between = torch.empty(len(about), outer * after * line, dtype=torch.uint8, device=out.device)
-    # Both passes run even if a side keeps its size, because the descriptors place input and output.
-    if yuv:
-        _yuv_pass(about, between, outer, before, after, line // 3, down=not across)
-    else:
-        _one_pass(about, None, between, outer, before, after, line)
-    _one_pass(about, between, out, *second)
+    grid, side = (_PROGRAMS, len(table)), out.shape[1]
+    _first_pass_kernel[grid](table, between, SIDE=side, FIELDS=FIELDS, BITS=_BITS, BLOCK=256, num_warps=4)
+    _second_pass_kernel[grid](table, between, out, SIDE=side, FIELDS=FIELDS, BITS=_BITS, BLOCK=512, num_warps=4)
 
 
 def weights_of(rows: int, columns: int, height: int, width: int, device: torch.device) -> list[torch.Tensor]:
-    """Return the weight tensors for a pair of sizes. A CUDA graph of `resize_all` must keep them alive."""
+    """Return the coefficient tensors for a pair of sizes; a CUDA graph of `resize` must keep them alive."""
     return [*_on_device(columns, width, device), *_on_device(rows, height, device)]
 
 
-def compile_for(rows: int, columns: int, height: int, width: int, device: torch.device, *, yuv: bool = False) -> None:
-    """Compile the kernels of `resize_all` for a pair of sizes on the current device. This may take a second."""
-    image = torch.zeros(rows, columns, 3, dtype=torch.uint8, device=device)
-    out = torch.empty(1, height, width, 3, dtype=torch.uint8, device=device)
-    at = image.data_ptr()
-    about = torch.tensor([[at, 0, at, at, columns, columns // 2, 1, *[0] * (ABOUT - 7)]], device=device)
-    resize_all(about, rows, columns, out, yuv=yuv)
-    out.cpu()
-
-
 @functools.lru_cache(maxsize=256)
-def across_first(rows: int, columns: int, height: int, width: int, device: torch.device) -> bool:
+def across_first(rows: int, columns: int, height: int, width: int) -> bool:
     """Return whether Pillow resizes horizontally before vertically for a pair of sizes.
 
-    The order affects rounding, and Pillow's rule differs between versions. Therefore Pillow and both orders resize a
-    test image here, and the results are compared.
+    The order of the passes affects rounding, and Pillow's rule differs between versions. The first rows of a resized
+    test image are therefore compared.
     """
-    noise = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), np.uint8)
-    wanted = np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.LANCZOS))
-    got = _two_passes(torch.from_numpy(noise).to(device), height, width, True)
-    return bool((got.cpu().numpy() == wanted).all())
+    noise = np.random.default_rng(0).integers(0, 256, (rows, columns), np.uint8)
+    wanted = np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.LANCZOS))[:_COMPARED]
+    first, weights = (part[:_COMPARED] for part in coefficients(rows, height))
+    needed = noise[: first[-1] + weights.shape[1]]
+    got = _resized_rows(_resized_rows(needed.T, *coefficients(columns, width)).T, first, weights)
+    return bool((got == wanted).all())
+
+
+def _resized_rows(pixels: np.ndarray, first: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the output rows of these coefficients of a (rows, columns) uint8 array."""
+    taken = np.minimum(first[:, None] + np.arange(weights.shape[1]), len(pixels) - 1)
+    sums = np.einsum("ot,otc->oc", weights.astype(np.int64), pixels[taken], dtype=np.int64, casting="unsafe")
+    rounded: np.ndarray = np.clip((sums + (1 << (_BITS - 1))) >> _BITS, 0, 255).astype(np.uint8)
+    return rounded
 
 
 def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> torch.Tensor:
     rows, columns, _ = image.shape
     for outer, before, after, line in _passes(rows, columns, height, width, across):
         if before != after:
-            out = torch.empty(1, outer * after * line, dtype=torch.uint8, device=image.device)
-            _one_pass(None, image, out, outer, before, after, line)
+            out = torch.empty(outer * after * line, dtype=torch.uint8, device=image.device)
+            _one_pass(image, out, outer, before, after, line)
             image = out
     return image.view(height, width, 3)
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
-    """Return both passes in order, each as (outer, before, after, line); see `_pass_kernel`."""
+    """Return both passes in order, each as (outer, before, after, line)."""
     if across:
         return [(rows, columns, width, 3), (1, rows, height, width * 3)]
     return [(1, rows, height, columns * 3), (height, columns, width, 3)]
 
 
-def _one_pass(
-    about: torch.Tensor | None,
-    source: torch.Tensor | None,
-    out: torch.Tensor,
-    outer: int,
-    before: int,
-    after: int,
-    line: int,
-) -> None:
-    """Run one pass on one image, or on all images of `about`. Without `source`, the descriptors give the addresses."""
+def _one_pass(source: torch.Tensor, out: torch.Tensor, outer: int, before: int, after: int, line: int) -> None:
     first, weights = _on_device(before, after, out.device)
     total = outer * after * line
-    _pass_kernel[(triton.cdiv(total, 512), 1 if about is None else len(about))](
-        out if about is None else about,
-        out if source is None else source,
+    _pass_kernel[(triton.cdiv(total, 512),)](
+        source,
         first,
         weights,
         out,
-        outer * before * line,
         total,
         before,
         LINE=line,
         AFTER=after,
         TAPS=weights.shape[1],
-        ADDRESSED=source is None,
-        PLACED=about is not None and source is not None,
-        ABOUT=ABOUT,
         BITS=_BITS,
         BLOCK=512,
-        num_warps=4,
-    )
-
-
-def _yuv_pass(
-    about: torch.Tensor, out: torch.Tensor, outer: int, before: int, after: int, line: int, *, down: bool
-) -> None:
-    first, weights = _on_device(before, after, out.device)
-    total = outer * after * line
-    _yuv_pass_kernel[(triton.cdiv(total, 256), len(about))](
-        about,
-        first,
-        weights,
-        out,
-        total,
-        before,
-        DOWN=down,
-        LINE=line,
-        AFTER=after,
-        TAPS=weights.shape[1],
-        ABOUT=ABOUT,
-        BITS=_BITS,
-        BLOCK=256,
         num_warps=4,
     )
 
@@ -369,12 +360,12 @@ def _rgb_kernel(
 def rgb_of_yuv(
     y: torch.Tensor, u: torch.Tensor, v: torch.Tensor, factors: tuple[int, int, int, int, int, int]
 ) -> torch.Tensor:
-    """Convert 8-bit YUV 4:2:0 to (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
+    """Return 8-bit YUV 4:2:0 as (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
 
     Args:
         y: (height, width) uint8 on a CUDA device.
         u: (height / 2, width / 2) uint8 on the same device.
-        v: tensor with the shape, dtype and strides of `u`.
+        v: same shape, dtype and strides as `u`.
         factors: `YuvImage.factors`.
     """
     height, width = y.shape

@@ -17,8 +17,9 @@ from saccade.engine.cpu.threads import image_threads, one_thread, set_threads
 from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels, as_array
 from saccade.engine.models.protocol import DraftingEncoder, ImageCrops, Model
-from saccade.engine.runtime.executor import Executor, Sizes
+from saccade.engine.runtime.executor import Executor, Sizes, part_of
 from saccade.engine.runtime.streams import Event, Watcher
+from saccade.engine.tasks.task import Window
 
 
 class CpuExecutor(Executor[ImageCrops]):
@@ -72,10 +73,10 @@ class CpuImageEncoder:
         self.tokens = torch.zeros(most, model.vision.n_tokens, model.limits.dim, dtype=model.dtype)
         self.objects = torch.zeros(most, 1 if self._drafting is None else self._drafting.n_drafts, 5)
 
-    def prepare(self, image: Pixels) -> ImageCrops:
+    def prepare(self, image: Pixels, window: Window | None = None) -> ImageCrops:
         """See `ImageEncoder.prepare`."""
         with one_thread():
-            return self._vision.make_crops(as_array(image))
+            return self._vision.make_crops(as_array(image if window is None else part_of(image, window)))
 
     def encode(self, slot: int, images: Sequence[ImageCrops]) -> None:
         """See `ImageEncoder.encode`.

@@ -25,7 +25,7 @@ from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.request import Step, StepKind
 from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
 from saccade.engine.errors import Fallbacks
-from saccade.engine.image import Pixels
+from saccade.engine.image import Pixels, YuvImage
 from saccade.engine.models.lora import AdapterBank
 from saccade.engine.models.protocol import TEXT_PHASES, DraftingEncoder, Model, Phase
 from saccade.engine.models.runner import (
@@ -52,7 +52,7 @@ from saccade.engine.runtime.step_inputs import (
     with_scores,
 )
 from saccade.engine.runtime.streams import Event, Stream
-from saccade.engine.tasks.task import MAX_SCORED, Sampled
+from saccade.engine.tasks.task import MAX_SCORED, Sampled, Window
 
 COORDS, SIZES, TEXT, DRAFTED = (
     1,
@@ -86,11 +86,12 @@ class ImageEncoder(Protocol[PreparedT]):
     @property
     def encoder(self) -> object: ...  # noqa: D102 - above
 
-    def prepare(self, image: Pixels) -> PreparedT:
+    def prepare(self, image: Pixels, window: Window | None = None) -> PreparedT:
         """Split an image into crops for the encoder.
 
         Args:
             image: (height, width, 3) uint8 RGB pixels, or a decoded video frame.
+            window: part of the image to use; None for the whole image.
         """
         ...
 
@@ -247,9 +248,9 @@ class Executor(Generic[PreparedT]):
         """The streams that the executor uses, by name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
-    def prepare(self, image: Pixels) -> PreparedT:
+    def prepare(self, image: Pixels, window: Window | None = None) -> PreparedT:
         """Split an image into crops for the encoder; see `ImageEncoder.prepare`."""
-        return self._images.prepare(image)
+        return self._images.prepare(image, window)
 
     # ---- a step
 
@@ -481,6 +482,13 @@ class Executor(Generic[PreparedT]):
     def _upload(self, values: NDArray[np.int64]) -> torch.Tensor:
         there = torch.from_numpy(values.astype(np.int32))
         return there.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else there
+
+
+def part_of(image: Pixels, window: Window) -> Pixels:
+    """Return the pixels of a window. For RGB it is a copy. For YUV it is a view that starts at even pixels."""
+    if isinstance(image, YuvImage):
+        return image.part(window.x, window.y, window.width, window.height)
+    return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
 
 
 def _kind_of(step: Step[Any]) -> int:

@@ -21,11 +21,13 @@ from saccade.engine.cuda.select import cuda_vision
 from saccade.engine.errors import Fallbacks
 from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import DraftingEncoder, Model, Tiling, VisionEncoder, crop_count
+from saccade.engine.runtime.executor import part_of
 from saccade.engine.runtime.graph_capture import Graphs, Job
 from saccade.engine.runtime.step_inputs import bucket_of
 from saccade.engine.runtime.uploads import CudaUploads, StagedImage, TiledImage, TiledUploads
+from saccade.engine.tasks.task import Window
 
-_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # batch sizes of single-crop images
+_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)  # batch sizes of single-crop images
 
 PreparedImage = TiledImage | StagedImage
 """An image ready for encoding."""
@@ -67,7 +69,7 @@ class CudaImageEncoder:
         self._vision: VisionEncoder = vision
         self._device, self._kernels = device, kernels.available(device)
         self.encoder = cuda_vision(model, fallbacks)
-        self._uploads = CudaUploads(device, depth, most, vision.crop_size)
+        self._uploads = CudaUploads(device, depth, most, vision.crop_size, kernels=self._kernels)
         self._graphs = graphs
 
         def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> torch.Tensor:
@@ -85,22 +87,28 @@ class CudaImageEncoder:
         self.tokens = buffer(most, vision.n_tokens, model.limits.dim)
         self._joined = torch.zeros_like(self.tokens[0])
 
-    def prepare(self, image: Pixels) -> PreparedImage:
+    def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
         """Copy an image to pinned memory for the next batched upload, or upload it and split it into crops now.
 
         The call does not wait for the device. Afterwards the caller may change the pixels if they are on the host.
         Pixels on the device must not change.
         """
         vision = self._vision
+        if self._kernels and isinstance(image, YuvImage) and image.y.is_cuda:
+            if window is None:
+                rows, columns, _ = image.shape
+                window = Window(0, 0, columns, rows)
+            if vision.tiling_of(window.height, window.width) == (1, 1):
+                return self._uploads.stage_part(image, window)
+        if window is not None:
+            image = part_of(image, window)
         if not self._kernels:
             crops = vision.make_crops(as_array(image))
             return self._cut(crops.pixels, crops.tiling)
         rows, columns, _ = image.shape
         tiling = vision.tiling_of(rows, columns)
         prepared: PreparedImage | None = None
-        single, yuv = tiling == (1, 1), isinstance(image, YuvImage)
-        if single:  # compile now even if the kernels are not needed yet, because it takes a second
-            self._uploads.compile_for(rows, columns, yuv=yuv)
+        single = tiling == (1, 1)
         # Upload it alone only if no other image is being uploaded, because this holds the GIL twice as long as staging.
         apart = not single or (self.idle() and self._tiled.all_free)
         if apart and not (isinstance(image, YuvImage) and image.y.is_cuda):

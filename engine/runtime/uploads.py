@@ -7,8 +7,8 @@ Images with a single crop are uploaded in batches (`CudaUploads`), other images 
     submitting thread                  pixels → pinned memory, except for frames decoded on the GPU
     upload stream, at the launch       pinned memory → device → crops
 
-Uploading each image alone would hold the GIL too long for a small model. If a prefill is nearly full of images of equal
-size, one CUDA graph resizes all of them.
+Uploading each image alone would hold the GIL too long for a small model. One CUDA graph resizes all images of a
+prefill. Their sizes and formats may differ.
 
 `TiledUploads` copies an image in pieces, with helper threads, and splits it into crops with a CUDA graph:
 
@@ -19,7 +19,6 @@ An image occupies one of a few buffers with fixed addresses until its Python obj
 
 | Measured | with | without |
 |---|---|---|
-| one graph for the resizes of a prefill: nano, 32 streams, H100 | 1,820 images/s | 1,690 images/s |
 | two helper threads and a graph: upload of a Full HD image (6 MB) | 1.2 ms | 2.3 ms |
 """
 
@@ -28,11 +27,12 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -41,19 +41,19 @@ from numpy.typing import NDArray
 from saccade.engine.image import Factors, Pixels, YuvImage, bytes_of
 from saccade.engine.models.protocol import Tiling, crop_count
 from saccade.engine.runtime.graph_capture import GraphsByKind
+from saccade.engine.tasks.task import Window
+
+if TYPE_CHECKING:
+    from saccade.engine.kernels.resize import Scaling
 
 _LARGEST = 1 << 23  # maximum bytes of an image in these buffers; larger images, such as 4K, are copied separately
 ALIGNED = 256
 """Alignment of ranges of pinned memory, in bytes."""
 _PINNED = 1 << 22  # pinned bytes per image of two prefills; Full HD needs 1.5 times as much, 640×360 a sixth
-_MOST_KNOWN = 256  # maximum number of image sizes with compiled kernels, as in `kernels.resize`
-_STAGED_GRAPHS = 32  # maximum number of image sizes with graphs
-_ABOUT = 13  # equal to `kernels.resize.ABOUT`
-_RGB = (0,) * (_ABOUT - 2)
-_SPARE = 8  # maximum padding images in a graph
-
-_Kind = tuple[int, int, bool]
-"""Rows and columns of an image, its tiling, and YUV factors or None."""
+_MOST_PINNED = 1 << 27
+_MOST_KNOWN = 256  # maximum number of image sizes with coefficients on the device
+_BETWEEN_ROWS = 1088  # rows per image in the graph's buffer for images that are resized in one direction: Full HD
+_RGB = (0,) * 6  # unused factors
 _PLACES = 4
 _PIECE = 1 << 20  # bytes per piece; a Full HD frame takes 23.08, 22.76 and 22.73 ms with ½, 1 and 2 MB
 _HELPERS = 2  # additional copying threads; with 0, 1 and 2: 23.34, 22.87, 22.76 ms per frame
@@ -123,22 +123,22 @@ class PinnedMemory:
 # ---- images with a single crop, in batches
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class StagedImage:
-    """A single-crop image of (rows, columns) pixels in pinned memory or on the device.
-
-    Freeing the object frees its memory.
+    """A single-crop image in pinned memory or on the device. Freeing the object frees its memory.
 
     Attributes:
-        place: range of pinned memory with the RGB or luma pixels, or a tensor of luma on the device.
-        yuv: offsets of the u and v planes and the conversion factors, see `kernels.resize.ABOUT`. None for RGB.
+        place: range of pinned memory with the pixels, or the luma plane on the device.
+        planes: offsets of luma, u and v, or of red, green and blue, in bytes from the start of `place`.
+        layout: fields 5 to 15 of the table, see `kernels.resize.FIELDS`.
+        scaling: how to resize the image.
         chroma: the u and v planes, if they are on the device.
     """
 
-    rows: int
-    columns: int
     place: PinnedPart | torch.Tensor
-    yuv: tuple[int, ...] | None = None
+    planes: tuple[int, int, int]
+    layout: tuple[int, ...]
+    scaling: Scaling
     chroma: tuple[torch.Tensor, ...] = ()
 
     @property
@@ -155,37 +155,42 @@ class CudaUploads:
         depth: number of step slots.
         most: maximum number of images per batch.
         size: side of a crop in pixels.
+        kernels: whether Triton is available; nothing can be staged without.
 
     Attributes:
         stream: stream of the uploads.
         crops: for each slot, a tensor (most, size, size, 3) uint8 on the device.
     """
 
-    def __init__(self, device: torch.device, depth: int, most: int, size: int) -> None:
+    def __init__(self, device: torch.device, depth: int, most: int, size: int, *, kernels: bool = True) -> None:
         self._device, self._size = device, size
         self.stream = torch.cuda.Stream(device)
         # Separate tensors are aligned to 16 bytes, as the compiled kernels expect.
         self.crops = [torch.zeros(most, size, size, 3, dtype=torch.uint8, device=device) for _ in range(depth)]
-        self._compiling = threading.Lock()
-        self._compiled: set[_Kind] = set()
-        # For each kind, one graph per slot, for a full batch.
-        self._graphs = GraphsByKind[_Kind](device, _STAGED_GRAPHS)
-        self._pinned = PinnedMemory(2 * most * _PINNED)
-        # Separate tensors for the same reason.
-        self._about = [torch.zeros(most, _ABOUT, dtype=torch.int64, pin_memory=True) for _ in range(depth)]
-        self._numbers = [about.numpy() for about in self._about]
-        self._about_there = [torch.zeros(most, _ABOUT, dtype=torch.int64, device=device) for _ in range(depth)]
+        self._lock = threading.Lock()
+        self._scalings: dict[tuple[int, int], Scaling] = {}
+        self._pinned = PinnedMemory(min(2 * most * _PINNED, _MOST_PINNED))
         self._ready = [torch.cuda.Event() for _ in range(depth)]
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # one per slot
+        if kernels:
+            from saccade.engine.kernels.resize import FIELDS
 
-    def compile_for(self, rows: int, columns: int, *, yuv: bool) -> None:
-        """Compile the kernels for images of this size and format. The first call for a size takes about a second."""
-        if (rows, columns, yuv) not in self._compiled:
-            self._compile(rows, columns, yuv)
+            # Separate tensors for the same reason. Slots share nothing, because they may use different streams.
+            self._table = [torch.zeros(most, FIELDS, dtype=torch.int64, pin_memory=True) for _ in range(depth)]
+            self._numbers = [table.numpy() for table in self._table]
+            self._table_there = [torch.zeros(most, FIELDS, dtype=torch.int64, device=device) for _ in range(depth)]
+            between = most * _BETWEEN_ROWS * size * 3
+            self._between = [torch.empty(between, dtype=torch.uint8, device=device) for _ in range(depth)]
+            graphs = GraphsByKind[None](device, 1)
+            self._graphs = graphs.capture(None, "the resize of images", self._prepare)
+
+    def scaling_of(self, rows: int, columns: int) -> Scaling:
+        """Return how to resize images of this size. The first call for a size takes some 10 ms."""
+        scaling = self._scalings.get((rows, columns))
+        return self._new_scaling(rows, columns) if scaling is None else scaling
 
     def stage(self, image: Pixels) -> StagedImage | None:
         """Copy an image to pinned memory, unless it is on the device.
-
-        Call `compile_for` for its size and format first.
 
         Returns:
             The image, or None if it is too large or pinned memory is full.
@@ -193,23 +198,33 @@ class CudaUploads:
         rows, columns, _ = image.shape
         yuv = isinstance(image, YuvImage)
         if isinstance(image, YuvImage) and image.y.is_cuda:
-            y, u, v = image.y, image.u, image.v
-            at = y.data_ptr()
-            about = u.data_ptr() - at, v.data_ptr() - at, y.stride(0), *u.stride(), *image.factors
-            return StagedImage(rows, columns, y, about, (u, v))
+            return self.stage_part(image, Window(0, 0, columns, rows))
         size = bytes_of(rows, columns, yuv)
         part = self._pinned.take(size) if size <= _LARGEST else None
         if part is None:
             return None
+        scaling = self.scaling_of(rows, columns)
         if not isinstance(image, YuvImage):
             np.copyto(self._pinned.array(part, rows, columns, 3), image)  # releases the GIL
-            return StagedImage(rows, columns, part)
+            row = 3 * columns
+            return StagedImage(part, (0, 1, 2), (row, 3, row, 3, 0, *_RGB), scaling)
         planes = self._pinned.array(part, 6, rows // 2, columns // 2)
         for there, plane in ((planes[:4].reshape(rows, columns), image.y), (planes[4], image.u), (planes[5], image.v)):
             np.copyto(there, plane.numpy())
         luma = rows * columns
-        about = luma, luma + luma // 4, columns, columns // 2, 1, *image.factors
-        return StagedImage(rows, columns, part, about)
+        layout = columns, 1, columns // 2, 1, 1, *image.factors
+        return StagedImage(part, (0, luma, luma + luma // 4), layout, scaling)
+
+    def stage_part(self, image: YuvImage, window: Window) -> StagedImage:
+        """Return a window of a frame on the device, rounded as in `YuvImage.part`, without a copy or a view."""
+        x, y, width, height = window.x & ~1, window.y & ~1, max(2, window.width & ~1), max(2, window.height & ~1)
+        luma, u, v = image.y, image.u, image.v
+        row, at = luma.stride(0), luma.data_ptr()
+        uv_row, uv_step = u.stride()
+        chroma = y // 2 * uv_row + x // 2 * uv_step - at
+        planes = y * row + x, u.data_ptr() + chroma, v.data_ptr() + chroma
+        layout = row, 1, uv_row, uv_step, 1, *image.factors
+        return StagedImage(luma, planes, layout, self.scaling_of(height, width), (u, v))
 
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
         """Upload and resize images to the crops of a slot, without waiting.
@@ -226,7 +241,7 @@ class CudaUploads:
         stream = torch.cuda.default_stream(self._device) if decoded else self.stream
         torch.cuda.set_stream(stream)
         try:
-            self._cut(slot, images, on_stream=not decoded)
+            self._cut(slot, images)
         except BaseException:
             stream.synchronize()  # work on the stream still reads the images, which are freed now
             raise
@@ -240,12 +255,32 @@ class CudaUploads:
         """Wait for the uploads in flight."""
         self.stream.synchronize()
 
-    def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], *, on_stream: bool) -> None:
-        parts = sorted(
-            {one.place for _, one in images if isinstance(one.place, PinnedPart)}, key=lambda part: part.start
-        )
+    def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
+        addresses = self._upload([one.place for _, one in images if isinstance(one.place, PinnedPart)])
+        fields: list[tuple[int, ...]] = []
+        between = 0
+        for number, one in images:
+            place, (luma, u, v) = one.place, one.planes
+            base = addresses[place] if isinstance(place, PinnedPart) else place.data_ptr()
+            fields.append((base + luma, base + u, base + v, number, between, *one.layout, *one.scaling.fields))
+            between += one.scaling.between
+        self._numbers[slot][: len(images)] = fields
+        self._numbers[slot][len(images) :] = 0
+        if 3 * between > len(self._between[slot]):  # frames larger than Full HD
+            self._resize(slot, torch.empty(3 * between, dtype=torch.uint8, device=self._device))
+        elif self._graphs:
+            self._graphs[slot].replay()
+        else:
+            self._resize(slot, self._between[slot])
+
+    def _upload(self, parts: list[PinnedPart]) -> dict[PinnedPart, int]:
+        """Copy ranges of pinned memory to the device, and return their addresses there."""
+        addresses = dict[PinnedPart, int]()
+        if not parts:
+            return addresses
+        parts = sorted(set(parts), key=lambda part: part.start)
         pixels = torch.empty(sum(part.end - part.start for part in parts), dtype=torch.uint8, device=self._device)
-        addresses, first = dict[PinnedPart, int](), pixels.data_ptr()
+        first = pixels.data_ptr()
         runs: list[tuple[int, int, int]] = []  # contiguous ranges (start, end) and their destinations
         at = 0
         for part in parts:
@@ -255,89 +290,36 @@ class CudaUploads:
                 runs.append((part.start, part.end, at))
             addresses[part] = first + at
             at += part.end - part.start
-        alike: dict[_Kind, list[tuple[int, ...]]] = {}
-        for number, one in images:
-            base = addresses[one.place] if isinstance(one.place, PinnedPart) else one.place.data_ptr()
-            alike.setdefault(_kind_of(one), []).append(_about(one, base, number))
         for start, end, at in runs:
             pixels[at : at + end - start].copy_(self._pinned.tensor(start, end), non_blocking=True)
-        count, most = len(images), len(self._numbers[slot])
-        # The graph always resizes a full batch. The unused images cost less than two more launches (0.2 ms).
-        nearly_full = on_stream and len(alike) == 1 and most - count < min(count, _SPARE)
-        graphs = self._graphs.get(next(iter(alike))) if nearly_full else None
-        abouts = [about for group in alike.values() for about in group]
-        if not graphs:
-            self._numbers[slot][:count] = abouts
-            self._resize(slot, alike)
-        else:
-            self._numbers[slot][:] = abouts + abouts[-1:] * (most - count)
-            graphs[slot].replay()
+        return addresses
 
-    def _resize(self, slot: int, alike: Mapping[_Kind, Sequence[object]]) -> None:
-        """Resize all images, one kernel launch per group of equal size and format."""
-        from saccade.engine.kernels.resize import resize_all
-
-        count, at = sum(map(len, alike.values())), 0
-        self._about_there[slot][:count].copy_(self._about[slot][:count], non_blocking=True)
-        for (rows, columns, yuv), group in alike.items():
-            about_these = self._about_there[slot][at : at + len(group)]
-            resize_all(about_these, rows, columns, self.crops[slot], yuv=yuv)
-            at += len(group)
-
-    def _compile(self, rows: int, columns: int, yuv: bool) -> None:
-        from saccade.engine.kernels.resize import compile_for
-
-        with self._compiling:  # the first frames of all cameras arrive at the same time
-            kind = rows, columns, yuv
-            if kind in self._compiled:
-                return
-            with torch.cuda.stream(self.stream), torch.inference_mode():
-                compile_for(rows, columns, self._size, self._size, self._device, yuv=yuv)
-            if bytes_of(*kind) <= _LARGEST:
-                name = f"images of {columns} x {rows} are sent"
-                self._graphs.capture(kind, name, partial(self._prepare, kind))
-            if len(self._compiled) >= _MOST_KNOWN:
-                self._compiled.clear()
-            self._compiled.add(kind)
-
-    def _prepare(self, kind: _Kind) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
-        """Return the work of one graph per slot for a kind of image, and the tensors that the graphs read.
-
-        See `GraphsByKind.capture`.
-        """
-        from saccade.engine.kernels.common import fetch
-        from saccade.engine.kernels.resize import weights_of
-
-        # Compile `fetch` with dummy data.
-        fetch(*(torch.zeros_like(self._about_there[0]).view(torch.int32) for _ in range(2)))
-        read = weights_of(kind[0], kind[1], self._size, self._size, self._device)
-        return [partial(self._cut_most, slot, kind) for slot in range(len(self.crops))], read
-
-    def _cut_most(self, slot: int, kind: _Kind) -> None:
+    def _resize(self, slot: int, between: torch.Tensor) -> None:
+        """Resize the images in the table of a slot."""
         from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import resize_all
 
-        rows, columns, yuv = kind
-        fetch(self._about[slot].view(torch.int32), self._about_there[slot].view(torch.int32))
-        resize_all(self._about_there[slot], rows, columns, self.crops[slot], yuv=yuv)
+        fetch(self._table[slot].view(torch.int32), self._table_there[slot].view(torch.int32))
+        resize_all(self._table_there[slot], between, self.crops[slot])
 
+    def _prepare(self) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
+        """Return the work of one graph per slot, and no further tensors; see `GraphsByKind.capture`."""
+        self._resize(0, self._between[0])  # compiles the kernels; the table has no images yet
+        return [partial(self._resize, slot, between) for slot, between in enumerate(self._between)], []
 
-def _kind_of(image: StagedImage) -> _Kind:
-    return image.rows, image.columns, image.yuv is not None
+    def _new_scaling(self, rows: int, columns: int) -> Scaling:
+        from saccade.engine.kernels.resize import scaling_of
 
-
-def _about(image: StagedImage, base: int, number: int) -> tuple[int, ...]:
-    """Return the fields of `kernels.resize.ABOUT` for an image.
-
-    Args:
-        image: the image.
-        base: address of its pixels on the device.
-        number: index of its crop.
-    """
-    if image.yuv is None:
-        return base, number, *_RGB
-    u, v, *others = image.yuv
-    return base, number, base + u, base + v, *others
+        with self._lock:  # the first frames of all cameras arrive at the same time
+            scaling = self._scalings.get((rows, columns))
+            if scaling is None:
+                with torch.cuda.stream(self.stream), torch.inference_mode():
+                    scaling = scaling_of(rows, columns, self._size, self._device)
+                    self.stream.synchronize()  # other streams read the coefficients
+                if len(self._scalings) >= _MOST_KNOWN:
+                    self._scalings = {}
+                self._scalings[rows, columns] = scaling
+        return scaling
 
 
 # ---- images one by one

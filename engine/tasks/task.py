@@ -275,6 +275,8 @@ def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) 
 
 def clip(window: Window, width: int, height: int) -> Window:
     """Clip a window to an image of `width` × `height` pixels. The result has at least one pixel."""
+    if window.x + window.width <= width and window.y + window.height <= height:
+        return window
     x, y = min(window.x, width - 1), min(window.y, height - 1)
     return Window(x, y, min(window.width, width - x), min(window.height, height - y))
 

@@ -11,6 +11,7 @@ import torch
 from saccade.engine import Detect, Engine, Window
 from saccade.engine.golden.random_model import random_engine
 from saccade.engine.image import YuvImage
+from saccade.engine.runtime.uploads import StagedImage
 from saccade.engine.tasks.task import windows
 from tests.support.engine import noise
 
@@ -71,8 +72,11 @@ def test_nothing_waits_for_the_device_while_windows_of_a_decoded_frame_are_prepa
     try:
         for window in WHERE:
             part = there.part(window.x, window.y, window.width, window.height)
-            assert part.y.data_ptr() == there.y[window.y :, window.x :].data_ptr()
-            nano._executor.prepare(part)
+            staged = nano._executor.prepare(there, window)
+            assert isinstance(staged, StagedImage)
+            assert isinstance(staged.place, torch.Tensor)
+            starts = [staged.place.data_ptr() + plane for plane in staged.planes]
+            assert starts == [plane.data_ptr() for plane in (part.y, part.u, part.v)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

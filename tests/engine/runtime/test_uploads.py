@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from unittest import mock
@@ -17,7 +17,7 @@ from saccade.engine.image import Pixels, YuvImage, as_array
 from saccade.engine.models.protocol import Tiling, crop_count
 from saccade.engine.runtime import graph_capture
 from saccade.engine.runtime.image_encoder import cut_crops_into
-from saccade.engine.runtime.uploads import CudaUploads, StagedImage, TiledUploads
+from saccade.engine.runtime.uploads import CudaUploads, TiledUploads
 from tests.support.engine import noise
 from tests.support.engine.eager_cuda import Now, pageable
 from tests.support.engine.kernels import DEVICE, needs_triton
@@ -70,71 +70,40 @@ def crops_of(image: Pixels, tiling: Tiling) -> np.ndarray:
     return np.stack(crops)
 
 
-def test_an_image_alone_is_the_crop_that_it_is_among_others(device: torch.device) -> None:
-    uploads = CudaUploads(device, 2, 3, SIDE)
-    images: list[Pixels] = [noise(36, 64, 1), yuv(36, 64, 2), noise(36, 64, 3), noise(64, 40, 4), yuv(36, 64, 5)]
-    current = torch.cuda.current_stream()
-    for slot, image in enumerate(images):
-        uploads.compile_for(*image.shape[:2], yuv=isinstance(image, YuvImage))
-        staged = uploads.stage(image)
-        assert isinstance(staged, StagedImage)
-        uploads.crops[slot % 2].fill_(7)
-        torch.cuda.synchronize()
-        uploads.cut(slot % 2, [(0, staged)], current).synchronize()
-        got = uploads.crops[slot % 2].cpu().numpy()
-        assert np.array_equal(got[:1], crops_of(image, (1, 1)))
-        assert (got[1:] == 7).all()
-    together = [uploads.stage(image) for image in images[1:4]]
-    uploads.cut(1, [(place, one) for place, one in enumerate(together) if one], current).synchronize()
-    for got, image in zip(uploads.crops[1].cpu().numpy(), images[1:4], strict=True):
-        assert np.array_equal(got[None], crops_of(image, (1, 1)))
+def cut(uploads: CudaUploads, slot: int, images: Mapping[int, Pixels]) -> np.ndarray:
+    """The crops of a slot, which were 7, after images came to their places."""
+    uploads.crops[slot].fill_(7)
+    staged = [(place, uploads.stage(image)) for place, image in images.items()]
+    torch.cuda.synchronize()
+    uploads.cut(slot, [(place, one) for place, one in staged if one], torch.cuda.current_stream()).synchronize()
+    return uploads.crops[slot].cpu().numpy()
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_images_of_any_size_and_format_are_cut_together(device: torch.device, captured: bool) -> None:
+    """With graphs, and without those that there was no memory for."""
+    failing = mock.patch.object(graph_capture, "captured", side_effect=RuntimeError("CUDA error: out of memory"))
+    with nullcontext() if captured else failing:
+        uploads = CudaUploads(device, 2, 4, SIDE)
+    assert bool(uploads._graphs) is captured
+    shown: list[Pixels] = [noise(36, 64, 1), yuv(36, 64, 2), noise(64, 40, 3), yuv(48, 30, 4)]
+    for slot, places in enumerate([(0, 1, 2, 3), (2, 0), (3,)]):
+        images = dict(zip(places, shown[slot:], strict=False))
+        got = cut(uploads, slot % 2, images)
+        for place, one in enumerate(got):
+            wanted = crops_of(images[place], (1, 1))[0] if place in images else np.full_like(one, 7)
+            assert np.array_equal(one, wanted)
     uploads.close()
 
 
-@pytest.mark.parametrize("make", [noise, yuv])
-@pytest.mark.parametrize(
-    ("places", "graph"), [((0, 1, 2, 3), True), ((3, 1, 2), True), ((1, 0), False), ((0,), False), ((2,), False)]
-)
-def test_images_alike_are_resized_by_a_graph(
-    device: torch.device, make: Callable[[int, int, int], Pixels], places: tuple[int, ...], graph: bool
-) -> None:
-    """As many as there may be are four; the other crops stay as they are."""
-    uploads, current = CudaUploads(device, 2, 4, SIDE), torch.cuda.current_stream()
-    uploads.compile_for(36, 64, yuv=make is yuv)
-    images = {place: make(36, 64, place) for place in places}
-    for slot in (0, 1):
-        uploads.crops[slot].fill_(7)
-        staged = [(place, uploads.stage(image)) for place, image in images.items()]
-        torch.cuda.synchronize()
-        with mock.patch.object(uploads, "_resize", side_effect=uploads._resize) as resize:
-            uploads.cut(slot, [(place, one) for place, one in staged if one], current).synchronize()
-        assert resize.called is not graph
-        for place, got in enumerate(uploads.crops[slot].cpu().numpy()):
-            assert np.array_equal(
-                got[None], crops_of(images[place], (1, 1)) if place in images else np.full_like(got, 7)[None]
-            )
-    uploads.close()
-
-
-@pytest.mark.parametrize("captures", [0, 1, 2])
-def test_images_come_without_graphs_there_is_no_memory_for(device: torch.device, captures: int) -> None:
-    left = iter(range(captures))
-
-    def some(work: Callable[[], None], memory: object) -> object:
-        if next(left, None) is None:
-            raise RuntimeError("CUDA error: out of memory")  # as the driver says it: no OutOfMemoryError
-        return capture(work, memory)
-
-    capture: Callable[..., object] = graph_capture.captured
-    uploads, current = CudaUploads(device, 2, 2, SIDE), torch.cuda.current_stream()
-    with mock.patch.object(graph_capture, "captured", some):
-        uploads.compile_for(36, 64, yuv=False)
-    images = [noise(36, 64, seed) for seed in (1, 2)]
-    staged = [uploads.stage(image) for image in images]
+def test_images_that_exceed_the_buffer_of_the_graph_are_cut_without_it(device: torch.device) -> None:
+    with mock.patch("saccade.engine.runtime.uploads._BETWEEN_ROWS", 40):
+        uploads = CudaUploads(device, 1, 2, SIDE)
+    images: dict[int, Pixels] = {0: noise(36, 64, 1), 1: yuv(60, 100, 2)}
     with mock.patch.object(uploads, "_resize", side_effect=uploads._resize) as resize:
-        uploads.cut(0, [(place, one) for place, one in enumerate(staged) if one], current).synchronize()
-    assert resize.called is (captures < 2), "there is one for each slot, or none"
-    assert np.array_equal(uploads.crops[0].cpu().numpy(), np.concatenate([crops_of(image, (1, 1)) for image in images]))
+        got = cut(uploads, 0, images)
+    assert resize.called
+    assert np.array_equal(got, np.concatenate([crops_of(image, (1, 1)) for image in images.values()]))
     uploads.close()
 
 

@@ -23,7 +23,7 @@ from saccade.engine.models.protocol import Model, Phase
 from saccade.engine.runtime.executor import Executor
 from saccade.engine.runtime.loop import StepLoop
 from saccade.engine.runtime.step_inputs import DecodeInputs, PrefillInputs, with_scores
-from saccade.engine.tasks.task import MAX_SCORED, Sampled
+from saccade.engine.tasks.task import MAX_SCORED, Sampled, Window
 from tests.support.engine.untimed import Untimed
 
 Cost = Callable[[StepKind, int], float]
@@ -53,7 +53,7 @@ class TimedExecutor(Untimed):
         self._free_at = 0.0
         self._ends = [0.0] * depth
 
-    def prepare(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def prepare(self, image: NDArray[np.uint8], window: Window | None = None) -> NDArray[np.uint8]:
         """Copy an image, as the upload does."""
         return image.copy()
 
