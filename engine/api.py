@@ -78,7 +78,7 @@ class Engine:
             model.limits,
             loaded.prompts,
             lambda image, whole: as_array(image) if whole else as_pixels(image),
-            lambda image, window: executor.prepare(image if window is None else _part_of(image, window)),
+            executor.prepare,
             # On a GPU, resizing is asynchronous, so the initial bound is 0.
             CropPace(config, _CPU_SECONDS_PER_PIXEL if model.device.type == "cpu" else 0.0),
             loop.monitor.ended,
@@ -165,7 +165,14 @@ class Engine:
         if cuda and depth is None:
             config = replace(config, depth=2)
         if cuda and isinstance(loaded.model.vision, DraftingEncoder):
-            config = replace(config, max_sequences=128, images_per_prefill=16, drafted_tokens=256)
+            config = replace(
+                config,
+                max_sequences=256,
+                images_per_prefill=32,
+                requests_per_prefill=16,
+                drafted_tokens=320,
+                follow_decodes=3.0,
+            )
         return cls(loaded, info, vocabulary, config, progress=progress)
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
@@ -551,13 +558,6 @@ class Engine:
         """
         if os.getpid() != self._process:
             raise EngineError("this engine was created before a fork; load an engine in the child process")
-
-
-def _part_of(image: Pixels, window: Window) -> Pixels:
-    """Return the pixels of a window. For RGB it is a copy. For YUV it is a view that starts at even pixels."""
-    if isinstance(image, YuvImage):
-        return image.part(window.x, window.y, window.width, window.height)
-    return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
 
 
 def _stop(loop: StepLoop[Any], refiner: RefineThread | None, callbacks: CallbackThread, process: int) -> None:

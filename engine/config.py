@@ -25,7 +25,9 @@ class EngineConfig:
         kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs), which doubles the number of pages. None uses the
             model's dtype.
         images_per_prefill: maximum number of images per prefill, from 1 to 64. A CPU always uses 1. `Engine.load` sets
-            16 for nano on CUDA.
+            32 for nano on CUDA.
+        requests_per_prefill: maximum number of requests that begin in a prefill, so that it has room for their other
+            windows. `Engine.load` sets 16 for nano on CUDA.
         adapter_slots: maximum number of LoRA adapters in use at the same time.
         adapter_rank: maximum rank of an adapter.
         drafts: whether to use speculative decoding, see `core.speculative`. Drafts come from the previous frame of the
@@ -77,6 +79,7 @@ class EngineConfig:
     n_pages: int | None = None
     kv_dtype: str | None = None
     images_per_prefill: int = 8
+    requests_per_prefill: int = MAX_IMAGES_PER_PREFILL
     adapter_slots: int = 4
     adapter_rank: int = 32
     drafts: bool = True

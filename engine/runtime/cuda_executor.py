@@ -27,7 +27,7 @@ from saccade.engine.runtime.graph_capture import Graphs, Job, Progress
 from saccade.engine.runtime.image_encoder import CudaImageEncoder, PreparedImage
 from saccade.engine.runtime.streams import Event, Watcher
 
-DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # decode steps are padded to the next size
+DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)  # decode steps are padded to the next size
 # The prompt tokens of a prefill are padded to these sizes. Longer prompts run without a graph. 48 tokens with 8 images
 # fill the GEMM tiles (16.4 ms instead of 16.8).
 PROMPT_TOKEN_SIZES = (8, 16, 48, 128, 256, MAX_PROMPT_TOKENS)

@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -231,6 +232,26 @@ def test_the_windows_of_a_frame_are_prefilled_together() -> None:
     assert sorted(shown) == [(stream, number) for stream in range(4) for number in range(2)]
     for (stream, number), (next_stream, next_number) in zip(shown[::2], shown[1::2], strict=True):
         assert (stream, number, next_number) == (next_stream, 0, 1), shown
+
+
+@pytest.mark.parametrize(("windows", "prefills"), [(1, [2, 2, 1]), (2, [4, 4, 2]), (4, [6, 6, 6, 2])])
+def test_a_prefill_begins_some_requests_and_has_room_for_more_of_their_windows(
+    windows: int, prefills: list[int]
+) -> None:
+    def make(request: Request[int]) -> list[PrefillWindow[int]]:
+        return [PrefillWindow(request, [Sequence((1,), TextOutput(-1, 20, 20))], 0, number=i) for i in range(windows)]
+
+    config = replace(sizes(PAGE, 50, 6), requests_per_prefill=2)
+    scheduler: Scheduler[int] = Scheduler(config, PagePool(200), PREFIX)
+    for number in range(5):
+        scheduler.submit(Request(make, lambda *_: None, frame=True), number)
+    seen: list[int] = []
+    while sum(seen) < 5 * windows:
+        step = scheduler.next_step()
+        assert step is not None
+        seen += [len(step.windows)] if step.windows else []
+        scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))
+    assert seen == prefills
 
 
 @settings(max_examples=100, deadline=None)
