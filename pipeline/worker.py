@@ -228,7 +228,9 @@ class Worker:
         for status in running:
             name, stream = status.name, after[status.name]
             if not status.live:
-                raise ConfigError(f"{name} is a file in progress: workers can be replaced after its end")
+                raise ConfigError(
+                    f"{name} is a file that is being processed: the engine can be replaced after it has ended"
+                )
             tasks_for(other.local.engine, stream)
             check_asked(other.local.asks, stream)
         moved: list[str] = []

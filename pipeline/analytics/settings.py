@@ -78,8 +78,8 @@ class SizeSettings(NullIsUnset):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    near: Annotated[Points, AfterValidator(_box)] = Field(description="box of a near object: x1,y1,x2,y2")
-    far: Annotated[Points, AfterValidator(_box)] = Field(description="box of a far object, higher in the image")
+    near: Annotated[Points, AfterValidator(_box)] = Field(description="sample box of a near object: x1,y1,x2,y2")
+    far: Annotated[Points, AfterValidator(_box)] = Field(description="sample box of a far object, higher in the image")
     tolerance: float = Field(
         2.0, gt=1, le=10, description="factor by which a box may be smaller or larger than expected"
     )
@@ -88,7 +88,7 @@ class SizeSettings(NullIsUnset):
     @classmethod
     def _higher(cls, value: list[Point], info: Any) -> list[Point]:
         if "near" in info.data and value[1][1] >= info.data["near"][1][1]:
-            raise ValueError("should end higher in the image than near")
+            raise ValueError("should have its lower edge higher in the image than near")
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
@@ -115,7 +115,9 @@ class RegionSettings(NullIsUnset):
     )
     min_size: float = Field(0.0, ge=0, le=1, description="smallest area of a box, as a fraction of the image area")
     min_score: float = Field(0.0, ge=0, le=1, description="lowest score to count")
-    sizes: SizeSettings | None = Field(None, description="sizes of objects near and far; others do not count")
+    sizes: SizeSettings | None = Field(
+        None, description="expected sizes of near and far objects; objects of other sizes are not counted"
+    )
 
 
 class ZoneSettings(RegionSettings):
@@ -126,7 +128,7 @@ class ZoneSettings(RegionSettings):
         0.2, description="seconds inside before an object counts as entered, and outside before it counts as left"
     )
     loitering: Seconds | None = Field(None, description="seconds inside after which an object counts as loitering")
-    exclude: bool = Field(False, description="ignore the objects that are in it, everywhere; nothing is counted")
+    exclude: bool = Field(False, description="ignore all objects in this zone, and count nothing")
 
 
 class LineSettings(RegionSettings):
@@ -182,7 +184,7 @@ class Regions(NullIsUnset):
 
     zones: Zones = setting(
         {},
-        "Zone to count in, as NAME=X,Y,X,Y,… of its corners, in fractions of the image; repeat the flag for more.",
+        "Zone to count in, as NAME=X,Y,X,Y,…: corners in fractions of the image; repeatable.",
         more="In a file: {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: "
         "bottom (center, top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, "
         "loitering: 10}}. An object counts as inside after inertia seconds, and as loitering after "
@@ -194,7 +196,7 @@ class Regions(NullIsUnset):
     )
     lines: Lines = setting(
         {},
-        "Line to count crossings of, as NAME=X,Y,X,Y; forward is to its right; repeat the flag for more.",
+        "Line whose crossings are counted, as NAME=X,Y,X,Y; forward means to the right of the line; repeatable.",
         more="In a file: {gate: '.1,.5,.9,.5'}, or {gate: {points: …, margin: 0.01, …}} with classes, anchor, "
         "min_size and min_score as for zones. An object has crossed the line when it is margin away on "
         "the other side. Each track counts once per direction. Turns tracking on.",
@@ -222,11 +224,11 @@ class AnalyticsSettings(Regions):
     smooth: bool = setting(
         True,
         "Keep boxes of tracks for 0.3 s after a missed detection, marked as predicted and never counted.",
-        more="It prevents flicker of drawn boxes; only with tracks.",
+        more="This prevents flicker of drawn boxes. It requires tracking.",
     )
     heatmap: ImageName | None = setting(
         None,
-        "Image of where objects have been, written at the end of the stream: heat.png.",
+        "Heatmap image of object positions, written at the end of the stream, such as heat.png.",
         more="{stream} stands for the stream's name. An existing file is replaced.",
         metavar="FILE",
     )
@@ -240,7 +242,7 @@ class AnalyticsSettings(Regions):
     )
     motion_mask: Polygons = setting(
         [],
-        "Area without motion detection, as X,Y,X,Y,… of its corners; repeat the flag for more.",
+        "Area without motion detection, as X,Y,X,Y,…: corners in fractions of the image; repeatable.",
         metavar="POINTS",
     )
     motion_heartbeat: Seconds = setting(

@@ -205,7 +205,7 @@ class WorkerAccess(Access):
         try:
             return Client.model_validate_json(request.headers.get(CLIENT_HEADER, ""))
         except ValidationError:
-            raise HttpError(400, f"{CLIENT_HEADER} is missing, or not a client") from None
+            raise HttpError(400, f"{CLIENT_HEADER} is missing or invalid") from None
 
 
 def client_of(request: Request) -> Client:
@@ -249,7 +249,7 @@ class AccessGuard(Guard):
             raise unauthorized()
         request.scope[_CLIENT] = client
         if not client.may(role):
-            raise HttpError(403, f"this request needs the role {role}, but {client.name} is {client.role}")
+            raise HttpError(403, f"this request needs the role {role}, but {client.name} has the role {client.role}")
         limited = getattr(route, "limited", "never")
         given = request.scope.get("path_params", {})
         names = [given[key] for key in ("name", "stream") if key in given]

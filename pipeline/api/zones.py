@@ -91,7 +91,7 @@ async def heatmap(name: str, here: Annotated[Here, the(Here)]) -> Response:
     except StreamError as error:
         raise HttpError(404, str(error)) from None
     if stage is None:
-        raise HttpError(409, "this stream has no zones stage")
+        raise HttpError(409, "this stream does not support zones")
     heat = stage.heat
 
     def draw() -> bytes:

@@ -12,7 +12,7 @@ from saccade.pipeline.cli.options import Json, Settings, load_settings, with_set
 
 Objects = Annotated[
     int | None,
-    typer.Option(min=1, max=50, help="Objects in every answer (default: the model's own answers)."),
+    typer.Option(min=1, max=50, help="Number of objects in every answer (default: the model decides)."),
 ]
 
 Windows = Annotated[
@@ -21,7 +21,7 @@ Windows = Annotated[
         min=0,
         max=16,
         metavar="N",
-        help="Windows per image at full resolution, at random places, as in `saccade run --saccades`.",
+        help="Windows per image in native resolution, at random positions (see `saccade run --saccades`).",
     ),
 ]
 
@@ -59,8 +59,8 @@ def bench_frame(
 @with_settings("model", "device", "dtype")
 def bench_bubble(
     given: Settings,
-    streams: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of streams; one row each.")] = "1,8,32",
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds per row and depth.")] = 10,
+    streams: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of streams to measure.")] = "1,8,32",
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds per measurement.")] = 10,
     objects: Annotated[float, typer.Option(min=0, max=50, help="Mean number of objects per answer.")] = 5.0,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
@@ -90,7 +90,7 @@ def bench_bubble(
 @with_settings("model", "device", "dtype", "kv_dtype")
 def bench_throughput(
     given: Settings,
-    streams: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of streams; one row each.")] = "8,32",
+    streams: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of streams to measure.")] = "8,32",
     objects: Objects = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds per row.")] = 5.0,
@@ -129,7 +129,11 @@ def bench_cameras(
         float, typer.Option(min=0, help="Deadline of a result after its frame; 0 for no limit.")
     ] = 250.0,
     load: Annotated[
-        float | None, typer.Option(min=0.1, help="Offered load as a multiple of the model's capacity; overrides --fps.")
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Frame rate of all cameras together, as a multiple of the model's throughput; overrides --fps.",
+        ),
     ] = None,
     weights: Annotated[str, typer.Option(metavar="W,W,…", help="Weights of the cameras, in order.")] = "1",
     objects: Objects = None,

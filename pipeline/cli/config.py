@@ -19,7 +19,9 @@ def check_config(
     diff: Annotated[
         str | None,
         typer.Option(
-            "--diff", metavar="URL", help="Show what the file would change in a running Saccade (its --http)."
+            "--diff",
+            metavar="URL",
+            help="Address of a running Saccade (--http), to show what the file would change there.",
         ),
     ] = None,
     token: Annotated[

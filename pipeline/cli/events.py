@@ -26,7 +26,7 @@ def backtest(
     config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with rules, zones and lines.")],
     videos: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Video files.")],
     stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Stream whose settings to use, if the file has several.")
+        str | None, typer.Option(metavar="NAME", help="Stream whose settings to use, if the file has several streams.")
     ] = None,
     forecast: Annotated[
         bool, typer.Option("--forecast", help="Estimate the events per day of each rule, with a 95 % interval.")
@@ -45,12 +45,13 @@ def backtest(
 
 @rules.command("draft")
 def draft_rule(
-    sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="What should raise an event, in English.")],
+    sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="English sentence that describes the event.")],
     path: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="YAML file with the zones and lines that it may name.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="YAML file with the zones and lines that the sentence may name."),
     ] = None,
     stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Stream whose zones to use, if the file has several.")
+        str | None, typer.Option(metavar="NAME", help="Stream whose zones to use, if the file has several streams.")
     ] = None,
 ) -> None:
     """Write a rule for a sentence and check it. The rule is printed, not applied.
@@ -64,7 +65,7 @@ def draft_rule(
 
 @rules.command("check")
 def check_rules(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with rules; a source is optional.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with rules. It needs no source.")],
 ) -> None:
     """Check the rules of a configuration. A mistake is reported with line, column and the expected input.
 
@@ -80,7 +81,7 @@ def search(
     given: Settings,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to search for, such as 'red truck'.")],
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Maximum age, such as 1d or 2h, or a Unix time.")
+        str | None, typer.Option(metavar="TIME", help="Start of the search: an age such as 1d or 2h, or a Unix time.")
     ] = None,
     stream: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this stream.")] = None,
     rule: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this rule.")] = None,
@@ -88,11 +89,17 @@ def search(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 20,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Search with a running Saccade (its --http) and all of its workers."),
+        typer.Option(
+            metavar="URL", help="Address of a running Saccade (--http), which searches its stores with its model."
+        ),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for --url; better in SACCADE_TOKEN."),
+        typer.Option(
+            metavar="TOKEN",
+            envvar="SACCADE_TOKEN",
+            help="Token for --url. The environment variable SACCADE_TOKEN is safer.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -85,7 +85,7 @@ def run(
     given: Settings,
     source: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE", help=f"{help_of('source')} Several sources make several streams."),
+        typer.Argument(metavar="SOURCE", help=f"{help_of('source')} Each source is a separate stream."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML configuration file; flags override it.")
@@ -170,7 +170,7 @@ def demo(
     ] = None,
     token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
     tls: Annotated[
-        bool, typer.Option("--tls", help="Serve https; without --cert, with a self-signed certificate.")
+        bool, typer.Option("--tls", help="Serve https. Without --cert, the certificate is self-signed.")
     ] = False,
     cert: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate in PEM format, for https.")] = None,
     key: Annotated[
@@ -214,7 +214,9 @@ def demo(
 def image(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Annotated image to write: found.png.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Annotated image to write, such as found.png.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find objects in one image, and print or draw the result.
@@ -234,8 +236,8 @@ def image(
 @with_settings("hwaccel", "rtsp_transport", "tls")
 def probe(
     given: Settings,
-    source: Annotated[str, typer.Argument(metavar="URL", help="Any source: an address, a file, a webcam's number.")],
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Image to write: seen.jpg.")] = None,
+    source: Annotated[str, typer.Argument(metavar="URL", help="Source: an address, a file or the number of a webcam.")],
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Image to write, such as seen.jpg.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to watch a live source.")] = 3.0,
     as_json: Json = False,
 ) -> None:
@@ -255,7 +257,7 @@ def probe(
 def discover(
     seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds to wait for answers.")] = 3.0,
     user: Annotated[
-        str | None, typer.Option(metavar="NAME", help="User name of the cameras; lists their streams.")
+        str | None, typer.Option(metavar="NAME", help="User name of the cameras, to list their video streams.")
     ] = None,
     password: Annotated[
         str | None, typer.Option(metavar="TEXT", envvar="SACCADE_ONVIF_PASSWORD", help="Password of the cameras.")
@@ -283,7 +285,11 @@ def mcp(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for the API, and for clients over HTTP."),
+        typer.Option(
+            metavar="TOKEN",
+            envvar="SACCADE_TOKEN",
+            help="Token of the API. HTTP clients of this server must send it, too.",
+        ),
     ] = None,
     token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
 ) -> None:
@@ -328,7 +334,8 @@ def golden(
     given: Settings,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a model and its expected answers.")],
     dtype: Annotated[
-        str, typer.Option(metavar="DTYPE", help="float32; or bfloat16, float16 or fp8, whose answers may differ.")
+        str,
+        typer.Option(metavar="DTYPE", help="float32, bfloat16, float16 or fp8. Only float32 answers must be equal."),
     ] = "float32",
     tolerance: Annotated[
         float | None,
@@ -354,7 +361,7 @@ def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Compare each GPU's results with the CPU's.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Check a checkpoint: family, dtypes, input of the region heads."),
+        typer.Option(metavar="NAME", help="Check a checkpoint: model family, dtypes and input of the region heads."),
     ] = None,
     refiner: Annotated[
         str | None, typer.Option(metavar="FILE", help="With --model: check whether this refiner fits the model.")

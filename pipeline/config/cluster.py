@@ -12,16 +12,17 @@ class ClusterSettings(NullIsUnset):
     ray: Text | None = setting(
         None,
         "Run the workers on this Ray cluster: its address, or auto.",
-        more=f"On as many machines as it can, each with this program installed: {install_command('ray')}. Workers go "
-        "on if this command is killed, and the same command finds them again.",
+        more=f"The workers are spread over the machines. Each machine needs this program: "
+        f"{install_command('ray')}. If this command is killed, the workers continue, and the same command "
+        f"reconnects to them.",
         metavar="ADDRESS",
     )
     ray_cpus: float = setting(
-        1.0, "Processors that each worker takes of the Ray cluster.", metavar="N", ge=0.1, le=1024
+        1.0, "Number of CPUs that each worker reserves in the Ray cluster.", metavar="N", ge=0.1, le=1024
     )
     ray_gpus: float = setting(
         0.0,
-        "GPUs that each worker takes of the Ray cluster: 1, or 0.5 for two workers on each.",
+        "Number of GPUs that each worker reserves in the Ray cluster; 0.5 puts two workers on a GPU.",
         metavar="N",
         ge=0,
         le=64,

@@ -53,7 +53,7 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
     else:
         changed = with_key(text, at, "rules", [values_of_rule(rule) for rule in rules])
     if _RULES.validate_python(value_of(_required(changed, listed))) != list(rules):
-        raise ValueError("the written rules do not match when read back")
+        raise ValueError("the saved rules would differ from the requested rules")
     return changed
 
 

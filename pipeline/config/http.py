@@ -26,7 +26,7 @@ class HttpSettings(NullIsUnset):
     )
     http_token: Text | None = setting(
         None,
-        "Token that HTTP clients send as `Authorization: Bearer …`; better in the environment.",
+        "Token that HTTP clients send as `Authorization: Bearer …`; the environment variable is safer.",
         metavar="TOKEN",
         env="SACCADE_TOKEN",
         repr=False,
@@ -35,14 +35,16 @@ class HttpSettings(NullIsUnset):
     http_access: FileText | None = setting(
         None,
         "Access file of the HTTP server: viewers, operators and admins, each with a token.",
-        more="Also by streams, with the headers of a proxy that authenticates people, and with an audit of every "
-        "change; docs/guides/http.md shows one. The token of http_token is an admin's then.",
+        more="The file can also limit clients to streams, trust the headers of an authenticating proxy, and "
+        "write an audit log. docs/guides/http.md shows an example. A client with http_token is then an "
+        "admin.",
         metavar="FILE",
     )
     allow_sources: list[FileText] = setting(
         [],
         "Sources that POST /streams may open: globs of paths and addresses, and networks such as 192.168.7.0/24.",
-        more="Default: everything if http is on 127.0.0.1, else nothing. Symbolic links of a path are "
+        more="By default, everything is allowed if http is on 127.0.0.1, otherwise nothing. Symbolic links of a"
+        " path are "
         "resolved first. The list also applies to every redirect, playlist, segment and key. A private "
         "host needs an entry for its network or for the host itself. Sources that listen on the network "
         "always need an entry.",
@@ -50,14 +52,15 @@ class HttpSettings(NullIsUnset):
         flags=("--allow-source",),
     )
     http_cert: FileText | None = setting(
-        None, "TLS certificate (PEM) of the HTTP server, which then serves https.", metavar="FILE"
+        None, "TLS certificate (PEM) of the HTTP server, to serve https.", metavar="FILE"
     )
     http_key: FileText | None = setting(None, "Key of the certificate, if it is in another file.", metavar="FILE")
 
     ice_servers: list[Text] = setting(
         [],
         "STUN or TURN server for video in browsers on other networks: stun:HOST:PORT or turn:USER:PASSWORD@HOST:PORT.",
-        more="None by default: a public server would learn who connects. Viewers receive the addresses and passwords.",
+        more="There is no default server, because a public server would learn who connects. Viewers receive the"
+        " addresses and passwords.",
         metavar="SERVER",
         flags=("--ice-server",),
         repr=False,

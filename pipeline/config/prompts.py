@@ -27,44 +27,45 @@ class Prompts(NullIsUnset):
 
     detect: Names = setting(
         [],
-        "Names to find as boxes; separate by commas or repeat the flag.",
-        more="`nano` knows a fixed list (`saccade models` prints it) and synonyms of it. Larger models accept "
-        "any phrase. Each name is one prompt and costs some time per frame.",
+        "Labels to detect as boxes, separated by commas; repeatable.",
+        more="`nano` knows a fixed list of labels (`saccade models` prints it) and their synonyms. Larger "
+        "models accept any phrase. Each label is one prompt and costs some time per frame.",
         metavar="NAME",
         flags=("--detect", "--classes"),
     )
-    point: Names = setting([], "Names to find as centre points; separate by commas or repeat the flag.", metavar="NAME")
+    point: Names = setting([], "Labels to detect as centre points, separated by commas; repeatable.", metavar="NAME")
     segment: Names = setting(
         [],
-        "Names to outline, one object each; separate by commas or repeat the flag.",
-        more="For models that outline (Moondream 3). Records list `segments` with the path, its box and the "
-        "mask's run lengths.",
+        "Labels to outline, one object each, separated by commas; repeatable.",
+        more="This needs a model that outlines objects (Moondream 3). Records contain `segments`, each with the"
+        " path, the box and the run lengths of the mask.",
         metavar="NAME",
     )
     polygons: bool = setting(False, "Add the polygons of outlines to records.")
     query: Questions = setting(
         [],
         "Questions to answer on every frame, for models that answer questions.",
-        more="Choices after a question, 'Is the door open? [yes|no]', get a probability each. `[reasoning]` "
+        more="A question can end with choices, such as 'Is the door open? [yes|no]'. The answer then has a "
+        "probability for each choice. `[reasoning]` "
         "asks for reasoning before the answer.",
         metavar="TEXT",
     )
     task: Annotated[list[SkillText], BeforeValidator(as_list), Field(max_length=64)] = setting(
         [],
-        "Other tasks by skill, such as caption=short; repeat the flag for more.",
-        more="For captions, and for tasks that a program registers.",
+        "Other tasks by skill, such as caption=short; repeatable.",
+        more="Use it for captions, and for tasks that a program registers.",
         metavar="SKILL=TEXT",
     )
     conf: float = setting(
         0.5,
         "Lowest score to report for a box or point, from 0 to 1.",
-        more="The score is the model's probability of starting an object against ending the list. A lower "
-        "value finds more objects and more false positives.",
+        more="The score is the model's probability that the list of objects continues with this object and does"
+        " not end. A lower value finds more objects and more false positives.",
         metavar="SCORE",
         ge=0,
         le=1,
     )
-    max_objects: int = setting(50, "Maximum number of boxes or points per name and frame.", metavar="N", ge=1, le=1000)
+    max_objects: int = setting(50, "Maximum number of boxes or points per label and frame.", metavar="N", ge=1, le=1000)
 
     @property
     def nothing(self) -> str | None:
@@ -95,20 +96,25 @@ class ShareSettings(NullIsUnset):
 
     weight: float = setting(
         1.0,
-        "Share of the model: a stream with 4 gets four frames for each frame of a stream with 1.",
-        more="It matters only while the model is overloaded. A stream that is watched in the demo has four "
-        "times its weight.",
+        "Scheduling weight: a stream with weight 4 gets four frames for each frame of a stream with weight 1.",
+        more="The weight has an effect only while the model is overloaded. A stream that is watched in the demo"
+        " has four times its weight.",
         metavar="SHARE",
         ge=0.01,
         le=100,
     )
     max_fps: float | None = setting(
-        None, "Maximum frames per second of a live source for the model.", metavar="FPS", gt=0, le=1000
+        None,
+        "Maximum number of frames per second of a live source that the model processes.",
+        metavar="FPS",
+        gt=0,
+        le=1000,
     )
     deadline_ms: float | None = setting(
         None,
         "Deadline for the result of a live frame, in milliseconds after its arrival.",
-        more="A frame that cannot meet the deadline is dropped before the model and counted as `deadline`.",
+        more="A frame that cannot meet the deadline is not processed by the model. It counts as dropped with "
+        "the cause `deadline`.",
         metavar="MS",
         gt=0,
         le=60000,
@@ -116,17 +122,17 @@ class ShareSettings(NullIsUnset):
 
     saccades: Saccades = setting(
         "0",
-        "Windows per frame at full resolution, for small objects: 0, a number, or auto.",
-        more="A window costs as much as a frame. Windows go to motion that no box explains, to expected small "
-        "objects, and in a slow sweep over the whole frame. auto uses the engine's idle time, and no "
-        "window if a live stream would drop frames. Frames no larger than the model's input have no "
-        "windows.",
+        "Number of windows per frame in native resolution, for small objects: 0, a number, or auto.",
+        more="A window costs as much as a frame. Windows are placed on motion without a detected object, on "
+        "small objects that were detected before, and step by step on the whole frame. auto uses the "
+        "engine's idle time, and no windows if a live stream would drop frames. A frame that is not larger"
+        " than the model's input has no windows.",
         metavar="N",
     )
     saccade_sweep: Seconds = setting(
         5.0,
-        "Seconds within which `saccades` covers each part of a frame.",
-        more="While moving objects need the windows, unchanged parts may take up to 6 times as long.",
+        "Seconds within which the windows of `saccades` cover the whole frame once.",
+        more="While moving objects need the windows, this may take up to 6 times as long for unchanged parts.",
         metavar="SECONDS",
         gt=0,
     )

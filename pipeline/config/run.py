@@ -28,13 +28,13 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     source: Address = setting(
         "",
         StreamConfig.model_fields["source"].description or "",
-        more="A video file of any container and codec, an image, or a folder of images; the content decides, "
-        'not the name. Write a byte E9 of a name that is not UTF-8 as "\\udce9". The configurations rtsp '
+        more="A video file of any container and codec, an image, or a folder of images. The content "
+        'decides, not the name. Write a byte E9 of a name that is not UTF-8 as "\\udce9". The configurations rtsp '
         "and webrtc-demo show live sources.",
     )
     streams: list[ListedStream] = setting(
         [],
-        "Several streams instead of source; each inherits the keys of this file.",
+        "List of streams, instead of source; each inherits the keys of this file.",
         more="A stream may set most of the keys of this file; the configuration many-cameras shows it. On the "
         "command line, give several SOURCEs.",
     )
@@ -47,7 +47,8 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = setting(
         None,
         "Dtype of the model: float32, bfloat16, float16, or fp8 (bfloat16 with FP8 weights).",
-        more="Default: float32 on a CPU; on a GPU float16 for small models, else bfloat16. fp8 is faster on Hopper and "
+        more="Default: float32 on a CPU; on a GPU float16 for small models, otherwise bfloat16. fp8 is faster "
+        "on Hopper and "
         "later GPUs, and slightly less accurate.",
         metavar="DTYPE",
     )
@@ -60,9 +61,9 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     imgsz: int | None = setting(
         None,
-        "Longer side of nano's input in pixels; more pixels find smaller objects and take more time.",
-        more="A multiple of 32; default 416. 640 finds distant faces and persons more often and large objects "
-        "less often. A frame takes a third more time on a CPU. Other models have a fixed input size.",
+        "Longer side of nano's input, in pixels; with more pixels, nano finds smaller objects and takes more time.",
+        more="A multiple of 32; default 416. With 640, nano finds more distant faces and persons, and fewer "
+        "large objects. A frame takes a third more time on a CPU. Other models have a fixed input size.",
         metavar="PIXELS",
         ge=128,
         le=1280,
@@ -70,16 +71,17 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     refiner: FileText | None = setting(
         None,
-        "Refiner of outlines: its file, or a hub id such as moondream/SegHeadRefiner.",
-        more="It improves the outlines of `segment` from the pixels around them. If it is missing or fails, "
-        "the model's outline stays. Records report it as `refined`.",
+        "Refiner model for outlines: a file, or a hub id such as moondream/SegHeadRefiner.",
+        more="The refiner improves the outlines of `segment` with the pixels around them. Without it, or if it "
+        "fails, the outline of the model is used. Records say in `refined` whether it was used.",
         metavar="FILE",
     )
     workers: int = setting(
         1,
-        "Processes with an engine each, which share the streams; 1 is a single process.",
-        more="For more streams than one process can take; needs Ray. Workers share the CPUs and GPUs evenly. "
-        "A failed worker restarts with its streams. Outputs and http stay the same.",
+        "Number of worker processes, each with an engine and a part of the streams; 1 uses a single process.",
+        more="Use workers for more streams than one process can run. They need Ray. Workers share the CPUs and "
+        "GPUs evenly. "
+        "A failed worker restarts, and its streams continue. Outputs and http work as without workers.",
         metavar="N",
         ge=1,
         le=64,
@@ -87,7 +89,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     out: FileText | None = setting(
         None,
         "Annotated video to write, an .mp4 file.",
-        more="It has the source's timestamps and sound. An existing file is replaced.",
+        more="The video has the timestamps and the sound of the source. An existing file is replaced.",
         metavar="FILE",
     )
     jsonl: FileText | None = setting(
@@ -101,16 +103,16 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         "More outputs: ws://HOST:PORT, mqtt://HOST, https://…, whep:PORT, FILE.mp4, FILE.jsonl.",
         more='"ws://127.0.0.1:8765" serves records to programs and pages. "mqtt://broker" publishes them. '
         '"https://example.org/hook" posts them. "whep:8080" shows the annotated video in browsers. '
-        "{stream} stands for the stream's name. The configurations rtsp-to-websocket and many-cameras "
-        "use them.",
+        "{stream} stands for the stream's name. The example configurations rtsp-to-websocket and many-cameras "
+        "use such outputs.",
         metavar="URL",
         flags=("--sink",),
     )
     state: Text | None = setting(
         None,
-        "Where changes over http are stored: a file, or config for the configuration file itself.",
+        "File that stores changes made over http; config stores them in the configuration file itself.",
         more="Default: FILE.state beside the configuration FILE, or in the working directory if the folder is "
-        "read-only. Changes to streams from the command line end with the command. Saccade stores a "
+        "read-only. Changes of streams that the command line defines are not stored. Saccade stores a "
         "change before it answers. A later edit of the configuration file overrides it.",
         metavar="FILE|config",
     )

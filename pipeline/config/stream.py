@@ -20,26 +20,26 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     name: str | None = setting(
         None,
-        "Name of the stream in records, topics and file names; by default, its source.",
-        more="Letters, digits, '.', '_' and '-'.",
+        "Name of the stream in records, topics and file names; by default, it is derived from the source.",
+        more="The name may contain letters, digits, '.', '_' and '-'.",
         metavar="NAME",
     )
     source: Address = setting(
-        ..., "What to watch: a video file, an image, a folder, a live address or a webcam's number."
+        ..., "Source: a video file, an image, a folder, the address of a live source or the number of a webcam."
     )
     tiles: int = setting(
         1,
         "Also process N x N overlapping tiles of the image, for small objects; slower.",
-        more="Each tile costs as much as an image. 2 finds many more small objects at five times the cost. "
-        "Use it on a GPU, for photos, or without a time limit.",
+        more="Each tile costs as much as an image. With 2, the model finds many more small objects at five "
+        "times the cost. Use tiles on a GPU, for photos, or if time does not matter.",
         metavar="N",
         ge=1,
         le=8,
     )
     vid_stride: int = setting(
         1,
-        "Process every Nth frame of the source only.",
-        more="Outputs omit the skipped frames too.",
+        "Process only every Nth frame of the source.",
+        more="Outputs do not contain the skipped frames.",
         metavar="N",
         ge=1,
     )
@@ -48,8 +48,8 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     loop: bool = setting(
         False,
         "Play a file in a loop and in real time, like a camera.",
-        more="Use it to test camera settings with a clip. Frames arrive in real time, the newest frame wins, "
-        "and timestamps continue from one round to the next. Live sources ignore it.",
+        more="Use it to test camera settings with a clip. Frames arrive in real time, only the newest frame is "
+        "processed, and timestamps continue when the file restarts. Live sources ignore it.",
     )
     realtime: bool = setting(
         False,
@@ -62,50 +62,52 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     rtsp_transport: Literal["auto", "tcp", "udp", "multicast", "http"] = setting(
         "auto",
         "RTSP transport: auto, tcp, udp, multicast or http.",
-        more="auto uses TCP, or UDP if the camera refuses TCP or sends nothing. It leaves UDP if more than 1 "
+        more="auto uses TCP, or UDP if the camera refuses TCP or sends nothing. It returns to TCP if more than 1 "
         "% of the packets are lost. http is a tunnel through firewalls.",
         metavar="HOW",
     )
     loss: Literal["hide", "show"] = setting(
         "hide",
-        "RTSP frames with missing packets: hide or show.",
-        more="hide waits for the next key frame, so the model never sees a broken frame. show is for viewers "
-        "on a bad network: frames are smeared, and detections on them are unreliable.",
+        "Handling of RTSP frames with missing packets: hide or show.",
+        more="hide waits for the next key frame, so the model never sees a broken frame. show also passes "
+        "damaged frames on, for viewers on a bad network. Detections on such frames are unreliable.",
         metavar="HOW",
     )
     tls: Text = setting(
         "verify",
-        "Certificates accepted from https, rtmps and rtsps sources: verify, accept or sha256:HEX.",
-        more="It applies to every connection, also to segments and keys of HLS. Certificates of cameras "
-        "rarely match their address. sha256:HEX accepts only the certificate with this fingerprint; the "
-        "error message prints it. accept takes any certificate and does not protect against interception.",
+        "Check of the certificates of https, rtmps and rtsps sources: verify, accept or sha256:HEX.",
+        more="The setting applies to every connection of a source, including segments and keys of HLS. "
+        "Certificates of cameras rarely match their addresses. sha256:HEX accepts only the certificate "
+        "with this fingerprint. The error message for a refused certificate shows the fingerprint. accept "
+        "takes any certificate and does not protect against interception.",
         metavar="HOW",
     )
     queue: str | None = setting(
         None,
         "Queue of frames for the model: wait, newest or keep N (default: newest for live sources, wait for files).",
-        more="`wait` applies backpressure to the source and drops nothing; use it for files. `newest` keeps "
-        "only the newest frame, and `keep 8` the newest 8. The next record reports the number of dropped "
+        more="`wait` applies backpressure to the source and drops nothing; use it for files. `newest` queues "
+        "only the newest frame, and `keep 8` queues the newest 8 frames. The next record reports the "
+        "number of dropped "
         "frames.",
         metavar="POLICY",
     )
     in_flight: int = setting(
         2,
-        "Frames of a stream in the model at a time.",
-        more="Two keep the model busy while results are written.",
+        "Maximum number of frames of a stream in the model at the same time.",
+        more="With two frames, the model is busy while results are written.",
         metavar="N",
         ge=1,
         le=64,
     )
     stages: Names = setting(
         [],
-        "Stages for results, in this order.",
+        "Stages that process the results, in this order.",
         metavar="NAME",
         flags=("--stage",),
     )
     gates: Names = setting(
         [],
-        "Gates for frames; the model processes a frame only if all gates admit it.",
+        "Gates that select frames; the model processes a frame only if all gates admit it.",
         metavar="NAME",
         flags=("--gate",),
     )
@@ -120,10 +122,12 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     )
     record: FileText | None = setting(
         None,
-        "Folder for recordings of a camera's own video and sound, without re-encoding.",
-        more="Files are FOLDER/NAME/DATE/TIME.mp4, one for every 10 minutes. `/video?segment=5m&keep=7d&max_gb=200` "
+        "Folder for recordings of a camera's original video and sound, without re-encoding.",
+        more="Files are FOLDER/NAME/DATE/TIME.mp4, each with 10 minutes of video. "
+        "`/video?segment=5m&keep=7d&max_gb=200` "
         "changes this: files of 5 minutes, at most 7 days old, at most 200 GB per stream. A path with {stream} and a "
-        "time, such as /video/{stream}-%Y%m%d-%H%M%S.mp4, names the files. Video is H.264 or H.265. AAC and Opus are "
+        "time, such as /video/{stream}-%Y%m%d-%H%M%S.mp4, sets other file names. Video is H.264 or H.265. AAC "
+        "and Opus are "
         "copied; other sound becomes AAC. A stream with a recording needs no prompts.",
         metavar="FOLDER",
     )
@@ -167,11 +171,13 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     def _after_start(cls, value: float | None, info: Any) -> float | None:
         start = info.data.get("start")
         if value is not None and start is not None and value <= start:
-            raise ValueError(f"should be later than start, {start:g} s")
+            raise ValueError(f"should be after start, {start:g} s")
         return value
 
 
 class ListedStream(StreamConfig):
     """The settings of one stream in a list of streams. It can have its own outputs."""
 
-    sinks: list[FileText] = setting([], "Outputs of this stream only, besides those of all streams.")
+    sinks: list[FileText] = setting(
+        [], "Outputs that only this stream uses, in addition to the outputs of all streams."
+    )

@@ -102,7 +102,10 @@ class ConfigFile:
 
         def check(path: Path) -> None:
             if left := [change.name for change in plan(load(path, self._overrides), wanted)]:
-                raise ConfigError(f"{', '.join(left)}: a command-line flag or an alias in the file prevents saving")
+                raise ConfigError(
+                    f"{', '.join(left)}: cannot be saved, because a command-line flag or a YAML alias in the "
+                    f"file sets its values"
+                )
 
         save_streams(self.path, load(self.path, self._overrides), wanted, check)
         self._stamp = self._now()

@@ -347,7 +347,7 @@ class Controller:
         wanted = self.config.named().get(name)
         if wanted is None or name in self._attached:
             self.runner.status(name)
-            raise StreamError(f"'{name}' was started by a program and has no configuration to change")
+            raise StreamError(f"'{name}' cannot be changed, because it was started from Python without a configuration")
         self.apply(lambda desired: desired, again=[name]).check()
         return self.runner.status(name)
 
@@ -519,7 +519,7 @@ class Controller:
         self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:
-            raise StreamError(f"'{name}' was started by a program and has no configuration to change")
+            raise StreamError(f"'{name}' cannot be changed, because it was started from Python without a configuration")
         return wanted
 
     def _is_foreign(self, change: Change, base: RunConfig) -> bool:

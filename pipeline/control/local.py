@@ -397,7 +397,7 @@ class Local:
         """
         stage = analyze_stage(self.streams.get(name).stages)
         if stage is None:
-            raise StreamError("this stream has no zones stage")
+            raise StreamError("this stream does not support zones")
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
@@ -469,7 +469,7 @@ class Local:
                 continue
             if owner in going or (target.replaces and path.exists() and path.stat().st_size):
                 raise ConfigError(
-                    f"{target.flag}: {path} holds results of {owner}; choose another name for the new stream"
+                    f"{target.flag}: {path} contains results of {owner}; choose another name for the new stream"
                 )
 
     def _note(self, name: str, targets: Sequence[Target]) -> None:

@@ -260,7 +260,8 @@ class RayWorkers:
         keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
         if keys:
             log.warning(
-                "%s: changed; workers are replaced one after another, and streams keep running", ", ".join(keys)
+                "%s: changed; the workers restart their engines one after another, and streams continue",
+                ", ".join(keys),
             )
             self.replace(settings, config.named())
         return keys

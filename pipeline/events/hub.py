@@ -176,7 +176,7 @@ class EventHub:
     def _report_lost(self) -> None:
         now = time.monotonic()
         if self._lost and now - self._logged_at >= _LOG_EVERY_S:
-            log.warning("events: changes dropped because an output is too slow: %d", self._lost)
+            log.warning("an output is too slow; dropped changes of events: %d", self._lost)
             self._lost, self._logged_at = 0, now
 
     def _work(self) -> None:

@@ -22,17 +22,20 @@ class Threshold(NullIsUnset):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     on: float = Field(
-        default=0.8, ge=0, le=1, description="probability from which the answer counts as the expected one"
+        default=0.8,
+        ge=0,
+        le=1,
+        description="lowest probability at which the answer starts to count as the expected answer",
     )
     off: float = Field(
-        default=0.4, ge=0, le=1, description="probability below which the answer no longer counts as the expected one"
+        default=0.4, ge=0, le=1, description="probability below which the answer stops counting as the expected answer"
     )
 
     @field_validator("off")
     @classmethod
     def _below_on(cls, value: float, info: Any) -> float:
         if value > info.data.get("on", 1.0):
-            raise ValueError(f"should be at most on, {info.data['on']:g}")
+            raise ValueError(f"should not be above `on`, {info.data['on']:g}")
         return value
 
 
@@ -93,14 +96,14 @@ class RuleSettings(NullIsUnset):
     threshold: Annotated[Threshold, BeforeValidator(_named_keys)] = Field(
         Threshold(), description="probabilities of the expected answer, as {on: 0.8, off: 0.4}"
     )
-    again: Seconds = Field(5.0, description="seconds until ask is asked again")
+    again: Seconds = Field(5.0, description="seconds until the question of `ask` is repeated")
     verify: Text | None = Field(
-        None, description="yes-or-no question that confirms a track; without a yes, no event begins"
+        None, description="yes-or-no question that confirms a track; an event begins only if the answer is yes"
     )
     attributes: dict[Text, Attribute] = Field(
         {}, max_length=8, description="questions asked once per track, by attribute name"
     )
-    keep: Seconds | None = Field(None, description="retention of the rule's events; default: store_keep")
+    keep: Seconds | None = Field(None, description="how long events of this rule are stored; default: store_keep")
     confirm: Text | None = Field(None, description="detections required before an object counts, such as 3 of 5 frames")
 
     @field_validator("name")
@@ -196,7 +199,7 @@ class EventSettings(NullIsUnset):
 
     rules: Rules = setting(
         [],
-        "Rule for events, as NAME=CONDITION, such as visitor=person in door for 10s; repeat the flag for more.",
+        "Rule for events, as NAME=CONDITION, such as visitor=person in door for 10s; repeatable.",
         more="In a file: [{name: visitor, when: person in door for 10s, cooldown: 60s}]. Conditions: person "
         "in door for 10s; person crosses gate outward; count of person in lobby > 5 for 30s; person "
         "absent from desk for 5m; any between 22:00 and 06:00; car stationary in yard for 5m. Rules "
@@ -211,17 +214,17 @@ class EventSettings(NullIsUnset):
     )
     ask_weight: float = setting(
         4.0,
-        "Share of the model for all questions of rules; see `weight`.",
+        "Scheduling weight of all questions of rules together; see `weight`.",
         metavar="WEIGHT",
         ge=0.001,
         le=1000,
     )
     clips: bool = setting(True, "Store a clip and a snapshot of each event.")
-    clip_before: Seconds = setting(5.0, "Seconds of a clip before the event.", metavar="SECONDS", le=60)
+    clip_before: Seconds = setting(5.0, "Seconds of video before the event in a clip.", metavar="SECONDS", le=60)
     clip_after: Seconds = setting(
         5.0,
-        "Seconds of a clip after the event.",
-        more="Clips are cut from the camera's packets, from the previous key frame on, without re-encoding.",
+        "Seconds of video after the event in a clip.",
+        more="Clips are cut from the packets of the camera without re-encoding. They start at a key frame.",
         metavar="SECONDS",
         le=60,
     )
@@ -267,7 +270,7 @@ class AskSettings(NullIsUnset):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: FileText = Field(description="embedded model, checkpoint folder or hub id")
+    model: FileText = Field(description="included model, checkpoint folder or hub id")
     device: Text = Field("auto", description="device of the model: auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(
         None, description="data type of the weights and activations"
@@ -287,18 +290,20 @@ class KeepSettings(NullIsUnset):
     ask: AskConfig | None = setting(
         None,
         "Model for the questions of rules; it must answer questions.",
-        more="In a file also {model: …, device: cuda:1, dtype: fp8}. Default: the model of the frames.",
+        more="A file can also set {model: …, device: cuda:1, dtype: fp8}. The default is the model that "
+        "processes the frames.",
         metavar="MODEL",
         flags=("--ask-model",),
     )
     store: FileText | None = setting(
         None,
         "Folder for stored events, minute counts and paths of tracks.",
-        more="http serves it under /events. One process writes it at a time. Stored data survives a killed process.",
+        more="The HTTP server shows the events under /events. Only one process can write the folder at a time. "
+        "Stored data survives a killed process.",
         metavar="DIR",
     )
     store_keep: Seconds | None = setting(
-        None, "Maximum age of stored events: 30d; a rule may set its own `keep`.", metavar="TIME"
+        None, "Maximum age of stored events, such as 30d; a rule may set another age with `keep`.", metavar="TIME"
     )
     store_max_gb: float | None = setting(
         None, "Maximum size of all clips and snapshots; the oldest events are deleted first.", metavar="GB", gt=0

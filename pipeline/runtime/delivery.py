@@ -192,7 +192,7 @@ class _Outbox:
                 output.sink.end(run.name)
             lost, reason = output.guard.end(run.name)
             if lost and not run.live:
-                raise SinkError(f"{reason}; results lost: {lost}")
+                raise SinkError(f"{reason}; dropped results: {lost}")
         except Exception as error:
             run.fail(error)
         finally:

@@ -60,5 +60,5 @@ def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:
     for thread, output in zip(threads, outputs, strict=True):
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            errors.append(StreamError(f"{type(output.sink).__name__} is not closed after {timeout_s:g} s"))
+            errors.append(StreamError(f"{type(output.sink).__name__} did not close within {timeout_s:g} s"))
     return errors

@@ -389,7 +389,7 @@ class Streams:
         if errors:
             raise errors[0]
         if late:
-            raise StreamError(f"{', '.join(late)}: not ended within {timeout_s:g} s after the stop")
+            raise StreamError(f"{', '.join(late)}: did not stop within {timeout_s:g} s")
 
     def __enter__(self) -> Self:
         return self
@@ -418,4 +418,4 @@ class Streams:
 def _end(run: Run, timeout_s: float) -> None:
     run.stop()
     if not run.join(timeout_s):
-        raise StreamError(f"'{run.name}' has not ended within {timeout_s:g} s after the stop")
+        raise StreamError(f"'{run.name}' did not stop within {timeout_s:g} s")

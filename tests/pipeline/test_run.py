@@ -163,10 +163,12 @@ def test_an_added_stream_overwrites_no_results(tmp_path: Path) -> None:
             time.sleep(0.02)
         with pytest.raises(StreamError, match="'door' already"):
             opened.controller.add(added("door"))
-        with pytest.raises(ConfigError, match=r"^--sink: all\.jsonl holds results of every stream; choose .* stream$"):
+        with pytest.raises(
+            ConfigError, match=r"^--sink: all\.jsonl contains results of every stream; choose .* stream$"
+        ):
             opened.controller.add(added("all"))
         assert all(run.join(LONG_S) for run in runs)
-        with pytest.raises(ConfigError, match=r"door\.jsonl holds results of door"):
+        with pytest.raises(ConfigError, match=r"door\.jsonl contains results of door"):
             opened.controller.add(added("door"))
         opened.controller.add(added("gate"))
         wait_all(opened)
@@ -231,7 +233,7 @@ def test_a_sink_that_fails_stops_nothing_but_fails_the_run(tmp_path: Path, sacca
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
     assert first == "saccade: cannot write full.jsonl: No space left on device; paused, trying again"
-    assert last == "saccade: bad: cannot write full.jsonl: No space left on device; results lost: 10"
+    assert last == "saccade: bad: cannot write full.jsonl: No space left on device; dropped results: 10"
     assert done.stdout.splitlines()[0].startswith("good: 10 frames in ")
     for stream in ("good", "bad"):  # nothing else is stopped by it
         assert sum(record["stream"] == stream for record in records(tmp_path / "all.jsonl")) == 10

@@ -67,7 +67,9 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
     try:
         return RuleSettings.model_validate({"name": name[:64], "when": f"{when} {times}".strip()})
     except ValueError as error:
-        raise ConfigError(f"the sentence gives no valid rule ({when} {times}): {error}".splitlines()[0]) from None
+        raise ConfigError(
+            f"no valid rule can be made of the sentence ({when} {times}): {error}".splitlines()[0]
+        ) from None
 
 
 def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str]) -> str:

@@ -62,9 +62,9 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS)
     async def events(
-        stream: Annotated[str, Field(description="of this stream only")] = "",
-        rule: Annotated[str, Field(description="of this rule only")] = "",
-        since: Annotated[str, Field(description="maximum age, such as 15m, 2h or 1d; or a Unix time")] = "",
+        stream: Annotated[str, Field(description="return only events of this stream")] = "",
+        rule: Annotated[str, Field(description="return only events of this rule")] = "",
+        since: Annotated[str, Field(description="start time: an age such as 15m, 2h or 1d, or a Unix time")] = "",
         words: Annotated[str, Field(description="words to search for in labels, rules and answers")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
     ) -> list[dict[str, Any]]:
@@ -74,9 +74,9 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS)
     async def watch(
-        stream: Annotated[str, Field(description="of this stream only")] = "",
-        rule: Annotated[str, Field(description="of this rule only")] = "",
-        seconds: Annotated[float, Field(gt=0, le=300, description="to wait at most")] = 60.0,
+        stream: Annotated[str, Field(description="return only events of this stream")] = "",
+        rule: Annotated[str, Field(description="return only events of this rule")] = "",
+        seconds: Annotated[float, Field(gt=0, le=300, description="maximum time to wait, in seconds")] = 60.0,
     ) -> dict[str, Any] | None:
         """Wait until a rule begins an event, and return the event. Returns null on timeout."""
         known = {event["id"] for event in await _plain(api.events(stream=stream, rule=rule, limit="50"))}

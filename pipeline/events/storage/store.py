@@ -339,7 +339,7 @@ class EventStore(EventReader):
         self._lost += 1
         self.dropped += 1
         if self._lost == 1:
-            log.warning("%s: %s; changes of events are dropped until it recovers", self._path, why)
+            log.warning("%s: %s; changes of events are dropped until the disk recovers", self._path, why)
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
         if is_damaged(error):

@@ -188,7 +188,7 @@ def test_a_failing_sink_is_paused_and_the_others_get_all(
     run.start()
     finish(run)
     assert [record["frame"] for record in records(out)] == list(range(FRAMES))
-    assert "cannot write x: No space left on device; results lost: " in str(run.error)  # a file's video has a hole
+    assert "cannot write x: No space left on device; dropped results: " in str(run.error)  # a file's video has a hole
     assert failing.closed
     (status, _) = run.sink_statuses()
     assert status.lost == FRAMES - sum(frame.index != 2 for frame in failing.taken)
@@ -200,7 +200,7 @@ def test_a_file_run_ends_when_no_sink_can_be_written(engine: Engine, clip: Sourc
     run = Run(clip, engine, TASKS, [Output(sink) for sink in sinks])
     run.start()
     finish(run)
-    assert "results lost" in str(run.error)
+    assert "dropped results" in str(run.error)
     assert run.report().frames < FRAMES
 
 
