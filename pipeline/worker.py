@@ -229,7 +229,7 @@ class Worker:
             name, stream = status.name, after[status.name]
             if not status.live:
                 raise ConfigError(
-                    f"{name} is a file that is being processed: the engine can be replaced after it has ended"
+                    f"{name} is a file that is being processed: the engine can be replaced after the file has ended"
                 )
             tasks_for(other.local.engine, stream)
             check_asked(other.local.asks, stream)

@@ -78,8 +78,8 @@ class MediaWriter:
 
         Args:
             file: the media file.
-            work: called with a path, writes the file there. None reports a file that already exists.
-            whole: whether the file is complete then. An incomplete file is not reported to `noted`.
+            work: writes the file to the path that it receives. None if the file already exists and only `noted` is called.
+            whole: whether this completes the file. `noted` is not called for an incomplete file.
         """
         try:
             self._waiting.put_nowait((file, work, whole))
