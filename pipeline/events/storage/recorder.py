@@ -78,7 +78,7 @@ class MediaWriter:
 
         Args:
             file: the media file.
-            work: writes the file to the path that it receives. None if the file already exists and only `noted` is called.
+            work: writes the file to the path that it receives. None if the file exists and only `noted` is called.
             whole: whether this completes the file. `noted` is not called for an incomplete file.
         """
         try:
