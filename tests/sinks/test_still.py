@@ -34,7 +34,7 @@ def test_the_limit_of_a_format_is_that_of_its_writer(tmp_path: Path, suffix: str
     path = tmp_path / f"wide.{suffix}"
     for size in ((longest + 1, 2), (2, longest + 1)):
         with pytest.raises(
-            SinkError, match=rf"the image is {size[0]} x {size[1]} pixels, and .* allows {longest} a side"
+            SinkError, match=rf"the image is {size[0]} x {size[1]} pixels, and .* allows {longest} pixels per side"
         ):
             check_still(path, *size)
     with pytest.raises(SinkError, match=r"use \.png"):

@@ -38,7 +38,7 @@ def test_an_image_too_wide_for_a_format(
     monkeypatch.setattr("saccade.pipeline.cli.commands.image.load_engine", lambda *_: pytest.fail("work was done"))
     message = f"cannot write {name}: the image is {width} x 8 pixels, and "
     fails(saccade, tmp_path, message, "image", "wide.png", *PERSON, "--out", name)
-    fails(saccade, tmp_path, f"allows {limit} a side", "probe", "wide.png", "--out", name)
+    fails(saccade, tmp_path, f"allows {limit} pixels per side", "probe", "wide.png", "--out", name)
 
 
 @pytest.mark.parametrize("size", [(16_386, 4), (4, 16_386), (20_000, 2)])
@@ -48,7 +48,7 @@ def test_a_video_too_wide_for_h264(
 ) -> None:
     Image.new("RGB", size).save(tmp_path / "wide.png")
     monkeypatch.setattr("saccade.pipeline.control.local.load_engine", lambda *_: pytest.fail("work was done"))
-    message = f"the frames are {size[0]} x {size[1]} pixels, and H.264 allows 16384 a side"
+    message = f"the frames are {size[0]} x {size[1]} pixels, and H.264 allows 16384 pixels per side"
     fails(saccade, tmp_path, message, "run", "wide.png", *PERSON, *out)
 
 
