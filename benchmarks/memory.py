@@ -63,7 +63,7 @@ class MemoryBench:
     tasks: dict[str, int]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the growth per minute of an attribute of `Held` after the warm-up. It is a third of a short run."""
+        """Return the growth per minute of an attribute of `Held` after the warm-up (at most a third of the run)."""
         warm = min(_WARM_S, self.rows[-1].seconds / 3)
         steady = [row for row in self.rows if row.seconds >= warm]
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])

@@ -382,7 +382,7 @@ class ResultFuture(Future[Result]):
         """Wait for the result and return it.
 
         Raises:
-            EngineError: if the request failed. Also if the result is not ready and the caller is the engine's thread.
+            EngineError: if the request failed, or if the caller is the engine's thread and the result is not ready.
             CancelledError: if the request was cancelled.
             TimeoutError: if the result is not ready within `timeout` seconds.
         """
@@ -450,8 +450,7 @@ class TextStream(Iterator[str]):
         """Wait for the next piece and return it.
 
         Raises:
-            EngineError: if the answer failed; all earlier pieces are returned first. Also if the caller is the engine's
-                thread.
+            EngineError: if the answer failed (after all earlier pieces), or if the caller is the engine's thread.
         """
         if not self._over and self._pieces.empty():
             self._future.require_other_thread()
