@@ -68,7 +68,7 @@ def test_any_other_size_is_written(tmp_path: Path, saccade: Command, size: tuple
 
 
 def test_the_area_of_a_video_has_a_limit() -> None:
-    with pytest.raises(SinkError, match="260 million in all"):
+    with pytest.raises(SinkError, match="260 million in total"):
         check_size(Path("o.mp4"), 16_384, 16_384)
     check_size(Path("o.mp4"), 16_384, 15_200)
 
