@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.admission import StreamSettings
@@ -269,6 +270,30 @@ class Engine:
             return columns * vision.crop_size, rows * vision.crop_size
         _, rows, columns, _ = vision.make_crops(np.zeros((height, width, 3), np.uint8)).pixels.shape
         return columns, rows
+
+    @property
+    def has_looks(self) -> bool:
+        """Whether `look` is supported."""
+        return self._loaded.look is not None
+
+    def look(self, image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
+        """Return a vector of length 1 that describes the appearance of an object. Runs in the calling thread.
+
+        The dot product of two vectors is their similarity, at most 1.
+
+        Args:
+            image: RGB image (height, width, 3).
+            box: (x1, y1, x2, y2) of the object, as fractions of the image.
+
+        Raises:
+            EngineError: if the model has no such features.
+        """
+        if self._loaded.look is None:
+            raise EngineError(f"{self._info.name} has no features that describe an object; use nano")
+        height, width = image.shape[:2]
+        x1, y1 = (max(0, min(side - 1, int(at * side))) for at, side in zip(box[:2], (width, height), strict=True))
+        x2, y2 = (math.ceil(at * side) for at, side in zip(box[2:], (width, height), strict=True))
+        return self._loaded.look(np.ascontiguousarray(image[y1 : max(y1 + 1, y2), x1 : max(x1 + 1, x2)]))
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
         """Set a stream's share of the engine, such as its weight and maximum rate. This is possible at any time.

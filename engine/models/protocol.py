@@ -45,6 +45,12 @@ def crop_count(tiling: Tiling) -> int:
     return 1 if tiling == (1, 1) else 1 + tiling[0] * tiling[1]
 
 
+Look = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+"""Maps the pixels of one object (height, width, 3) to a vector of length 1. Similar objects have a large dot product.
+
+The function is thread-safe.
+"""
+
 Ref = tuple[float, float] | tuple[float, float, float, float]
 """Part of an image that a question refers to: a point (x, y) or box (x1, y1, x2, y2), as fractions."""
 
@@ -506,6 +512,7 @@ class LoadedModel:
         synonyms: for each phrase, the classes that it stands for.
         family: one line that names the published model and its file format, or "".
         load_refiner: function that reads a refiner file for the model, or None if the architecture has no refiner.
+        look: function that describes the appearance of an object, or None if the model has no such features.
     """
 
     model: Model
@@ -514,3 +521,4 @@ class LoadedModel:
     synonyms: dict[str, list[str]]
     family: str = ""
     load_refiner: Callable[[Path], Refiner] | None = None
+    look: Look | None = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -21,6 +21,7 @@ from saccade.pipeline.api.events_query import query_of
 from saccade.pipeline.api.forward import Forwarder
 from saccade.pipeline.api.routes import Json, Routes, the
 from saccade.pipeline.api.server_sent_events import event_stream
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.control.runner import Address, StoredEvents
 from saccade.pipeline.events.storage.store_reader import EventQuery, time_of_text
 from saccade.pipeline.search import Progress, Searched
@@ -41,11 +42,13 @@ class Stored:
     Attributes:
         store: event store of this machine, or of all machines.
         search: searches events with a model; None if this is unsupported.
+        local: stores verdicts and passes them to the streams; None if this is unsupported.
         searching: lock of a search. It is held until the search has ended, even if the client has disconnected.
     """
 
     store: StoredEvents
     search: Search | None = None
+    local: Local | None = None
     searching: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -53,6 +56,25 @@ class Stored:
         """Return a part of a response that names the unreachable machines."""
         names = list(self.store.away)
         return {"away": names} if names else {}
+
+    def told(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the record of an event. If it is a false alarm, add this and the number of finds held back."""
+        if self.local is None or self.local.store is None:
+            return record
+        if not any(one.event == record["id"] for one in self.local.store.verdicts(record["stream"])):
+            return record
+        held = self.local.held_back(record["stream"]).get(record["id"], 0)
+        return {**record, "false_alarm": True, "held_back": held}
+
+    def judging(self) -> Local:
+        """Return the part that stores verdicts.
+
+        Raises:
+            HttpError: if verdicts are not supported.
+        """
+        if self.local is None or self.local.store is None:
+            raise HttpError(409, "verdicts are not supported with workers; run the streams in one process")
+        return self.local
 
     def missing(self, what: str) -> HttpError:
         """Return the error for an event or file that does not exist."""
@@ -77,6 +99,35 @@ class RuleNames(BaseModel):
 
     rules: list[str]
     away: list[str] | None = None
+
+
+class VerdictGiven(BaseModel):
+    """The verdict of a user on an event. `false_alarm: false` removes an earlier verdict."""
+
+    model_config = ConfigDict(extra="forbid")
+    false_alarm: StrictBool
+
+
+class VerdictShown(BaseModel):
+    """A false alarm, and how many finds the running stream has held back because of it.
+
+    `needed` is the score above which a similar find passes. `by_look` is false if only place and size are compared.
+    """
+
+    event: str
+    stream: str
+    label: str
+    score: float
+    needed: float
+    box_norm: tuple[float, float, float, float]
+    by_look: bool
+    held_back: int
+
+
+class VerdictList(BaseModel):
+    """The false alarms, oldest first."""
+
+    verdicts: list[VerdictShown]
 
 
 class History(BaseModel):
@@ -144,13 +195,50 @@ async def rules(events: Events, stream: str | None = None) -> RuleNames:
     return RuleNames(rules=await asyncio.to_thread(events.store.rules, stream), **events.away)
 
 
+@routes.get("/events/verdicts", role="viewer", limited="asked")
+async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
+    """Return the false alarms of a stream or of all streams, oldest first."""
+    local = events.judging()
+
+    def shown() -> list[VerdictShown]:
+        assert local.store is not None
+        found = local.store.verdicts(stream)
+        held = {name: local.held_back(name) for name in {one.stream for one in found}}
+        return [
+            VerdictShown(
+                event=one.event,
+                stream=one.stream,
+                label=one.label,
+                score=one.score,
+                needed=round(one.needed, 3),
+                box_norm=one.box,
+                by_look=one.look is not None,
+                held_back=held[one.stream].get(one.event, 0),
+            )
+            for one in found
+        ]
+
+    return VerdictList(verdicts=await asyncio.to_thread(shown))
+
+
+@routes.post("/events/{id}/verdict", role="operator", status_code=204)
+async def judge(id: str, given: VerdictGiven, events: Events) -> None:
+    """Mark an event as a false alarm, or remove the mark. Similar finds of its stream then need a higher score."""
+    try:
+        stream = await asyncio.to_thread(events.judging().judge, id, false_alarm=given.false_alarm)
+    except ValueError as error:
+        raise HttpError(422, str(error)) from None
+    if stream is None:
+        raise events.missing(f"there is no event '{id[:80]}'")
+
+
 @routes.get("/events/{id}", role="viewer")
 async def show(id: str, events: Events) -> dict[str, Any]:
     """Return the record of an event, with the paths of its tracks."""
     record = await asyncio.to_thread(events.store.get, id)
     if record is None:
         raise events.missing(f"there is no event '{id[:80]}'")
-    return record
+    return await asyncio.to_thread(events.told, record)
 
 
 @routes.delete("/events/{id}", role="operator", status_code=204)

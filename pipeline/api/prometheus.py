@@ -98,6 +98,11 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
         "and clips not yet written",
         labels=["stream", "what"],
     )
+    held = CounterMetricFamily(
+        "saccade_finds_held_back",
+        "Finds that resemble a false alarm and were held back; a find counts once per frame",
+        labels=one,
+    )
     corrupt = CounterMetricFamily(
         "saccade_corrupt_packets", "Packets of the source that could not be decoded", labels=one
     )
@@ -122,12 +127,13 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
             looks.add_metric([status.name, reason], count)
         for what, count in report.kept.items():
             kept.add_metric([status.name, what], count)
+        held.add_metric(label, report.held_back)
         corrupt.add_metric(label, report.corrupt_packets)
         for cause, count in report.drops.items():
             lost.add_metric([status.name, cause], count)
         for queue, length in report.waiting.items():
             waiting.add_metric([status.name, queue], length)
-    return up, state, made, age, read, out, lost, found, looks, kept, corrupt, waiting
+    return up, state, made, age, read, out, lost, found, looks, kept, held, corrupt, waiting
 
 
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:

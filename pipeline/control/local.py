@@ -40,6 +40,7 @@ from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery, StoreError
+from saccade.pipeline.events.verdicts import Verdict, verdict_stage
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stats import Stats
@@ -117,6 +118,7 @@ class Local:
         self._load = Load()
         self._prompts: dict[str, tuple[ListedStream, Prompts]] = {}  # of each stream, in the model's names
         self._begun: set[str] = set()  # streams whose end has not been reported
+        self._judging = threading.Lock()  # a stream gets the verdicts in the order in which they are stored
         self._lock = threading.Lock()  # guards the attributes below
         self._archives: dict[str, tuple[str, Archive]] = {}  # with the setting from which it was made
         self._written: dict[Path, str] = {}  # file → its stream, including ended streams
@@ -410,6 +412,32 @@ class Local:
             raise ConfigError("this Saccade stores no events: start it with --store DIR")
         return Searched(search_events(self.store, self.asks, text, query, candidates=REQUESTED, progress=progress))
 
+    def judge(self, event: str, *, false_alarm: bool) -> str | None:
+        """Store or remove the verdict that an event is a false alarm, and pass the verdicts to its stream.
+
+        Returns:
+            The stream of the event, or None if the ID is unknown.
+
+        Raises:
+            ValueError: if the event has no box.
+            StoreError: if the store cannot be used.
+        """
+        if self.store is None:
+            return None
+        with self._judging:
+            stream = self.store.judge(event, false_alarm=false_alarm)
+            run = None if stream is None else self._running(stream)
+            stage = None if run is None else verdict_stage(run.stages)
+            if stage is not None:
+                stage.configure(self.store.verdicts(stream))
+        return stream
+
+    def held_back(self, stream: str) -> dict[str, int]:
+        """Return the number of finds that a running stream has held back, by the event of the verdict."""
+        run = self._running(stream)
+        stage = None if run is None else verdict_stage(run.stages)
+        return {} if stage is None else stage.held_back
+
     def address(self, stream: str | None) -> Address | None:
         """Return None, because this process handles all requests itself."""
         return None
@@ -524,6 +552,8 @@ def opened_local(
         engine = stack.enter_context(load_engine(config, progress))
         ask = stack.enter_context(load_engine(config.ask, progress)) if config.ask else None
         places = EventPlaces(hub, history=store is not None, media=media)
+        if store is not None:
+            places = replace(places, verdicts=partial(_verdicts_of, store))
         opened = [
             stack.enter_context(open_stream(stream, engine, ask=ask, events=places, source=sources[name]))
             for name, stream in streams.items()
@@ -552,6 +582,15 @@ def opened_local(
         for record in store.ended if store else ():  # the outputs have seen the begin of these events
             hub.publish(Change("end", read_event(record)))
         yield local, opened
+
+
+def _verdicts_of(store: EventStore, stream: str) -> Sequence[Verdict]:
+    """Return the verdicts of a stream. Return none if the store cannot be read."""
+    try:
+        return store.verdicts(stream)
+    except StoreError as error:
+        log.warning("%s: false alarms are not held back: %s", stream, error)
+        return ()
 
 
 def max_bytes_of(config: RunConfig) -> int | None:

@@ -129,8 +129,17 @@ class MediaDone:
     path: str | None = None
 
 
-History = TrackPath | MinuteCounts | MediaDone
-_HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media"}
+@dataclass(slots=True, frozen=True)
+class EventLook:
+    """The appearance of an event's object, as float16 values; see `Engine.look`."""
+
+    stream: str
+    event: str
+    look: bytes
+
+
+History = TrackPath | MinuteCounts | MediaDone | EventLook
+_HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media", EventLook: "look"}
 
 
 def make_history_record(part: History) -> dict[str, Any]:

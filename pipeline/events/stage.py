@@ -10,13 +10,25 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from saccade.engine.results import Result
 from saccade.pipeline.analytics.counts import Minute
 from saccade.pipeline.events.machine import GAP_S, RuleMachine, RuleState
-from saccade.pipeline.events.record import Change, Event, History, MinuteCounts, RuleList, make_event_record, read_event
+from saccade.pipeline.events.record import (
+    Change,
+    Event,
+    EventLook,
+    History,
+    MinuteCounts,
+    RuleList,
+    make_event_record,
+    read_event,
+)
 from saccade.pipeline.events.scene import Scene, SceneReader
 from saccade.pipeline.events.settings import EventSettings, RuleSettings
 from saccade.pipeline.events.storage.recorder import Recorder
+from saccade.pipeline.events.verdicts import Look
 
 if TYPE_CHECKING:
     from saccade.pipeline.events.asking import Asker
@@ -54,6 +66,8 @@ class EventStage:
         minutes: returns the counts of the minutes that ended since the last call. Called with True, it also returns
             the current minute. If it is set, the stage also publishes track paths, and counts per minute of live
             streams.
+        look: describes the appearance of an object, see `Engine.look`. If it is set, the stage publishes the
+            appearance of the object of each new event.
     """
 
     def __init__(
@@ -68,8 +82,10 @@ class EventStage:
         minutes: Callable[[bool], list[Minute]] | None = None,
         recorder: Recorder | None = None,
         gap_s: float = GAP_S,
+        look: Look | None = None,
     ) -> None:
         self._publish = publish
+        self._look = look
         self._flush = flush
         self._recorder = recorder
         self._gap_s = gap_s
@@ -133,7 +149,10 @@ class EventStage:
                 if (asking := machines.get(answer.question.rule)) is not None:
                     asking.take(answer)
         for machine in machines.values():
-            self._tell(machine.step(scene))
+            changes = machine.step(scene)
+            self._tell(changes)
+            if self._look is not None:
+                self._tell_looks(changes, frame, self._look)
         for machine in machines.values():  # after all events: measuring sharpness takes milliseconds
             if self._asker is not None:
                 self._ask(self._asker, machine, scene, frame)
@@ -225,6 +244,12 @@ class EventStage:
         if self._minutes is not None and self._live:
             for one in self._minutes(last):
                 self._publish(MinuteCounts(self._stream, one.start, asdict(one.counts)))
+
+    def _tell_looks(self, changes: list[Change], frame: Frame, look: Look) -> None:
+        for event in (change.event for change in changes if change.kind == "begin"):
+            if event.box is not None:
+                found = look(frame.image, event.box).astype(np.float16)
+                self._publish(EventLook(event.stream, event.id, found.tobytes()))
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from saccade.engine.errors import DeadlineError, EngineClosedError, SupersededError
@@ -35,6 +35,7 @@ from saccade.pipeline.analytics.stages import ClosableStage, Gate, KeepingStage,
 from saccade.pipeline.config import ListedStream, ShareSettings
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
 from saccade.pipeline.events.stage import EventStage
+from saccade.pipeline.events.verdicts import verdict_stage
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
 from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, saccades_of
@@ -283,7 +284,9 @@ class Run:
         waiting = {"engine": len(self._frames) + (self._held is not None), **self._delivery.waiting()}
         looks = self._saccades.counts if self._saccades else {}
         kept = {name: n for stage in self._stages if isinstance(stage, KeepingStage) for name, n in stage.kept.items()}
-        return self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
+        report = self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
+        verdicts = verdict_stage(self._stages)
+        return report if verdicts is None else replace(report, held_back=sum(verdicts.held_back.values()))
 
     def sink_statuses(self) -> list[SinkStatus]:
         """The status of each sink of this run, including its recorder."""

@@ -71,6 +71,7 @@ class Report:
         looks: number of saccade windows, by reason.
         kept: size of the state of the stages: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video
             that is buffered for clips) and `clips` (not written yet).
+        held_back: number of finds that resemble a false alarm and were held back. A find counts once per frame.
     """
 
     frames: int
@@ -86,6 +87,7 @@ class Report:
     objects_by_class: Mapping[str, int] = field(default_factory=dict)
     looks: Mapping[str, int] = field(default_factory=dict)
     kept: Mapping[str, int] = field(default_factory=dict)
+    held_back: int = 0
 
     @property
     def fps(self) -> float:

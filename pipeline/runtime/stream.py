@@ -5,7 +5,7 @@ A run, the HTTP API and the demo all open streams with `open_stream`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.settings import AskSettings
 from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
+from saccade.pipeline.events.verdicts import Verdict, VerdictStage
 from saccade.pipeline.runtime.engine_stream import saccades_of
 from saccade.pipeline.runtime.luma import FrameLuma
 from saccade.pipeline.runtime.output import Output
@@ -51,11 +52,13 @@ class EventPlaces:
         hub: publishes events to outputs and the store.
         history: whether to publish track paths and minute counts, too.
         media: writes clips and snapshots, or None.
+        verdicts: returns the verdicts on the events of a stream.
     """
 
     hub: EventHub
     history: bool = False
     media: MediaWriter | None = None
+    verdicts: Callable[[str], Sequence[Verdict]] = lambda stream: ()
 
 
 class OpenedStream:
@@ -194,7 +197,9 @@ def open_stream(
             idle_s=lambda: engine.idle_s,
         )
         analysis = AnalyzeStage(config, motion.still_before if motion else None, track=bool(config.rules))
-        stages: list[Stage] = [saccades, analysis]
+        look = engine.look if engine.has_looks and events is not None and events.history else None
+        known = events.verdicts(config.name or source.name) if events is not None else ()
+        stages: list[Stage] = [saccades, VerdictStage(look, known), analysis]
         if events is not None:
             began = config.began.timestamp() if config.began else None
             stages.append(
@@ -210,6 +215,7 @@ def open_stream(
                     if events.media and config.clips
                     else None,
                     gap_s=max(GAP_S, 2 * config.motion_heartbeat),
+                    look=look,
                 )
             )
         elif config.rules:

@@ -32,14 +32,17 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
     prompts = MoondreamPrompts(
         config.tokenizer, tokenizer, closed=config.classes is not None, vocab_size=config.text.vocab_size
     )
+    look = None
     if isinstance(model.vision, DetectorTower):
+        look = model.vision.make_look()  # now, because the engine replaces layers of the detector
         model.vision.asked = {
             tuple(prompts.objects(skill, name)): number
             for skill in ("detect", "point")
             if prompts.can(skill)
             for number, name in enumerate(config.classes or ())
         }
-    return LoadedModel(model, prompts, config.classes, read_synonyms(folder), model.family, refiner_loader(model))
+    synonyms, refiner = read_synonyms(folder), refiner_loader(model)
+    return LoadedModel(model, prompts, config.classes, synonyms, model.family, refiner, look)
 
 
 def refiner_loader(model: Moondream) -> Callable[[Path], Refiner] | None:

@@ -10,6 +10,7 @@ loop runs over images or objects, so CUDA graphs can capture it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from saccade.engine.models.moondream.config import VisionConfig
 from saccade.engine.models.moondream.region import size_bin, size_value
 from saccade.engine.models.moondream.vision import CropReader
 from saccade.engine.models.nano.picodet import BINS, STRIDES, Evidence, PicoDet
-from saccade.engine.models.protocol import ImageCrops, Tiling
+from saccade.engine.models.protocol import ImageCrops, Look, Tiling
 
 # Octaves of the Fourier features of boxes; the last one has a period of 1/512, which resolves bins of 1/1024.
 OCTAVES = 10
@@ -34,6 +35,7 @@ _PLACES, _PAIRS = 256, 192  # maximum numbers of places and of (place, class) pa
 _SAME = 0.6  # IoU above which two boxes of a class are one object
 _ROUNDS = 4  # rounds of suppression; exact for chains of this length (Zheng et al. 2020, arXiv:2005.03572)
 _FLOOR = -4.2  # minimum logit of a pair (score of 1.5 %)
+_LOOK_SIDE = 96  # side in pixels of the crop of an object whose appearance is described
 _BINS = 1024  # bins per coordinate and size, as in the published region heads
 _TRAITS = 12  # features of a detection relative to the others, see `traits_of`
 # Minimum width / height of an image for fewer rows; minimum height / width of a crop.
@@ -138,6 +140,23 @@ class DetectorTower(CropReader):
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
         """Normalize crops twice as fast as `CropReader.normalize`. The last bit of the results may differ."""
         return crops.permute(0, 3, 1, 2).to(self.pos_emb.dtype).mul_(2 / 255).sub_(1)
+
+    def make_look(self) -> Look:
+        """Return a function that pools the neck's feature maps over a crop of one object.
+
+        It uses its own copy of the backbone and neck on the CPU, because those of the engine may be in use.
+        """
+        stem = copy.deepcopy(self.stem).to("cpu", torch.float32).eval()
+        del stem.heads
+
+        def look(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+            small = np.array(Image.fromarray(pixels).resize((_LOOK_SIDE, _LOOK_SIDE), Image.Resampling.BILINEAR))
+            with torch.inference_mode():
+                crop = torch.from_numpy(small).permute(2, 0, 1).unsqueeze(0).float() * (2 / 255) - 1
+                pooled = [F.normalize(x.mean((2, 3)), dim=1) for x in stem.maps(crop)]
+                return torch.cat(pooled, dim=1)[0].div(len(pooled) ** 0.5).numpy()
+
+        return look
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
         """Return image tokens (N, n_tokens, proj_out_dim) of normalized crops (N, 3, height, width)."""

@@ -161,10 +161,35 @@ export class Timeline {
     return make("li", {}, button);
   }
 
+  /** The thumb: whether the event is a false alarm, and a click that changes it. */
+  async #showVerdict({id}) {
+    const thumb = $("false-alarm"), path = `events/${encodeURIComponent(id)}`;
+    thumb.hidden = true;
+    const show = ({false_alarm: wrong = false, held_back: held = 0}) => {
+      if ($("player").dataset.event !== id) return;
+      thumb.setAttribute("aria-pressed", wrong);
+      thumb.textContent = wrong ? `👎 False alarm · ${held} held back` : "👎 False alarm";
+      thumb.hidden = false;
+    };
+    const read = async () => show(await (await ask(path)).json());
+    $("player").dataset.event = id;
+    thumb.onclick = async () => {
+      const body = JSON.stringify({false_alarm: thumb.getAttribute("aria-pressed") !== "true"});
+      try {
+        await ask(`${path}/verdict`, {method: "POST", body, headers: {"Content-Type": "application/json"}});
+        await read();
+      } catch (problem) {
+        $("player-words").textContent = problem.message;
+      }
+    };
+    await read().catch(() => {});
+  }
+
   async #play(event) {
     $("player-title").textContent = `${event.rule}: ${event.label}, ${event.stream}, ${timeOf(event)}`;
     const answers = Object.entries(event.answers ?? {}).map(([asked, answer]) => `${asked} ${answer}`);
     $("player-words").textContent = answers.join(" · ");
+    this.#showVerdict(event);
     const there = $("player-recording");
     there.hidden = document.querySelector("[data-view=recording]").hidden || event.capture_clock === "file";
     there.href = `#/recording/${encodeURIComponent(event.stream)}/${(event.start_time - 5).toFixed(1)}`;

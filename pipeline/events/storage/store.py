@@ -51,6 +51,7 @@ from saccade.pipeline.events.storage.store_reader import (
     EventReader,
     StoreError,
 )
+from saccade.pipeline.events.verdicts import MOST_VERDICTS
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.retention import elapsed_s
 
@@ -183,6 +184,9 @@ class EventStore(EventReader):
             self._do(lambda db: db.execute(f"INSERT INTO tracks VALUES ({', '.join('?' * 8)})", values), lasting=True)
         elif kind == "media":
             self.note_media(record["event"], record["kind"])
+        elif kind == "look":
+            look = record["event"], record["look"], self._clock()
+            self._do(lambda db: db.execute("INSERT OR REPLACE INTO looks VALUES (?, ?, ?)", look), lasting=True)
         elif kind == "minute":
             row = record["stream"], record["start"], json.dumps(record["counts"]), self._clock()
             self._do(lambda db: db.execute("INSERT INTO minutes VALUES (?, ?, ?, ?)", row), lasting=True)
@@ -199,6 +203,22 @@ class EventStore(EventReader):
     def delete(self, event: str) -> bool:
         """Delete an event with its media files. Return False if the ID is unknown."""
         return bool(self._result(self._do(lambda db: self._delete(db, [event]), frees=True)))
+
+    def judge(self, event: str, *, false_alarm: bool) -> str | None:
+        """Store or remove the verdict that an event is a false alarm.
+
+        A stream has at most `MOST_VERDICTS` verdicts; the oldest one is removed.
+
+        Returns:
+            The stream of the event, or None if the ID is unknown.
+
+        Raises:
+            ValueError: if the event has no box.
+        """
+        found: str | ValueError | None = self._result(self._do(lambda db: self._judge(db, event, false_alarm)))
+        if isinstance(found, ValueError):
+            raise found
+        return found
 
     def flush(self) -> None:
         """Wait until every record so far is stored."""
@@ -573,9 +593,37 @@ class EventStore(EventReader):
                 continue
             db.execute("DELETE FROM words WHERE rowid = ?", row)
             db.execute("DELETE FROM events WHERE row = ?", row)
+            db.execute("DELETE FROM looks WHERE event = ?", (event,))
             count += 1
             self._deleted_media += [path for kind in MEDIA if (path := self.media(event, kind)) is not None]
         return count
+
+    def _judge(self, db: sqlite3.Connection, event: str, false_alarm: bool) -> str | ValueError | None:
+        known = db.execute("SELECT stream FROM verdicts WHERE event = ?", (event,)).fetchone()
+        if not false_alarm and known is not None:
+            db.execute("DELETE FROM verdicts WHERE event = ?", (event,))
+            return str(known[0])
+        row = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
+        if row is None:
+            return None if known is None else str(known[0])
+        record = json.loads(row[0])
+        stream = str(record["stream"])
+        if not false_alarm or known is not None:
+            return stream
+        if record["box_norm"] is None:
+            return ValueError(f"event '{event}' has no box, so later finds cannot be compared with it")
+        look = db.execute("SELECT look FROM looks WHERE event = ?", (event,)).fetchone()
+        values = event, stream, record["label"], record["top_score"], json.dumps(record["box_norm"])
+        db.execute(
+            "INSERT INTO verdicts (event, stream, label, score, box, look) VALUES (?, ?, ?, ?, ?, ?)",
+            (*values, look and look[0]),
+        )
+        db.execute(
+            "DELETE FROM verdicts WHERE stream = ?1 AND row NOT IN"
+            " (SELECT row FROM verdicts WHERE stream = ?1 ORDER BY row DESC LIMIT ?2)",
+            (stream, MOST_VERDICTS),
+        )
+        return stream
 
     def _write_event(self, db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
         """Insert or update an event. The stored state of its media files does not change."""
@@ -622,7 +670,7 @@ class EventStore(EventReader):
             # By storage time, so that rows stored under another `store_keep` expire, too.
             old = db.execute(_OLD, (now - self._keep_s,))
             count += self._delete(db, [event for (event,) in old.fetchall()])
-            for table in ("tracks", "minutes"):
+            for table in ("tracks", "minutes", "looks"):
                 db.execute(f"DELETE FROM {table} WHERE stored_at < ?", (now - self._keep_s,))
         if self._max_bytes is not None:
             # Uses the index on events with media: scanning a million events took 2 s.

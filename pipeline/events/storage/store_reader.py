@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.pipeline.events.storage.database import NewerError, check_version
+from saccade.pipeline.events.verdicts import Verdict
 
 _FIRST_SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -63,7 +64,17 @@ UPDATE events SET kept_from = stored_at;
 DROP INDEX IF EXISTS events_kept;
 CREATE INDEX events_kept ON events (kept_from) WHERE expires_at IS NULL;
 """
-LADDER = (_FIRST_SCHEMA, _PREFIXES_AND_AGES)
+_LOOKS_AND_VERDICTS = """
+CREATE TABLE looks (event TEXT PRIMARY KEY, look BLOB NOT NULL, stored_at REAL NOT NULL);
+CREATE INDEX looks_stored ON looks (stored_at);
+CREATE TABLE verdicts (
+    row INTEGER PRIMARY KEY AUTOINCREMENT,
+    event TEXT NOT NULL UNIQUE, stream TEXT NOT NULL, label TEXT NOT NULL, score REAL NOT NULL, box TEXT NOT NULL,
+    look BLOB
+);
+CREATE INDEX verdicts_stream ON verdicts (stream);
+"""
+LADDER = (_FIRST_SCHEMA, _PREFIXES_AND_AGES, _LOOKS_AND_VERDICTS)
 """The schema migrations.
 
 `row` grows with `stored_at`, a Unix time that never decreases, so pages are in this order. `zones` lists zone names
@@ -322,6 +333,18 @@ class EventReader:
             )
             record["paths"] = [{"track_id": n, "label": label, "path": json.loads(path)} for n, label, path in rows]
             return record
+
+    def verdicts(self, stream: str | None = None) -> list[Verdict]:
+        """Return the verdicts on the events of one stream or of all streams, oldest first."""
+        where, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
+        with self._reading() as db:
+            rows = db.execute(
+                f"SELECT event, stream, label, score, box, look FROM verdicts{where} ORDER BY row", values
+            )
+            return [
+                Verdict(event, of, label, score, tuple(json.loads(box)), look)
+                for event, of, label, score, box, look in rows
+            ]
 
     def rules(self, stream: str | None = None, most: int = 200) -> list[str]:
         """Return the sorted names of rules that have events, in one stream or in all streams."""

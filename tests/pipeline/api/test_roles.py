@@ -96,6 +96,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("GET", "/config", None, "viewer"),
         ("GET", "/v1/models", None, "viewer"),
         ("GET", "/events/search?q=car", None, "operator"),
+        ("GET", "/events/verdicts", None, "viewer"),
+        ("POST", "/events/e1/verdict", {"false_alarm": True}, "operator"),
         ("PATCH", "/streams/hall", {"conf": 0.4}, "operator"),
         ("PUT", "/streams/hall/zones", {"zones": {}}, "operator"),
         ("POST", "/streams/hall/rules/check", {"rules": []}, "operator"),

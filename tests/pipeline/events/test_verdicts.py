@@ -1,0 +1,85 @@
+"""Finds that resemble a false alarm are held back; others pass."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from saccade.engine.results import Box, Detections, Points, Result
+from saccade.pipeline.events.record import EventLook, make_history_record
+from saccade.pipeline.events.storage.store import EventStore
+from saccade.pipeline.events.verdicts import MOST_VERDICTS, Rect, Verdict, VerdictStage
+from saccade.sources import Frame
+from tests.pipeline.events.storage.test_store import event
+
+BUSH = (0.1, 0.2, 0.3, 0.8)
+LOOK = np.array([1, 0], np.float32)
+OTHER = np.array([0.6, 0.8], np.float32)
+VERDICT = Verdict("e1", "yard", "person", 0.8, BUSH, LOOK.astype(np.float16).tobytes())
+
+
+def passes(box: Box, look: NDArray[np.float32] | None, *verdicts: Verdict) -> bool:
+    def describe(image: NDArray[np.uint8], place: Rect) -> NDArray[np.float32]:
+        assert look is not None
+        return look
+
+    stage = VerdictStage(describe if look is not None else None, verdicts)
+    frame = Frame(np.zeros((9, 16, 3), np.uint8), "yard", 0, 0, Fraction(1, 90_000), 0.0, "arrival", 0.0, 5.0)
+    found = stage.process(frame, Result(Detections((box,), 16, 9), Points((), 16, 9)))
+    held = sum(stage.held_back.values())
+    assert held + len(found.detections.boxes) == 1
+    return not held
+
+
+@pytest.mark.parametrize(
+    ("box", "look", "expected"),
+    [
+        (Box("person", 0.8, *BUSH), LOOK, False),
+        (Box("person", 0.3, *BUSH), LOOK, False),
+        (Box("person", 0.89, *BUSH), LOOK, False),
+        (Box("person", 0.91, *BUSH), LOOK, True),  # clearly higher
+        (Box("person", 0.8, *BUSH), OTHER, True),  # looks different
+        (Box("person", 0.8, *BUSH), None, False),  # a model without features: place and size only
+        (Box("car", 0.8, *BUSH), LOOK, True),
+        (Box("person", 0.8, 0.12, 0.22, 0.3, 0.8), LOOK, False),
+        (Box("person", 0.8, 0.25, 0.2, 0.45, 0.8), LOOK, True),  # beside it
+        (Box("person", 0.8, 0.1, 0.2, 0.2, 0.4), LOOK, True),  # smaller
+    ],
+)
+def test_only_what_looks_and_lies_alike_is_held_back(
+    box: Box, look: NDArray[np.float32] | None, expected: bool
+) -> None:
+    assert passes(box, look, VERDICT) is expected
+    assert passes(box, look)
+
+
+def test_the_store_keeps_and_removes_verdicts(tmp_path: Path) -> None:
+    with closing(EventStore(tmp_path)) as store:
+        store.write(event(1, stream="yard", box_norm=list(BUSH)))
+        store.write(make_history_record(EventLook("yard", "e1", b"\x00<")))
+        store.flush()
+        assert store.judge("e1", false_alarm=True) == store.judge("e1", false_alarm=True) == "yard"
+        assert [(one.event, one.look) for one in store.verdicts("yard")] == [("e1", b"\x00<")]
+        assert store.verdicts("hall") == []
+        assert store.judge("e9", false_alarm=True) is None
+        store.delete("e1")
+    with closing(EventStore(tmp_path)) as store:
+        assert len(store.verdicts()) == 1  # survives its event and a restart
+        assert store.judge("e1", false_alarm=False) == "yard"
+        assert store.verdicts() == []
+
+
+def test_the_oldest_verdict_of_a_stream_goes(tmp_path: Path) -> None:
+    with closing(EventStore(tmp_path)) as store:
+        for number in range(MOST_VERDICTS + 1):
+            store.write(event(number, stream="yard", box_norm=list(BUSH)))
+            store.judge(f"e{number}", false_alarm=True)
+        store.write(event(99, stream="hall", box_norm=list(BUSH)))
+        store.judge("e99", false_alarm=True)
+        assert [one.event for one in store.verdicts("yard")] == [f"e{n}" for n in range(1, MOST_VERDICTS + 1)]
+        assert len(store.verdicts("hall")) == 1
