@@ -254,6 +254,11 @@ def test_events_are_listed_searched_and_played(tmp_path: Path) -> None:
             press(page, "#event-list button")
             page.until("document.getElementById('player-video')?.videoWidth === 640")
             page.until("document.getElementById('player-video').currentTime > 0")
+            for pressed in ("true", "false"):  # a false alarm, and not
+                page.until("document.getElementById('false-alarm').checkVisibility()")
+                press(page, "#false-alarm")
+                page.until(f"document.getElementById('false-alarm').getAttribute('aria-pressed') === '{pressed}'")
+                assert bool(opened.controller.runner.store.verdicts("hall")) == (pressed == "true")
             press(page, "#close-player")
             page.eval("""document.getElementById('event-words').value = 'elephant';
                          document.getElementById('event-filters').requestSubmit()""")

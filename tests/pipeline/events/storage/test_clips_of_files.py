@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from saccade.pipeline.events.storage.clips import PacketRing, copy_clip, write_clip
+from saccade.pipeline.events.storage.clips import Moment, PacketRing, copy_clip, write_clip
 from saccade.sinks import Mp4Sink
 from saccade.sources import FileSource, LiveSource, open_source
 from saccade.sources.errors import LiveError
@@ -149,7 +149,7 @@ def test_so_is_a_live_stream(tmp_path: Path, name: str, codec: str, matrix: str,
             sink.write(frame, NOTHING, LATENCY)
     sink.close()
     check_alike(tmp_path / "out.mp4", path)
-    write_clip(ring.cut(0, 9e9), tmp_path / "clip.mp4")
+    write_clip(ring.cut(Moment(0), Moment(9e9)), tmp_path / "clip.mp4")
     check_alike(tmp_path / "clip.mp4", path)
 
 
@@ -183,6 +183,6 @@ def test_a_live_clip_of_joined_recordings(make_clip: MakeClip, tmp_path: Path, s
         with pytest.raises(LiveError, match="has ended"):
             for _ in source:
                 pass
-    assert write_clip(ring.cut(0, 9e9), tmp_path / "clip.mp4") == pytest.approx(4, abs=1)
+    assert write_clip(ring.cut(Moment(0), Moment(9e9)), tmp_path / "clip.mp4") == pytest.approx(4, abs=1)
     assert set(range(12, 48)) <= set(shown(tmp_path / "clip.mp4"))
     assert len(shown(tmp_path / "clip.mp4")) >= 80
