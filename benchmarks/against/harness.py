@@ -22,6 +22,7 @@ from xml.sax.saxutils import escape
 
 import torch
 
+from saccade.distribution import DISTRIBUTION
 from saccade.pipeline.errors import ConfigError
 from saccade.processors import usable_processors
 
@@ -170,7 +171,7 @@ def begin(name: str, title: str, note: str, units: dict[str, str], packages: Seq
         units: see `Comparison`.
         packages: distributions whose versions are named.
     """
-    versions = {package: metadata.version(package) for package in ("saccade-live", "torch", *packages)}
+    versions = {package: metadata.version(package) for package in (DISTRIBUTION, "torch", *packages)}
     return Comparison(name, title, note, date.today().isoformat(), machine(), versions, units, {})
 
 

@@ -131,6 +131,7 @@ def test_what_is_kept_is_large_and_of_the_moments_that_were_analysed(
     camera: Camera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = Truth(camera.url("small"))
+    until(lambda: len(truth.seen) > 2 * RATE + 2)  # it reaches back to the clip's beginning
     try:
         event = run_until_end(
             tmp_path, monkeypatch, source=camera.url("small"), record_source=camera.url("large"), record="video"

@@ -11,7 +11,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -226,14 +226,14 @@ def test_waiting_for_a_cancelled_future_returns_at_once(tiny: Engine) -> None:
 
 
 def test_futures_that_are_kept_keep_no_crops(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, crops = tiny._executor.prepare, list[weakref.ref[NDArray[np.uint8]]]()
+    prepare, crops = tiny._maker.cut, list[weakref.ref[NDArray[np.uint8]]]()
 
-    def remember(image: NDArray[np.uint8]) -> Any:
-        prepared = prepare(image)
+    def remember(image: Any, region: Any) -> Any:
+        prepared = prepare(image, region)
         crops.append(weakref.ref(prepared.pixels))
         return prepared
 
-    monkeypatch.setattr(tiny._executor, "prepare", remember)
+    monkeypatch.setattr(tiny, "_maker", replace(tiny._maker, cut=remember))
     held = Held(tiny, IMAGE)
     tasks: list[Task] = [GOOD, Query("?", 3)]
     futures = [tiny.submit(IMAGE, tasks) for _ in range(3)]
@@ -388,8 +388,10 @@ def test_a_large_image_that_cannot_make_it_is_not_cut(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch, tiles: int
 ) -> None:
     cut: list[int] = []
-    prepare = tiny._executor.prepare
-    monkeypatch.setattr(tiny._executor, "prepare", lambda image: cut.append(image.size) or prepare(image))
+    prepare = tiny._maker.cut
+    monkeypatch.setattr(
+        tiny, "_maker", replace(tiny._maker, cut=lambda image, region: cut.append(image.size) or prepare(image, region))
+    )
     large = np.zeros((6000, 8000, 3), np.uint8)
     future = tiny.submit(large, [GOOD], tiles, deadline_s=0.05)
     assert future.done()

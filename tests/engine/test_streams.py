@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ def tiny(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 def test_only_the_newest_of_the_frames_that_wait_is_cut(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     cut: list[int] = []
-    prepare = tiny._executor.prepare
+    prepare = tiny._maker.cut
 
-    def count(image: NDArray[np.uint8]) -> Any:
+    def count(image: Any, region: Any) -> Any:
         cut.append(int(image[0, 0, 0]))
-        return prepare(image)
+        return prepare(image, region)
 
-    monkeypatch.setattr(tiny._executor, "prepare", count)
+    monkeypatch.setattr(tiny, "_maker", replace(tiny._maker, cut=count))
     held = Held(tiny, np.full((8, 8, 3), 200, np.uint8))
     frames = [np.full((16, 16, 3), number, np.uint8) for number in range(6)]
     futures = [tiny.submit(frame, [GOOD], stream=("door", number % 2)) for number, frame in enumerate(frames)]

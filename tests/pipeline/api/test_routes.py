@@ -40,6 +40,8 @@ ROLE_OF = {
     ("GET", "/events"): "viewer",
     ("GET", "/events/rules"): "viewer",
     ("GET", "/events/search"): "operator",
+    ("GET", "/events/verdicts"): "viewer",
+    ("POST", "/events/{id}/verdict"): "operator",
     ("DELETE", "/events/{id}"): "operator",
     ("GET", "/events/{id}"): "viewer",
     ("GET", "/events/{id}/clip.mp4"): "viewer",

@@ -34,7 +34,7 @@ def test_every_part_of_a_target_may_be_left_out(text: str, expected: tuple[objec
         ("ws://camera.example:8765?token=", "can be reached from the network"),
         ("ws://127.0.0.1:port", "is not an address to listen on"),
         ("ws://127.0.0.1:70000", "is not an address to listen on"),
-        ("ws://sesame@127.0.0.1", "a token is given by the option token"),
+        ("ws://sesame@127.0.0.1", "write the token as ?token="),
         ("ws://127.0.0.1?tokn=sesame", "did you mean 'token'?"),
         ("ws://127.0.0.1?token=a+b", "write + as %2B"),
         ("ws://127.0.0.1?max_clients=0", "max_clients should be a whole number"),
