@@ -272,7 +272,7 @@ def test_an_absent_server_is_connection_failed() -> None:
 def test_an_unsupported_protocol_is_refused_in_one_line() -> None:
     if "v4l2" not in av.formats_available:
         for number in ("0", 0):
-            with pytest.raises(SourceError, match="does not support webcams here"):
+            with pytest.raises(SourceError, match="does not support webcams"):
                 open_source(number)
     with pytest.raises(SourceError) as caught:
         take(live("srt://u:secret@127.0.0.1:9", retry=False), 1)

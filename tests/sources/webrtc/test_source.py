@@ -271,7 +271,7 @@ def test_the_targets_that_users_type() -> None:
         ("webrtc:99999", "webrtc: give a port"),
         ("webrtc://0.0.0.0:9000", "can be reached from the network, so a token is needed"),
         ("webrtc://127.0.0.1?tokn=x", "unknown option 'tokn'"),
-        ("webrtc://sesame@127.0.0.1", "give the token as"),
+        ("webrtc://sesame@127.0.0.1", "write the token as"),
         ("webrtc://127.0.0.1:0?ice=http://x", "webrtc: an ICE server should be stun:HOST:PORT"),
     ],
 )
