@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Result
+from saccade.pipeline.analytics.geometry import Rect
+from saccade.pipeline.events.places import overlap
 
 if TYPE_CHECKING:
     from saccade.sources import Frame
@@ -33,7 +35,6 @@ frames, and the person from whose outline it is made has 0.94."""
 CLEARLY = 0.5
 """A find passes if its doubt, 1 - score, is below this fraction of the doubt of the false alarm."""
 
-Rect = tuple[float, float, float, float]
 Look = Callable[[NDArray[np.uint8], Rect], NDArray[np.float32]]
 
 
@@ -58,7 +59,7 @@ class Verdict:
 
     def lies_like(self, box: Box) -> bool:
         """Return whether a find has the same label and lies in the same place, with a similar size."""
-        return box.label == self.label and _iou(self.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
+        return box.label == self.label and overlap(self.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
 
     def looks_like(self, look: NDArray[np.float32] | None) -> bool:
         """Return whether an object looks like the false alarm. If one of them has no description, it does."""
@@ -121,11 +122,3 @@ class VerdictStage:
 def verdict_stage(stages: Iterable[object]) -> VerdictStage | None:
     """Return the `VerdictStage` among the stages of a stream. Return None if there is none."""
     return next((stage for stage in stages if isinstance(stage, VerdictStage)), None)
-
-
-def _iou(a: Rect, b: Rect) -> float:
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    shared = width * height
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)

@@ -11,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Detections, Points, Result
+from saccade.pipeline.analytics.geometry import Rect
 from saccade.pipeline.events.record import EventLook, make_history_record
 from saccade.pipeline.events.storage.store import EventStore
-from saccade.pipeline.events.verdicts import MOST_VERDICTS, Rect, Verdict, VerdictStage
+from saccade.pipeline.events.verdicts import MOST_VERDICTS, Verdict, VerdictStage
 from saccade.sources import Frame
 from tests.pipeline.events.storage.test_store import event
 
