@@ -108,10 +108,8 @@ class Frame:
 
     @property
     def shown_size(self) -> tuple[int, int]:
-        """(width, height) in pixels of the image scaled to square pixels; one of the two stays unchanged."""
-        if self.pixel_aspect >= 1:
-            return round(self.width * self.pixel_aspect), self.height
-        return self.width, round(self.height / self.pixel_aspect)
+        """(width, height) in pixels of the image scaled to square pixels, see `square_size`."""
+        return square_size(self.width, self.height, self.pixel_aspect)
 
     @property
     def width(self) -> int:
@@ -125,3 +123,10 @@ class Frame:
 
 
 _OTHERS = tuple(one.name for one in fields(Frame) if one.name != "image")
+
+
+def square_size(width: int, height: int, pixel_aspect: Fraction) -> tuple[int, int]:
+    """Return (width, height) in pixels of an image scaled to square pixels; one of the two stays unchanged."""
+    if pixel_aspect >= 1:
+        return round(width * pixel_aspect), height
+    return width, round(height / pixel_aspect)

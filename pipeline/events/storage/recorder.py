@@ -27,6 +27,7 @@ from saccade.pipeline.events.storage.clips import Moment, PacketRing, copy_clip,
 from saccade.pipeline.events.storage.store_reader import MEDIA
 from saccade.sinks.overlay.draw import draw_outlines
 from saccade.sinks.still import jpeg
+from saccade.sources.frame import square_size
 from saccade.sources.live.decoder import decode_behind_the_model
 
 if TYPE_CHECKING:
@@ -361,8 +362,7 @@ def _write_jpeg(best: _Best, path: Path) -> None:
     larger = image_at(best.packets, best.at) if best.packets else None
     if larger is not None:
         image, aspect = larger
-        height, width = image.shape[:2]
-        size = (round(width * aspect), height) if aspect >= 1 else (width, round(height / aspect))
+        size = square_size(image.shape[1], image.shape[0], aspect)
     if size != (image.shape[1], image.shape[0]):
         image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
     if outlines:
