@@ -48,14 +48,14 @@ class DecodeBench:
         """Return the results as a table."""
         lines = [
             f"{self.model}, {self.dtype}, on {self.device}: decode steps at {self.length} keys, in ms",
-            f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'floor':>7}",
+            f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'roofline':>9}",
         ]
         for row in self.rows:
             line = (
-                f"{row.rows:>5} {row.median_ms:>8.3f} {row.p99_ms:>8.3f} {row.sampling_ms:>9.3f} {row.floor_ms:>7.2f}"
+                f"{row.rows:>5} {row.median_ms:>8.3f} {row.p99_ms:>8.3f} {row.sampling_ms:>9.3f} {row.floor_ms:>9.2f}"
             )
             lines.append(line if row.experts is None else f"{line}  {row.experts:.1f} experts a layer")
-        return "\n".join([*lines, f"floor: bytes read once at the {self.bandwidth / 1e12:.2f} TB/s measured here"])
+        return "\n".join([*lines, f"roofline: bytes read once at the {self.bandwidth / 1e12:.2f} TB/s measured here"])
 
 
 def time_decode(
