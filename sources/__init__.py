@@ -1,7 +1,7 @@
-"""Video sources: files, images, cameras and publishers, each yielding decoded frames.
+"""Video sources: files, images, cameras and WebRTC publishers. Each source yields decoded frames.
 
-Imports between the modules run in one direction: errors, planes < frame < urls < gpu, rgb, timestamps < base < file <
-images, replay; rtp, network < live < rtsp, webrtc, onvif < factory.
+A module imports only modules before it in this order: errors, planes, frame, urls; gpu, rgb, timestamps; base; file;
+images, replay; rtp, network; live; rtsp, webrtc, onvif; factory.
 """
 
 from saccade.sources.base import Source, SourceInfo

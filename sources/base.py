@@ -1,4 +1,4 @@
-"""The interface of every video source, and the metadata that a source reports."""
+"""Base class of all video sources, and the metadata that a source reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SourceInfo:
 
 
 class Source(ABC):
-    """A source of frames. Iterate it in one thread; close it from any thread.
+    """Base class of all video sources. Iterate a source in one thread; close it from any thread.
 
     The iteration ends when the source ends or is closed. It raises `SourceError` if the source fails permanently. A
     subclass sets `_info`, yields frames until `_closed` is set, and counts damaged packets in `_corrupt`.
@@ -73,12 +73,12 @@ class Source(ABC):
 
     @property
     def name(self) -> str:
-        """Name of the stream, see `Frame.stream`."""
+        """Name of the stream, as in `Frame.stream`."""
         return self._name
 
     @property
     def info(self) -> SourceInfo:
-        """Metadata of the source, available from construction on."""
+        """Metadata of the source, such as codec and frame size; available before the first frame."""
         return self._info
 
     @property
@@ -93,10 +93,10 @@ class Source(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the frames in presentation order."""
+        """Yield the source's frames in presentation order."""
 
     def close(self) -> None:
-        """Close the source: a running iteration ends at its next packet, later iterations at once.
+        """Close the source. A running iteration ends at its next packet; later iterations end at once.
 
         Thread-safe; may be called more than once.
         """

@@ -1,6 +1,6 @@
-"""Demuxes a media file: skips damaged parts and puts all streams on one clock.
+"""Demuxer for media files: skips damaged parts and gives all streams one continuous clock.
 
-Every reader of media files uses this module.
+All code that reads media files uses this module.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _INDEX_S = 1  # least distance of two index entries: in Motion JPEG every frame 
 
 
 class FileDemuxer:
-    """Reads the packets of one container.
+    """Reads the packets of a media file, with continuous timestamps.
 
     Args:
         container: the open file, positioned at its beginning or at a keyframe for which `shift` is valid.
         video: the video stream to read; None to read no video.
-        shift: seconds that timestamps before this position were moved by.
+        shift: seconds that timestamps before this position were shifted by.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class FileDemuxer:
         }
 
     def shift_of(self, stream: av.stream.Stream) -> Fraction:
-        """Return the seconds that the newest packet of `stream` was moved by."""
+        """Return the shift in seconds that was applied to the newest packet of `stream`."""
         clock = self._clocks[stream.index]
         return clock.shift * (stream.time_base or Fraction(1, av.time_base))
 
     def packets_of(self, stream: av.VideoStream) -> Iterator[av.Packet[av.VideoStream]]:
-        """Yield the packets of one stream, see `packets`."""
+        """Yield the packets of one stream. At the end, yield an empty packet to flush the decoder."""
         return (packet for packet in self.packets() if packet.stream_index == stream.index)
 
     def packets(
@@ -69,7 +69,7 @@ class FileDemuxer:
 
         Args:
             damaged: called for each part of the file that cannot be read.
-            closed: ends the iteration once it is set.
+            closed: event; setting it ends the iteration.
         """
         packets, failures = self._container.demux(*self._streams), 0
         held: dict[int, av.Packet[Any]] = {}  # the newest packet of each stream, until its successor is read
@@ -107,12 +107,12 @@ class FileDemuxer:
 
 
 def clock_may_jump(container: InputContainer) -> bool:
-    """Return whether the container's format permits jumps of its clock, as MPEG-TS does."""
+    """Return whether timestamps may jump in this container format, as in MPEG-TS."""
     return bool(Flags(container.format.flags) & Flags.ts_discont)
 
 
 def _step(stream: Any) -> Fraction | None:
-    """Return the seconds between two packets of `stream`, or None if unknown."""
+    """Return the average time between two packets of `stream` in seconds; None if unknown."""
     if stream.type != "video":
         return None
     return 1 / Fraction(stream.average_rate or stream.guessed_rate or NOMINAL_RATE)
@@ -120,13 +120,13 @@ def _step(stream: Any) -> Fraction | None:
 
 @dataclass(slots=True, frozen=True)
 class KeyFrame:
-    """A keyframe of a file, at which decoding can start.
+    """Position and time of a keyframe in a file, at which decoding can start.
 
     Attributes:
         time: presentation timestamp on the file's continuous clock, in units of the video's time base.
         pts: presentation timestamp as stored in the container.
         position: byte offset in the file; None if unknown.
-        shift: seconds that timestamps are moved by from here on, see `InputClock`.
+        shift: seconds that timestamps from this keyframe on are shifted by, see `InputClock`.
     """
 
     time: int
@@ -136,7 +136,7 @@ class KeyFrame:
 
 
 class FileIndex:
-    """Index of the keyframes of a file's video that have been read so far. Thread-safe.
+    """Index of a file's video keyframes. It contains the keyframes that have been read so far. Thread-safe.
 
     Args:
         path: path of the file.
@@ -149,18 +149,18 @@ class FileIndex:
         self._keys: list[KeyFrame] = []  # grows at its end only
 
     def add(self, key: KeyFrame) -> None:
-        """Add the next keyframe. Known keyframes, and keyframes within a second of the last one, are ignored."""
+        """Add a keyframe. Keyframes that are known, or less than 1 s after the last one, are ignored."""
         if not self._keys or (key.time - self._keys[-1].time) * self.base >= _INDEX_S:
             self._keys.append(key)
 
     def before(self, time: int) -> KeyFrame | None:
-        """Return the last known keyframe at or before `time` (in timestamp units), or None if there is none."""
+        """Return the last known keyframe at or before the timestamp `time`; None if there is none."""
         at = bisect.bisect_right(self._keys, time, key=lambda one: one.time)
         return self._keys[at - 1] if at else None
 
 
 def seek(container: InputContainer, stream: av.VideoStream, key: KeyFrame) -> bool:
-    """Seek to a keyframe. Return False if the container cannot seek."""
+    """Move the container's read position to a keyframe. Return False if the container cannot seek."""
     try:
         if not clock_may_jump(container):
             container.seek(key.pts, stream=stream, backward=True)

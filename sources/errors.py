@@ -1,4 +1,4 @@
-"""Exceptions that sources raise."""
+"""Exceptions that video sources raise."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Reason = Literal["connection failed", "auth failed", "tls", "timeout", "not foun
 
 
 class SourceError(Exception):
-    """Raised if a source cannot be used. The message is one line for the user: what is wrong and what to do."""
+    """Raised if a source cannot be used. The one-line message tells the user what is wrong and what to do."""
 
 
 class LiveError(SourceError):
-    """Raised if a live source fails. The message is one line for the user.
+    """Raised if a live source fails, for example a camera. The message is one line for the user.
 
     Attributes:
-        reason: the category of the failure.
+        reason: category of the failure, such as "timeout".
         message: the text after the category.
         refused: whether the server rejected the credentials, so that retrying may lock the account.
     """
@@ -29,4 +29,4 @@ class LiveError(SourceError):
 
 
 class StreamEndedError(Exception):
-    """Raised if a stream of limited length has been delivered completely, so that reconnecting is pointless."""
+    """Raised at the end of a live stream of limited length, so that the source does not reconnect."""

@@ -1,4 +1,4 @@
-"""Opens the source that fits a path, an address or a webcam number."""
+"""Opens a video source from a path, an address or a webcam number."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def open_source(
         tls: server certificates to accept: "verify", "accept" (any) or "sha256:HEX" (one pinned certificate).
         retry: False makes a live source raise `LiveError` at its first failure instead of retrying.
         check_address: called before each connection, also for redirects, playlists and segments, with the address
-            and the IP addresses of its host. It raises `SourceError` to refuse the connection.
-        paced: loop the file in real time, as one of many streams.
+            and the IP addresses of its host. It raises `SourceError` to forbid the connection.
+        paced: play the file in real time and in a loop, as one of many streams.
         largest: choose the ONVIF profile with the largest image, instead of the best for the model.
 
     Raises:
@@ -96,7 +96,7 @@ def open_source(
             raise SourceError(f"{name} must be one of {', '.join(get_args(known))}; got {value!r}")
     if text.startswith("webrtc:"):
         if start is not None or end is not None:
-            raise SourceError("webrtc: is a live source: remove start and end, which apply to files only")
+            raise SourceError("a WebRTC source is live: remove start and end, which apply to files only")
         from saccade.sources.webrtc.listener import (
             WebRtcListener,  # imports aiortc and an HTTP server, which no other source needs
         )
@@ -120,10 +120,10 @@ def open_source(
 
 
 def check_source(target: str) -> None:
-    """Check a target without opening it: refuse malformed addresses and missing files.
+    """Check a source's path or address without opening it.
 
     Raises:
-        SourceError: if `open_source` would refuse the address, or the file does not exist.
+        SourceError: if `open_source` would reject the address, or the file does not exist.
     """
     if "://" in target:
         _live_opener(with_plain_zone(target.strip()), "auto", "auto", "hide", "verify", None)
@@ -134,7 +134,7 @@ def check_source(target: str) -> None:
 
 
 def _check_path(path: Path) -> None:
-    """Refuse a path that is too long, or that is an address without its scheme; the message hides passwords."""
+    """Raise SourceError if the path is too long, or is an address without its scheme. Passwords are hidden."""
     try:
         if path.exists():
             return
@@ -155,7 +155,7 @@ def _live_opener(
     *,
     largest: bool = False,
 ) -> Opener | None:
-    """Return the function that connects to a live address or webcam, or None if `text` is neither."""
+    """Return the function that connects to a live address or webcam; None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
     policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
@@ -197,7 +197,7 @@ def _open_onvif(
     *,
     largest: bool,
 ) -> LiveConnection:
-    """Ask the ONVIF device for its stream address on every connection, since its configuration may have changed."""
+    """Connect to an ONVIF device's RTSP stream. The stream URI is read for each connection, because it may change."""
     from saccade.sources.onvif.device import best_profile, largest_profile, read_profiles
 
     asked = device

@@ -1,4 +1,4 @@
-"""Decodes video files through PyAV, with the container's own timestamps."""
+"""Video files as sources: decodes them through PyAV and keeps the container's timestamps."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _MOST_HELD_BYTES = 64 * 1024 * 1024  # of encoded frames between a keyframe and 
 
 
 class FileSource(Source):
-    """A video file as a source. Every iteration starts at the beginning of the file.
+    """A video file as a source. Each iteration starts at the beginning of the file.
 
-    Timestamps are the container's, as integers in the stream's time base. Clock jumps are closed; missing or
+    Timestamps are the container's, as integers in the stream's time base. Clock jumps are removed; missing or
     decreasing timestamps are repaired (see `timestamps`). `captured_at` counts from the beginning of the video.
 
     Frames are rotated upright by the container's display matrix. Damaged packets, packets missing from a truncated
@@ -58,8 +58,8 @@ class FileSource(Source):
         start: skip frames before this time, in seconds from the beginning of the video.
         end: stop before this time, in seconds from the beginning of the video.
         hwaccel: whether to decode on the GPU.
-        paced: the file is looped in real time, as one of many streams. Each iteration reuses the decoder of the
-            previous iteration, and the decoder uses few threads.
+        paced: whether the file is played in a loop as one of many streams. The decoder then uses few threads and is
+            reused in each iteration.
         index: keyframe index of another source of the same file, used to find `start`; None for a new index.
 
     Attributes:
@@ -181,7 +181,7 @@ class FileSource(Source):
             raise SourceError(f"start ({self._start:g} s) is past the end of {self._path}")
 
     def _decode(self, packets: Iterable[av.Packet[av.VideoStream]]) -> Iterator[av.VideoFrame]:
-        """Yield decoded frames until the file ends or `close` is called, and count damaged frames."""
+        """Yield decoded frames until the file ends or `close` is called. Count damaged frames."""
         for packet in packets:
             try:
                 frames = packet.decode()
@@ -201,7 +201,7 @@ class FileSource(Source):
     def _packets(
         self, container: InputContainer, stream: av.VideoStream, shift: Fraction
     ) -> Iterator[av.Packet[av.VideoStream]]:
-        """Yield timestamped video packets, then one empty packet to flush the decoder; add keyframes to the index."""
+        """Yield timestamped video packets, then an empty one to flush the decoder. Add keyframes to the index."""
         demuxer = FileDemuxer(container, stream, shift=shift)
 
         def damaged() -> None:
@@ -221,9 +221,9 @@ class FileSource(Source):
 
     @contextmanager
     def _container(self) -> Iterator[InputContainer]:
-        """Open the file at its beginning with a decoder; a paced source reuses the last iteration's decoder.
+        """Open the file and its decoder. A looped file reuses the decoder of the last iteration.
 
-        Creating a GPU decoder takes tens of milliseconds, and 64 looped clips of 8 s would need eight a second.
+        Creating a GPU decoder takes tens of milliseconds. 64 looped clips of 8 s would create eight per second.
         """
         container, self._kept = self._kept, None
         if container is None:
@@ -270,13 +270,13 @@ class FileSource(Source):
             return is_motion_jpeg(file)
 
     def _probe(self, container: InputContainer) -> None:
-        """Fill `info` from the headers and the first frame. Decoding this frame proves that the file is usable."""
+        """Fill `info` from the file's headers and first frame. Decoding a frame proves that the file is usable."""
         stream = _video_of(container, self._path)
         self._jumps = clock_may_jump(container)
         frames = self._decode(FileDemuxer(container, stream).packets_of(stream))
         first = next(frames, None)
         if first is None and container.format.name == "image2":  # FFmpeg's last guess, made by the file name
-            raise SourceError(f"{self._path} cannot be read as an image: it is damaged or not an image")
+            raise SourceError(f"{self._path}: the content is damaged or not an image")
         if first is None:
             raise SourceError(f"{self._path}: no frame could be decoded; is the file damaged or truncated?")
         self._orientation, self._rotation = orientation_of(first), first.rotation
@@ -345,11 +345,11 @@ def _video_of(container: InputContainer, path: Path) -> av.VideoStream:
     try:
         return choose_video(container)
     except NoVideoError as error:
-        raise NoVideoError(f"{path} {error}") from None
+        raise NoVideoError(f"{path}: {error}") from None
 
 
 def _cut_off(stream: av.VideoStream, path: Path) -> int:
-    """Return how many indexed packets a truncated file lacks; FFmpeg reports the truncation as the normal end."""
+    """Return the number of packets that are in the file's index but cut off. FFmpeg does not report a truncation."""
     try:
         size = path.stat().st_size
     except OSError:  # the file was deleted meanwhile
@@ -361,9 +361,9 @@ def _cut_off(stream: av.VideoStream, path: Path) -> int:
 def _from_key_frame(
     packets: Iterable[av.Packet[av.VideoStream]], first_pts: int
 ) -> Iterator[av.Packet[av.VideoStream]]:
-    """Yield the packets from the last keyframe at or before `first_pts` on.
+    """Yield the packets from the last keyframe at or before `first_pts`.
 
-    If the clock may jump, a timestamp does not determine a file position, so everything before it must be read.
+    If the clock may jump, a timestamp does not determine a file position. Everything before it must then be read.
     """
     held: list[av.Packet[av.VideoStream]] = []
     size = 0
@@ -385,12 +385,24 @@ def _is_at_or_before(frame: av.VideoFrame | None, pts: int | None) -> bool:
 
 
 def _units(seconds: float, base: Fraction, origin: int) -> int:
-    """Return the first timestamp at or after `seconds` from the beginning of the video."""
+    """Convert a time to the first timestamp at or after it.
+
+    Args:
+        seconds: time in seconds from the beginning of the video.
+        base: seconds per unit of the timestamps.
+        origin: timestamp of the video's beginning.
+    """
     return origin + math.ceil(Fraction(seconds).limit_denominator(1_000_000) / base)
 
 
 def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
-    """Return the timestamp at which the video begins: the container's, unless the first frame contradicts it."""
+    """Return the timestamp of the video's beginning.
+
+    Args:
+        start_time: start time that the container states, or None.
+        first: timestamp of the first frame, or None. It takes precedence if both contradict.
+        base: seconds per unit of the timestamps.
+    """
     if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):
         return first if first is not None else start_time or 0
     return start_time

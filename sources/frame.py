@@ -1,4 +1,4 @@
-"""The `Frame` that every source yields: a decoded image with its stream, timestamps and clocks."""
+"""The `Frame` that all sources yield: a decoded image with stream name, timestamps and clocks."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Frame:
 
     @classmethod
     def deferred(cls, convert: Callable[[], RgbImage], **others: Any) -> Self:
-        """Create a frame whose image is converted when `image` is first read.
+        """Create a frame whose image is converted to RGB when `image` is first read.
 
-        A frame that a queue drops is never converted. Converting a 4K frame costs about as much CPU time as decoding
-        it.
+        A frame that a queue drops is therefore never converted. Converting a 4K frame costs about as much CPU time as
+        decoding it.
 
         Args:
-            convert: returns the image, the same one on every call; called from any thread.
+            convert: returns the image, the same one on each call; called from any thread.
             others: the other attributes.
         """
         frame = cls(None, convert=convert, **others)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ class Frame:
         return frame
 
     def changed(self, **changes: Any) -> Self:
-        """Return a frame with other values of some attributes, itself if nothing changes.
+        """Return a copy of the frame with changed attributes, or the frame itself if nothing changes.
 
         A deferred image stays deferred.
         """
@@ -91,7 +91,7 @@ class Frame:
     if not TYPE_CHECKING:  # a type checker would believe that a frame has every attribute
 
         def __getattr__(self, name: str) -> RgbImage:
-            """Convert the deferred image. Python calls this method only for attributes without a value."""
+            """Convert the deferred image on first access. Python calls this only for attributes without a value."""
             if name != "image" or self.convert is None:
                 raise AttributeError(f"a frame has no attribute {name!r}", name=name, obj=self)
             object.__setattr__(self, "image", self.convert())
@@ -99,26 +99,25 @@ class Frame:
 
     @property
     def steady_at(self) -> float:
-        """Capture time in seconds on a monotonic clock: a file's own clock, or `time.monotonic()` on arrival.
+        """Capture time on a monotonic clock in seconds. For live streams, `time.monotonic()` on arrival.
 
-        Durations are measured with this clock. `captured_at` of a live stream is wall-clock time, which may be
-        adjusted.
+        Use it to measure durations, because `captured_at` of a live stream is wall-clock time, which may be adjusted.
         """
         return self.captured_at if self.capture_clock == "file" else self.decoded_at - self.decode_ms / 1e3
 
     @property
     def shown_size(self) -> tuple[int, int]:
-        """(width, height) in pixels of the image scaled to square pixels, see `square_size`."""
+        """(width, height) in pixels of the image after scaling to square pixels."""
         return square_size(self.width, self.height, self.pixel_aspect)
 
     @property
     def width(self) -> int:
-        """Width of the frame in pixels."""
+        """Width of the image in pixels."""
         return int(self.image.shape[1]) if self.size is None else self.size[0]
 
     @property
     def height(self) -> int:
-        """Height of the frame in pixels."""
+        """Height of the image in pixels."""
         return int(self.image.shape[0]) if self.size is None else self.size[1]
 
 
@@ -126,7 +125,13 @@ _OTHERS = tuple(one.name for one in fields(Frame) if one.name != "image")
 
 
 def square_size(width: int, height: int, pixel_aspect: Fraction) -> tuple[int, int]:
-    """Return (width, height) in pixels of an image scaled to square pixels; one of the two stays unchanged."""
+    """Return (width, height) in pixels after scaling to square pixels. Only one of the two changes.
+
+    Args:
+        width: stored width in pixels.
+        height: stored height in pixels.
+        pixel_aspect: pixel width divided by pixel height.
+    """
     if pixel_aspect >= 1:
         return round(width * pixel_aspect), height
     return width, round(height / pixel_aspect)

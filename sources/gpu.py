@@ -1,4 +1,4 @@
-"""Hardware decoding on an NVIDIA GPU through FFmpeg: availability, and the memory that holds the frames."""
+"""Video decoding on an NVIDIA GPU through FFmpeg: whether it is available, and which GPU keeps the frames."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gpu_decoding(hwaccel: HwAccel, gpu: int | None = None) -> HWAccel | None:
     """
     handle = None if hwaccel == "none" else _handle(gpu)
     if handle is None and hwaccel == "cuda":
-        raise SourceError("hwaccel cuda: no GPU that FFmpeg can decode on was found; use auto or none")
+        raise SourceError("hwaccel cuda: FFmpeg found no GPU that can decode video; set hwaccel to auto or none")
     return handle
 
 
@@ -59,7 +59,7 @@ def _handle(gpu: int | None) -> HWAccel | None:
 
 @contextmanager
 def primary_context(gpu: int | None) -> Iterator[None]:
-    """Context manager that makes the GPU's primary CUDA context current in this thread; does nothing for None.
+    """Make the GPU's primary CUDA context current in this thread, as a context manager. None does nothing.
 
     Raises:
         OSError: if there is no such GPU.
@@ -93,7 +93,7 @@ def running(context: VideoCodecContext, pixel_format: str) -> str:
 
     Args:
         context: the decoder.
-        pixel_format: pixel format of a decoded frame, which proves where it was decoded; "" before the first
+        pixel_format: pixel format of a decoded frame, which shows whether the GPU decoded it; "" before the first
             frame.
     """
     on_gpu = context.is_hwaccel and pixel_format in ("", *_FROM_GPU)

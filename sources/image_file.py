@@ -1,4 +1,4 @@
-"""Reads image files as upright RGB. The file's content decides its format, not its name."""
+"""Decodes image files to upright RGB images. The format is detected from the content, not from the file name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def image_format(head: bytes) -> str | None:
 
 
 def may_hold_several(head: bytes) -> bool:
-    """Return whether an image file may contain several images. If not, counting them needs no decoder."""
+    """Return whether an image file may contain several images. If not, the file need not be decoded to count them."""
     found = image_format(head)
     if found == "PNG":  # animated ones say so before the image data
         return b"acTL" in head or b"IDAT" not in head
@@ -93,31 +93,30 @@ def may_hold_several(head: bytes) -> bool:
 
 
 class UnsupportedImageError(SourceError):
-    """Raised if an image's header is damaged, or Pillow does not support its kind."""
+    """Raised if an image's header is damaged, or the installed Pillow does not support the format."""
 
 
 class ImageFile:
-    """An open image file, whose images are decoded one at a time.
+    """An open image file. Its images are decoded one at a time.
 
     Args:
         file: the open file; it must stay open as long as this object is used.
-        max_pixels: most pixels of one image.
+        max_pixels: maximum number of pixels of one image.
 
     Attributes:
         format: name of the format in lower case, such as "jpeg".
-        count: number of images in the sequence: frames of an animation or pages of a TIFF.
+        count: number of images: frames of an animation or pages of a TIFF.
 
     Raises:
         UnsupportedImageError: if Pillow cannot read the header; other programs may support the format.
-        SourceError: if the file is not an image or too large. The message continues a line that begins with the
-            file's name.
+        SourceError: if the file is not an image or too large. The message does not name the file.
     """
 
     def __init__(self, file: BinaryIO, max_pixels: int = MAX_PIXELS) -> None:
         file.seek(0)
         found = image_format(file.read(HEAD_BYTES))
         if found is None:
-            raise SourceError("cannot be read as an image: it is damaged or not an image")
+            raise SourceError("the content is damaged or not an image")
         self._max_pixels = max_pixels
         self.format = found.lower()
         try:
@@ -132,7 +131,7 @@ class ImageFile:
         self.count = len(self._places)
 
     def images(self) -> Iterator[tuple[RgbImage, int | None]]:
-        """Yield each image and its display time.
+        """Yield each image of the file with its display time.
 
         Yields:
             The image as (height, width, 3) uint8 RGB, upright, with a white background for transparency; and
@@ -178,13 +177,17 @@ class ImageFile:
         width, height = self._image.size
         if width * height > self._max_pixels:
             raise SourceError(
-                f"has {width} x {height} = {_millions(width * height)} million pixels; the limit is "
+                f"the image has {width} x {height} = {_millions(width * height)} million pixels; the limit is "
                 f"{_millions(self._max_pixels)} million: scale the image down"
             )
 
 
 def read_image(data: bytes, max_pixels: int = MAX_PIXELS) -> RgbImage:
-    """Return the first image of an encoded image file, see `ImageFile.images`.
+    """Decode the first image of an image file to (height, width, 3) uint8 RGB, upright.
+
+    Args:
+        data: content of the file.
+        max_pixels: maximum number of pixels.
 
     Raises:
         SourceError: if the data is not an image, is damaged or is too large.
@@ -194,9 +197,9 @@ def read_image(data: bytes, max_pixels: int = MAX_PIXELS) -> RgbImage:
 
 
 def is_motion_jpeg(file: BinaryIO) -> bool:
-    """Return whether a file that begins as a JPEG is Motion JPEG: a second JPEG of the same size follows.
+    """Return whether a JPEG file is Motion JPEG, that is, whether a second JPEG of the same size follows.
 
-    A phone's photo may be followed by a smaller JPEG (a gain map), or list further images of its own size.
+    A phone's photo may also contain several JPEGs: a smaller gain map, or an index and images of the same size.
     """
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -212,7 +215,7 @@ def is_motion_jpeg(file: BinaryIO) -> bool:
 
 
 def _walk_jpeg(data: mmap.mmap, at: int) -> tuple[bytes | None, int]:
-    """Return the encoded height and width of the JPEG at offset `at`, and the offset of its end.
+    """Return the size of the JPEG at offset `at` (encoded height and width), and the offset of its end.
 
     The size is None if the JPEG is truncated or has an index of further images.
     """
@@ -232,12 +235,12 @@ def _walk_jpeg(data: mmap.mmap, at: int) -> tuple[bytes | None, int]:
 
 
 def _open(file: BinaryIO, name: str) -> Image.Image:
-    """Open an image without `Image.open`, which applies its own size limit and warns on standard error."""
+    """Open an image file with Pillow, but without the size limit and the warnings of `Image.open`."""
     if name not in Image.OPEN:
         Image.init()
     if name not in Image.OPEN:
         raise UnsupportedImageError(
-            f"has the format {name}, which the installed Pillow cannot read; convert it to JPEG or PNG"
+            f"the installed Pillow cannot read the image format {name}; convert the image to JPEG or PNG"
         )
     file.seek(0)
     factory, _ = Image.OPEN[name]
@@ -265,9 +268,10 @@ def _to_rgb(image: Image.Image) -> RgbImage:
 
 
 def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
-    """Convert grey levels to uint8.
+    """Convert grey levels of another type to uint8.
 
-    Integers of 16 bits and fractions from 0 to 1 are scaled by their range, other values by their minimum and maximum.
+    16-bit integers, and fractions from 0 to 1, are scaled by their range. Other values are scaled by their minimum and
+    maximum.
     """
     if sixteen_bits or (values.dtype.kind in "iu" and values.min() >= 0 and values.max() < 2**16):
         return (values >> 8).astype(np.uint8)
@@ -281,7 +285,7 @@ def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Composite the image on white. The stored colour of transparent pixels is arbitrary and often black."""
+    """Blend the image onto a white background. The stored colour of transparent pixels is often black."""
     alpha = image.getchannel("A")
     if alpha.getextrema() == (255, 255):
         return image
@@ -291,7 +295,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _damaged(name: str) -> str:
-    return f"cannot be read as an image: it is damaged, or an unsupported kind of {name.upper()}"
+    return f"the image is damaged, or an unsupported kind of {name.upper()}"
 
 
 def _millions(pixels: int) -> str:

@@ -1,4 +1,4 @@
-"""Frames from image files: a photo, an animation, the pages of a document, or a folder of image files."""
+"""Image files as sources: a photo, an animation, the pages of a document, or a folder of image files."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SHORTEST_MS, _DEFAULT_MS = 20, 100  # a frame with a shorter time is shown for 
 
 
 class ImageSource(Source):
-    """An image file, or all image files directly inside a folder, as a source of one image a second.
+    """An image file, or all image files of a folder, as a source of one image per second.
 
-    The content of a file decides its format, not its name. The source yields every image of a file: the frames of an
+    The file's content determines the format, not its name. The source yields all images of a file: the frames of an
     animated GIF, PNG, WebP or AVIF, and the pages of a TIFF. A single animation keeps its own timing.
 
     File names are sorted naturally: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are positions in this order.
     The EXIF orientation is applied. Unreadable images of a folder are skipped and counted. Codec and size in `info`
-    describe the first image.
+    describe the first image. Subfolders are not read.
 
     Args:
         path: path of the image file or folder.
@@ -135,7 +135,7 @@ class ImageSource(Source):
         return self._start <= seconds and (self._end is None or seconds < self._end)
 
     def _first(self, folder: Path) -> tuple[_Decoded, str]:
-        """Return the first readable image and the format of its file."""
+        """Return the first readable image of the folder, and the format of its file."""
         place = tried = 0
         for path, count in self._files:
             if len(self._files) == 1 or any(self._wanted(n) for n in range(place, place + count, self._stride)):
@@ -155,13 +155,13 @@ class ImageSource(Source):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ImageFile]:
-    """Open an image file for the duration of the context; errors name the file."""
+    """Open an image file, as a context manager. Error messages name the file."""
     check_readable(path)
     try:
         with path.open("rb") as file:
             yield ImageFile(file)
     except SourceError as error:
-        raise type(error)(f"{path} {error}") from error.__cause__
+        raise type(error)(f"{path}: {error}") from error.__cause__
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -175,7 +175,7 @@ def _decoded(path: Path) -> Iterator[_Decoded]:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether the content of a file is an image; False for an unreadable file."""
+    """Return whether a file's content is an image. False for an unreadable file."""
     try:
         if not path.is_file():  # opening a pipe could block forever
             return False
@@ -198,7 +198,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _count(path: Path) -> int:
-    """Return the number of images in a file; 1 for an unreadable file, which counts as one missing image."""
+    """Return the number of images in a file. An unreadable file counts as one image, which is skipped later."""
     try:
         with path.open("rb") as file:
             if not may_hold_several(file.read(HEAD_BYTES)):

@@ -1,4 +1,4 @@
-"""The YUV planes of a decoded frame, for conversion where the frame is stored, such as on a GPU."""
+"""YUV planes of a decoded frame, so that another module can convert them to RGB, for example on the GPU."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ _FORMATS = ("yuv420p", "yuvj420p", "nv12")
 
 
 class Plane(Protocol):
-    """A uint8 plane in main memory or on a GPU: (height, width), or (height, width, 2) for interleaved chroma."""
+    """One plane of a YUV frame in main memory or on a GPU, uint8.
+
+    Its shape is (height, width), or (height, width, 2) for interleaved chroma.
+    """
 
     def __dlpack__(self) -> Any:
-        """Return a DLPack capsule. On a GPU, writes to it may be pending on the device's legacy default stream."""
+        """Return a DLPack capsule. A GPU plane may still be written to by the legacy default CUDA stream."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class YuvPlanes:
-    """A frame of 8-bit YUV 4:2:0.
+    """The planes of a decoded 8-bit YUV 4:2:0 frame.
 
     Attributes:
         planes: the luma plane, followed by one interleaved chroma plane (NV12) or two chroma planes.
         matrix: four conversion coefficients times 65536, for a luma range of 16 to 235: V to red, U to blue, U to
-            green, V to green. Those of green are subtracted.
+            green, V to green. The coefficients to green are subtracted.
         full_range: whether values range from 0 to 255, instead of 16 to 235 (chroma: 240).
-        gpu: index of the GPU that holds the planes; None for main memory.
+        gpu: index of the GPU that stores the planes; None for main memory.
     """
 
     planes: tuple[Plane, ...]
@@ -48,7 +51,7 @@ class YuvPlanes:
 
 
 def planes_of(frame: av.VideoFrame) -> YuvPlanes | None:
-    """Return the planes of a frame, or None if it is rotated, has odd sides or is not 8-bit 4:2:0."""
+    """Return the YUV planes of a frame; None if the frame is rotated, has an odd size or is not 8-bit 4:2:0."""
     on_gpu = frame.format.name == "cuda"
     form = frame.sw_format if on_gpu else frame.format
     if form is None or form.name not in _FORMATS or frame.width % 2 or frame.height % 2 or frame.rotation:

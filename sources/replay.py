@@ -1,4 +1,4 @@
-"""Plays a file as if it were a camera: in real time, once or in a loop."""
+"""Plays a video file like a camera: in real time, once or in a loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _RATE = 25  # frames per second, if the file states none
 class ReplaySource(Source):
     """A live source that plays the frames of a file in real time.
 
-    Timestamps continue across rounds. Each frame is captured at the moment when it is due. Damaged packets are counted
-    at the end of their round.
+    In a loop, timestamps continue to increase. The capture time of a frame is the moment when it is played. Damaged
+    packets are counted at the end of each round.
 
     Args:
         source: the file source; closed together with this source.
@@ -31,16 +31,16 @@ class ReplaySource(Source):
 
     @property
     def decoder(self) -> str:
-        """Name of the file's decoder."""
+        """Name of the file's decoder, such as "h264"."""
         return self._source.decoder
 
     def close(self) -> None:
-        """Close this source and the file source."""
+        """Stop playing and close the file source."""
         super().close()
         self._source.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield each frame when it is due.
+        """Yield each frame at its presentation time, in real time.
 
         Raises:
             SourceError: if the file no longer exists.

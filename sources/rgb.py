@@ -1,4 +1,4 @@
-"""Converts decoded frames to upright RGB arrays."""
+"""Converts decoded video frames to upright RGB arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.sources.planes import YuvPlanes, planes_of
 
 @dataclass(slots=True, frozen=True)
 class Orientation:
-    """The steps that make a frame upright: first transpose it, then mirror it."""
+    """How to make a frame upright: whether to transpose it, then along which axes to mirror it."""
 
     transpose: bool = False
     mirror_x: bool = False
@@ -34,10 +34,10 @@ _TURNED = {90: (0, -1, 1, 0), -90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), -180: (-1
 
 
 def display_matrix_of(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    """Return the display matrix of a frame, as containers store it: 9 numbers; None if it has none.
+    """Return a frame's display matrix as 9 numbers, as containers store it; None if the frame has none.
 
-    Do not call it for every frame. PyAV's `side_data` creates a reference cycle, so that only the cyclic garbage
-    collector frees the frame. At 1080p, 500 MB of frames were waiting for it.
+    Do not call this function for each frame. PyAV's `side_data` creates a reference cycle, so that only the cyclic
+    garbage collector frees the frame.
     """
     try:
         side_data: Any = frame.side_data  # not `rotation`, which cannot tell mirrored from upside down
@@ -51,12 +51,12 @@ def display_matrix_of(frame: av.VideoFrame) -> tuple[int, ...] | None:
 
 
 def orientation_of(frame: av.VideoFrame) -> Orientation:
-    """Return the orientation that a frame's display matrix describes, see `display_matrix_of`."""
+    """Return the orientation from a frame's display matrix. Slow; see `display_matrix_of`."""
     return orientation_of_matrix(display_matrix_of(frame))
 
 
 def orientation_of_matrix(matrix: tuple[int, ...] | None) -> Orientation:
-    """Return the orientation that a display matrix describes. Only rotations by multiples of 90° are supported."""
+    """Return the orientation from a display matrix. Only rotations by multiples of 90° are supported."""
     if matrix is None:
         return _UPRIGHT
     x_to_x, x_to_y, _, y_to_x, y_to_y = matrix[:5]
@@ -66,7 +66,7 @@ def orientation_of_matrix(matrix: tuple[int, ...] | None) -> Orientation:
 
 
 def pixel_aspect_of(*told: Fraction | None) -> Fraction:
-    """Return the first plausible pixel aspect ratio (width divided by height), or 1 if there is none."""
+    """Return the first plausible pixel aspect ratio (width divided by height) of the arguments; 1 if there is none."""
     for aspect in told:
         if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT:
             return Fraction(aspect)
@@ -76,9 +76,9 @@ def pixel_aspect_of(*told: Fraction | None) -> Fraction:
 class RgbConverter:
     """Converts the frames of one connection to RGB on demand, one at a time. Thread-safe.
 
-    It reuses its scalers: `VideoFrame.to_ndarray()` builds a scaler per call and is 17 times slower at 640×360. Each
-    conversion uses one thread, because swscale's default of one thread per core and stream gave 64 streams a thousand
-    threads.
+    Scalers are reused, because `VideoFrame.to_ndarray()` creates one per call and is 17 times slower at 640×360. Each
+    conversion uses one thread. By default, swscale would start one thread per core and stream: a thousand threads for
+    64 streams.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,20 @@ class RgbConverter:
         self._lock = threading.Lock()
 
     def later(self, frame: av.VideoFrame, orientation: Orientation | None = None) -> DecodedImage:
-        """Return the frame's image, converted on first use; `orientation` as in `convert`."""
+        """Return a function object that converts the frame to RGB on its first call.
+
+        Args:
+            frame: the decoded frame.
+            orientation: orientation of the frame; None to read it from the frame.
+        """
         return DecodedImage(frame, self, orientation)
 
     def convert(self, frame: av.VideoFrame, orientation: Orientation | None = None) -> RgbImage:
         """Convert a frame to (height, width, 3) uint8 RGB, rotated and mirrored by its display matrix.
 
-        Pass the orientation if it is known: automatic detection misses a frame that is only mirrored vertically.
+        Args:
+            frame: the decoded frame.
+            orientation: orientation of the frame; None to detect it, which misses a vertical mirroring.
 
         Raises:
             FFmpegError, ValueError: if swscale cannot convert the frame's pixel format.
@@ -113,7 +120,7 @@ class RgbConverter:
 
 
 class DecodedImage:
-    """A decoded frame whose upright RGB image is converted on first use. `RgbConverter.later` creates it.
+    """A decoded frame that is converted to an upright RGB image on its first call.
 
     Attributes:
         size: (width, height) of the image in pixels.
@@ -130,7 +137,7 @@ class DecodedImage:
         self.size = (frame.height, frame.width) if sideways else (frame.width, frame.height)
 
     def __call__(self) -> RgbImage:
-        """Return the image, the same array on each call. Raises the errors of `RgbConverter.convert`."""
+        """Return the RGB image, the same array on each call. Raises the errors of `RgbConverter.convert`."""
         with self._lock:
             if self._image is None:
                 assert self._frame is not None
@@ -139,7 +146,7 @@ class DecodedImage:
             return self._image
 
     def planes(self) -> YuvPlanes | None:
-        """Return the planes of the decoded frame (see `planes_of`), or None after the conversion."""
+        """Return the YUV planes of the decoded frame; None after the frame was converted to RGB, or if unsupported."""
         with self._lock:
             turned = self._orientation is not None and self._orientation != _UPRIGHT
             return None if self._frame is None or turned else planes_of(self._frame)

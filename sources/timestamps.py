@@ -1,4 +1,4 @@
-"""Puts the timestamps of files on one increasing clock: first those of packets, then those of decoded frames."""
+"""Makes the timestamps of media files continuous: first those of packets, then those of decoded frames."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LIMIT = 2**62  # timestamps beyond are garbage, and adding to them would leave 
 
 
 class InputClock:
-    """Closes the clock jumps of an input by the same shift for all of its streams.
+    """Removes clock jumps from an input's timestamps, with the same shift for all of its streams.
 
-    - A jump is a decrease by more than 1 s, or an increase by more than 10 s (a day if the format's clock cannot
-      jump).
-    - The first stream that jumps continues where it was, and the clock is shifted accordingly.
-    - Every other stream gets the same shift when it jumps, so that audio and video stay together. Packets from
+    - A jump is a decrease by more than 1 s, or an increase by more than 10 s. If the format's clock cannot jump, the
+      increase must exceed a day.
+    - The first stream that jumps continues at its previous time. The necessary shift is stored.
+    - Each other stream gets the same shift when it jumps, so that audio and video stay together. Packets from
       before the jump that are stored after it keep the old shift.
     - A stream that paused, and then matches the other streams, has not jumped.
     - A timestamp that is far from both neighbours is treated as missing.
@@ -35,7 +35,7 @@ class InputClock:
         self.streams: list[StreamClock] = []
 
     def stream(self, base: Fraction, step: Fraction | None = None) -> StreamClock:
-        """Add a stream.
+        """Add a stream and return its clock.
 
         Args:
             base: seconds per unit of its timestamps.
@@ -50,10 +50,10 @@ class InputClock:
 
 
 class StreamClock:
-    """The clock of one stream, created by `InputClock.stream`. It expects packets in the order of the file.
+    """Continuous clock of one stream, created by `InputClock.stream`. Packets must come in the file's order.
 
     Attributes:
-        shift: timestamp units that the last packet was moved by.
+        shift: shift of the last packet, in timestamp units.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class StreamClock:
     def place(
         self, pts: int | None, dts: int | None, duration: int | None, following: int | None = None
     ) -> tuple[int | None, int | None]:
-        """Return the presentation and decoding timestamps of the next packet on the input's clock.
+        """Return the next packet's presentation and decoding timestamps (PTS, DTS) on the continuous clock.
 
         Args:
             pts: presentation timestamp, or None; any value is allowed.
@@ -102,7 +102,7 @@ class StreamClock:
             following: timestamp of the stream's next packet, or None.
 
         Returns:
-            Both timestamps; None for one that is missing or impossible.
+            PTS and DTS; None for a timestamp that is missing or impossible.
         """
         pts, dts = _plausible(pts), _plausible(dts)
         time = pts if dts is None else dts
@@ -133,7 +133,12 @@ class StreamClock:
         return _plausible(None if pts is None else pts + self.shift), None if dts is None else placed
 
     def _follow(self, time: int, ahead: int) -> None:
-        """Choose the shift for a packet after a jump."""
+        """Set the shift for a packet whose timestamp has jumped.
+
+        Args:
+            time: the packet's timestamp.
+            ahead: distance of the jump, in timestamp units.
+        """
         assert self._end is not None
         others = self._ends_of_others()
         if ahead > 0 and any(abs((time + self.shift) * self._base - end) <= _JUMP_S for end in others):
@@ -146,7 +151,7 @@ class StreamClock:
         return [end for one in self._input.streams if one is not self and (end := one.end_s) is not None]
 
     def _known_shift(self, time: int) -> tuple[int, int] | None:
-        """Return the shift of another stream that has already jumped, if this stream continues with it; else None."""
+        """Return the shift of another stream that jumped before, if it makes this stream continuous; None otherwise."""
         assert self._end is not None
         best: tuple[int, int, int] | None = None
         for number, seconds in self._input.shifts:
@@ -168,14 +173,14 @@ def _plausible(time: int | None) -> int | None:
 
 
 class Timeline:
-    """Assigns increasing timestamps to decoded frames, and keeps correct timestamps unchanged.
+    """Makes the timestamps of decoded frames strictly increasing. Correct timestamps stay unchanged.
 
-    - A missing timestamp is extrapolated from the last known one at the nominal rate, without accumulating
+    - A missing timestamp is extrapolated from the last known one at the nominal frame rate, without accumulating
       rounding errors.
     - A repeated or decreasing timestamp becomes the previous timestamp plus 1.
 
     Args:
-        step: nominal units between two frames, positive.
+        step: timestamp units between two frames at the nominal frame rate, positive.
         first: timestamp of the first frame if it has none.
     """
 
@@ -190,7 +195,7 @@ class Timeline:
         self._last: int | None = None
 
     def place(self, pts: int | None) -> int:
-        """Return the timestamp of the next frame. `pts` is its original timestamp or None."""
+        """Return the corrected timestamp of the next frame. `pts` is its original timestamp or None."""
         last = self._last
         if pts is None:
             placed = self._anchor + round(self._missing * self._step)

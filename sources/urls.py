@@ -1,6 +1,6 @@
-"""Parses, names and redacts the URLs of live sources.
+"""URLs of live sources: parsing, stream names, and removal of credentials.
 
-Users type passwords of cameras into URLs unquoted, with @, /, # and spaces in them. The rules here infer the intended
+Users type camera passwords into URLs without percent-encoding, with @, /, # and spaces. The parser guesses the intended
 URL.
 """
 
@@ -28,7 +28,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 def redact(text: str) -> str:
     """Remove credentials of URLs, and values of keys such as `password=`, from a text.
 
-    Examples such as `user:password@host` and `token=…` stay unchanged.
+    Placeholders such as `user:password@host` and `token=…` stay unchanged.
     """
     first, *pieces = _SCHEME.split(text)
     shown = [first]
@@ -39,11 +39,11 @@ def redact(text: str) -> str:
 
 
 def split_credentials(rest: str) -> tuple[str, str]:
-    """Split the text after `://` into credentials ("" for none) and the rest.
+    """Split the text after `://` into credentials ("" for none) and the rest, even with unescaped passwords.
 
     By RFC 3986, the credentials end at the last @ before the path. If the text after this @ is not a host, the
-    password contains a / or a space. The credentials then end at an @ followed by an address, a name with a dot or a
-    name with a port; failing that, at the last @.
+    password contains a / or a space. The credentials then end at an @ followed by an IP address, a name with a dot or a
+    name with a port. Without such an @, they end at the last @.
     """
     authority = re.match(r"[^\s/?#]*", rest)
     end = authority.end() if authority else 0
@@ -66,7 +66,7 @@ def split_credentials(rest: str) -> tuple[str, str]:
 
 
 def _is_certain(text: str, at: int) -> bool:
-    """Return whether the text at offset `at` is almost certainly a host."""
+    """Return whether the text at offset `at` is almost certainly a host name or IP address."""
     match = _HOST.match(text, at)
     if match is None:
         return False
@@ -75,18 +75,14 @@ def _is_certain(text: str, at: int) -> bool:
 
 
 def check_port(url: str) -> None:
-    """Check the port of an address.
-
-    Raises:
-        SourceError: if the port is not from 1 to 65535.
-    """
+    """Raise SourceError if the port in a URL is not a number from 1 to 65535."""
     match = _HOST.match(split_credentials(url.partition("://")[2])[1])
     if match and not _is_port(match["port"]):
         raise SourceError(f"{redact(url)}: the port must be a number from 1 to 65535")
 
 
 def host_and_port(url: str) -> tuple[str, int | None]:
-    """Return the host and port of an address as FFmpeg parses it; "" and None if they are missing."""
+    """Return the host and port of a URL as FFmpeg parses it. A missing host is ""; a missing port is None."""
     try:
         parts = urlsplit(url)
         return parts.hostname or "", parts.port
@@ -95,13 +91,13 @@ def host_and_port(url: str) -> tuple[str, int | None]:
 
 
 def _is_port(found: str | None) -> bool:
-    """Return whether a port matched by `_HOST`, including its colon, is valid or absent."""
+    """Return whether a port text such as ":554" is valid; True for None."""
     digits = (found or "").removeprefix(":")
     return not digits or int(digits) in range(1, 65536)
 
 
 def stream_name(url: str) -> str:
-    """Return a stream name made of a URL's host and path, safe for topics and file names."""
+    """Return a stream name from a URL's host and path. It contains only characters allowed in topics and file names."""
     rest = redact(url).partition("://")[2].partition("?")[0]
     return re.sub(r"[^\w.]+", "-", rest).strip("-") or "live"
 
@@ -131,7 +127,7 @@ class RtspAddress:
 
     @classmethod
     def parse(cls, text: str) -> RtspAddress:
-        """Parse a URL.
+        """Parse an RTSP URL.
 
         Raises:
             SourceError: if the URL is malformed.
@@ -164,7 +160,7 @@ class RtspAddress:
 
     @property
     def with_credentials(self) -> str:
-        """The URL with credentials, for a library that reads them from the URL."""
+        """The RTSP URL with credentials, for a library that expects them in the URL."""
         if self.user is None:
             return self.with_zone
         login = f"{quote(self.user, safe='')}:{quote(self.password or '', safe='')}"
@@ -172,7 +168,7 @@ class RtspAddress:
 
     @property
     def with_zone(self) -> str:
-        """The URL with its IPv6 zone, for a library that connects to it."""
+        """The RTSP URL with the zone of its IPv6 address, such as %eth0, for a library that connects itself."""
         address, mark, zone = self.host.partition("%")
         return self.url.replace(f"[{address}]", f"[{address}{mark}{zone}]", 1) if mark else self.url
 
@@ -191,7 +187,7 @@ class RtspAddress:
 
 
 def _is_host(text: str) -> bool:
-    """Return whether a host name or IP address is well-formed."""
+    """Return whether a text is a well-formed host name or IP address."""
     try:
         ipaddress.ip_address(text)
         return True

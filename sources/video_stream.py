@@ -1,4 +1,4 @@
-"""Selects the video stream of a container, for files, live addresses and clips."""
+"""Selects the video stream of a media container, for files, live addresses and clips."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _TAG_TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # how Matroska writes 
 
 
 class NoVideoError(SourceError):
-    """Raised if a container has no video that can be decoded. The message follows the name of the file or stream."""
+    """Raised if a container has no video that can be decoded. The message does not name the file or stream."""
 
 
 def choose_video(container: InputContainer) -> VideoStream:
     """Select the video stream that a player would show, and discard all other streams.
 
     The rules are those of FFmpeg's `av_find_best_stream`, extended by the size. The best stream has several frames, is
-    not for the impaired, is flagged as default, and has the most pixels and the highest bit rate. The first of equal
-    streams wins. Cover art, timed thumbnails and tiles do not count as video.
+    not for visually or hearing impaired people, is flagged as default, and has the most pixels and the highest bit
+    rate. The first of equal streams is chosen. Cover art, timed thumbnails and tiles do not count as video.
 
     Raises:
         NoVideoError: if there is no video stream, or no decoder for it.
     """
     shown = [stream for stream in container.streams.video if not stream.disposition & _COVERS]
     if container.format.name == "tty":  # FFmpeg would render any text
-        raise NoVideoError("is a text file, not a video")
+        raise NoVideoError("the content is text, not video")
     if not shown:
         held = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-        raise NoVideoError(f"has no video stream (it holds {held})")
+        raise NoVideoError(f"no video stream found; the content is {held}")
     whole = [stream for stream in shown if not stream.disposition & Disposition.dependent]
     tiles = len(shown) - len(whole)
     if tiles > 1 and (not whole or container.duration is None):  # what else a photo holds is its thumbnail
-        raise NoVideoError(f"is a picture in {tiles} tiles that Saccade cannot combine; convert it to JPEG first")
+        raise NoVideoError(f"Saccade cannot combine the {tiles} tiles of this image; convert it to JPEG first")
     usable = [stream for stream in whole or shown if stream.codec_context is not None]
     if not usable:
-        raise NoVideoError("has video that no installed decoder supports; convert it to H.264 first")
+        raise NoVideoError("no installed decoder supports the video; convert it to H.264 first")
     chosen = max(usable, key=_rank)  # max returns the first of equals
     for stream in container.streams:
         stream.discard = Discard.default if stream is chosen else Discard.all
@@ -61,9 +61,9 @@ def _rank(stream: VideoStream) -> tuple[int, bool, bool, int, int]:
 
 
 def _movement(stream: VideoStream) -> int:
-    """Return 2 for a moving stream, 0 for a single frame, or 1 for an image codec with an unknown number of frames.
+    """Return 2 for a stream of several frames, 0 for a single frame, 1 for an image codec of unknown length.
 
-    Many programs write a cover as a video track of one frame, without a flag.
+    Many programs store cover art as a video track of one frame, without a flag.
     """
     count = float(stream.frames)
     rate = float(stream.average_rate or stream.guessed_rate or 0)

@@ -48,7 +48,7 @@ def read_image(data: bytes) -> RgbImage:
     try:
         return read_first(data, MAX_PIXELS)
     except SourceError as error:
-        raise ValueError(f"the image {error}") from None
+        raise ValueError(str(error)) from None
 
 
 def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:

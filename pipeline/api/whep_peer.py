@@ -166,4 +166,4 @@ def _chosen_codec(answer: str) -> Codec:
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):
                 return name
-    raise OfferError(f"no codec in common; {ViewerPeer.requirement}", understood=True)
+    raise OfferError(f"the SDP offer has no supported codec; {ViewerPeer.requirement}", understood=True)

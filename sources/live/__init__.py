@@ -1,4 +1,4 @@
-"""Live streams of any protocol: connections, reconnection, low-latency decoding and a continuous clock."""
+"""Live streams of all protocols: connecting, reconnecting, low-latency decoding and continuous timestamps."""
 
 from saccade.sources.live.connection import LiveConnection, LiveFrame
 from saccade.sources.live.ffmpeg import FfmpegConnection, FfmpegInput

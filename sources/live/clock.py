@@ -1,4 +1,4 @@
-"""One continuous clock for the frames of all connections of a live source. The caller passes the time."""
+"""Continuous timestamps for a live source across reconnects. Callers pass the current time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _WRONG_RATE = 2.0  # a clock that is this many times too fast or too slow is ign
 
 
 class LiveClock:
-    """Maps the timestamps of all connections to one strictly increasing integer clock.
+    """Maps the timestamps of all connections of a live source to one strictly increasing integer clock.
 
-    Within a connection, the intervals between the sender's timestamps are kept exactly. If the sender's clock restarts
-    or jumps, the time elapsed here replaces the interval. If it runs at a wrong rate, elapsed time is used for the
-    rest of the connection.
+    Within a connection, the intervals between the sender's timestamps stay exact. If the sender's clock restarts or
+    jumps, elapsed local time replaces the interval. If the sender's clock runs at a wrong rate, elapsed local time is
+    used for the rest of the connection.
     """
 
     __slots__ = ("_arrived_at", "_offset", "_pts", "_rate", "_timestamp")
@@ -30,16 +30,16 @@ class LiveClock:
         self._rate = _RateCheck()
 
     def restart(self) -> None:
-        """Start a new connection, whose sender's clock may be unrelated to the previous one's."""
+        """Start a new connection. The new sender's timestamps may be unrelated to the previous ones."""
         self._timestamp = None
         self._rate = _RateCheck()
 
     def place(self, timestamp: int | None, at: float) -> int:
-        """Return the presentation timestamp of a frame, in units of 1/90000 s, from 0.
+        """Return the presentation timestamp of a frame, in units of 1/90000 s. The first frame has timestamp 0.
 
         Args:
-            timestamp: the sender's timestamp in the same units; None if the sender gives none.
-            at: time of the frame's arrival, in seconds on a monotonic clock.
+            timestamp: the sender's timestamp in the same units; None if the sender states none.
+            at: arrival time of the frame, in seconds on a monotonic clock.
         """
         passed = round((at - self._arrived_at) / LIVE_BASE) if self._arrived_at is not None else 0
         last, self._arrived_at = self._timestamp, at
@@ -55,10 +55,10 @@ class LiveClock:
 
 
 class _RateCheck:
-    """Compares the sender's clock with the local clock in windows of two seconds.
+    """Checks whether the sender's clock runs at the right rate, in windows of two seconds.
 
-    The clock counts as wrong after two consecutive windows that differ by a factor of two. A single window may be a
-    burst: servers send buffered frames when a client joins.
+    The rate is wrong if the sender's and the local clock differ by a factor of two in two consecutive windows. A single
+    window may differ, because servers send buffered frames in a burst when a client joins.
     """
 
     __slots__ = ("_at", "_timestamp", "_wrong")

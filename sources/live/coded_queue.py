@@ -1,6 +1,6 @@
 """Queue of encoded frames between the network and the decoder, limited in age and memory.
 
-The caller passes the time and holds a lock if threads share the queue.
+Callers pass the current time. If several threads share a queue, callers must use a lock.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _FIRST_DECODE_S = 0.01  # assumed before the first frame: 4K on one core
 
 
 class CodedQueue:
-    """Encoded access units in order. Units that would be decoded too late are dropped up to a keyframe, and counted.
+    """Queue of encoded access units. If decoding is too slow, old access units are dropped up to a keyframe.
 
-    If the oldest unit waits longer than `MAX_AGE_S`, the queue drops everything before the newest keyframe. If there
-    is no newer keyframe, or the rest takes longer than `CATCH_UP_S` to decode, the queue drops everything and accepts
-    no unit before the next keyframe.
+    If the oldest access unit waits longer than `MAX_AGE_S`, everything before the newest keyframe is dropped. If there
+    is no newer keyframe, or the rest would take longer than `CATCH_UP_S` to decode, the queue is emptied. It then
+    accepts nothing before the next keyframe.
     """
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class CodedQueue:
 
     @property
     def needs_key(self) -> bool:
-        """Whether the queue ignores units until the next keyframe."""
+        """Whether the queue drops all access units until the next keyframe."""
         return self._needs_key
 
     def age(self, now: float) -> float:
-        """Return how long the oldest unit has been waiting at time `now`, in seconds; 0 if the queue is empty."""
+        """Return the age in seconds of the oldest access unit at time `now`; 0 if the queue is empty."""
         return now - self._units[0].arrived_at if self._units else 0.0
 
     def push(self, unit: AccessUnit, now: float) -> None:
-        """Append a unit at time `now`, in seconds."""
+        """Append an access unit at time `now` in seconds. Drop old access units if decoding is too slow."""
         if self._needs_key and not unit.key:
             self._count(unit.dropped_before + 1)
             return
@@ -57,7 +57,10 @@ class CodedQueue:
         self._bound(now)
 
     def pop(self, now: float) -> AccessUnit | None:
-        """Remove and return the oldest unit that is worth decoding, or None. Its `dropped_before` counts all drops."""
+        """Remove and return the oldest access unit; None if the queue is empty. `dropped_before` counts dropped units.
+
+        Access units that are too old at time `now` are dropped first.
+        """
         self._bound(now)
         if not self._units:
             return None
@@ -67,11 +70,11 @@ class CodedQueue:
         return replace(unit, dropped_before=unit.dropped_before + lost) if lost else unit
 
     def note_decode(self, seconds: float) -> None:
-        """Record the seconds that decoding the last unit took."""
+        """Record how many seconds the last access unit took to decode, to estimate the time for the whole queue."""
         self._decode_s += 0.1 * (seconds - self._decode_s)
 
     def need_key(self) -> None:
-        """Drop everything before the next keyframe, because the decoder could not use the last unit."""
+        """Drop everything before the next keyframe. Call this if the decoder could not use an access unit."""
         while self._units and not self._units[0].key:
             self._drop()
         self._needs_key = not self._units

@@ -1,6 +1,6 @@
-"""The interface of a single connection to a live source, for all protocols.
+"""Interface of one connection to a live source, for all protocols.
 
-A connection does not reconnect: it raises an error if it fails, and is then closed.
+A connection does not reconnect. If it fails, it raises an error and is closed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class LiveFrame:
 
     Attributes:
         decoded: the decoded frame, not yet converted to RGB.
-        timestamp: the sender's timestamp in units of 1/90000 s, unwrapped; None if the sender gives none.
+        timestamp: the sender's timestamp in units of 1/90000 s, without wrap-around; None if not stated.
         arrived_at: `time.monotonic()` when the first byte arrived, in seconds.
-        captured_at: Unix time in seconds from the sender's RTCP report; None until a report arrives.
+        captured_at: capture time in Unix seconds, by the sender's RTCP report; None until a report arrives.
         lost_before: number of frames lost between the previous frame and this frame.
         damaged: whether a part of the frame, or of a reference frame, is missing.
         pixel_aspect: pixel width divided by pixel height, before rotation.
@@ -37,15 +37,15 @@ class LiveFrame:
 
 @dataclass(slots=True, frozen=True)
 class StreamStats:
-    """Statistics of a connection's stream.
+    """Statistics of one connection to a live source.
 
     Attributes:
         transport: transport of the packets, such as "tcp".
-        received, lost: number of video packets.
-        late: frames dropped because decoding was behind.
-        key_interval_s: seconds between two keyframes; None before the second keyframe.
-        clock_off_s: seconds that the sender's RTCP clock is ahead of the local clock; None before its first
-            report.
+        received, lost: number of received and of lost video packets.
+        late: number of frames dropped because the decoder was too slow.
+        key_interval_s: seconds between the last two keyframes; None before the second keyframe.
+        clock_off_s: seconds that the sender's clock is ahead of the local clock, by RTCP; None before the first
+            RTCP report.
     """
 
     transport: str
@@ -57,11 +57,11 @@ class StreamStats:
 
 
 class LiveConnection(Protocol):
-    """A single open connection. One thread calls `read` and `close`."""
+    """One open connection to a live source. `read` and `close` must be called from the same thread."""
 
     @property
     def codec(self) -> str:
-        """FFmpeg's name of the codec."""
+        """FFmpeg's name of the video codec, such as "h264"."""
         ...
 
     @property
@@ -71,17 +71,17 @@ class LiveConnection(Protocol):
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames per second that the sender announces; None if it announces none."""
+        """Frame rate that the sender states, in frames per second; None if not stated."""
         ...
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when data last arrived, in seconds."""
+        """`time.monotonic()` in seconds when the sender last sent any data."""
         ...
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` when a video packet last arrived, in seconds; 0 before the first packet."""
+        """`time.monotonic()` in seconds when a video packet last arrived; 0 before the first packet."""
         ...
 
     @property
@@ -104,5 +104,5 @@ class LiveConnection(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the live source."""
         ...

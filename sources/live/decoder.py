@@ -1,4 +1,4 @@
-"""Decodes video of any codec that FFmpeg supports with low latency, on the GPU if there is one."""
+"""Low-latency video decoder for all codecs of FFmpeg. Decodes on the GPU if one is available."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _THREADS = 4  # a camera's frame has few slices; without a limit 16 cameras on 6
 
 
 class Decoder:
-    """The decoder of one connection.
+    """Video decoder of one live connection.
 
     Args:
         codec: FFmpeg's name of the codec.
-        parameter_sets: parameter sets with start codes, needed before the first frame; may be empty.
+        parameter_sets: parameter sets with start codes, needed before the first frame; b"" if none.
         hwaccel: whether to use the GPU.
         gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
-        show_damaged: also return frames with missing parts, after error concealment.
+        show_damaged: whether to return frames with missing parts too, after error concealment.
 
     Raises:
         SourceError: if the GPU is required and cannot decode.
@@ -58,7 +58,7 @@ class Decoder:
 
     @property
     def name(self) -> str:
-        """Name of the decoder, such as "h264" or "h264 (cuda)"; final once a frame is decoded."""
+        """Name of the decoder, such as "h264" or "h264 (cuda)". Decoding the first frame may change it."""
         return running(self._context, self._first)
 
     @property
@@ -67,7 +67,11 @@ class Decoder:
         return pixel_aspect_of(self._context.sample_aspect_ratio)
 
     def decode(self, data: bytes, pts: int) -> list[VideoFrame]:
-        """Decode one access unit with the presentation timestamp `pts`, in units of `LIVE_BASE`.
+        """Decode one access unit and return the frames that are complete.
+
+        Args:
+            data: the access unit.
+            pts: presentation timestamp in units of `LIVE_BASE` (1/90000 s).
 
         Raises:
             FFmpegError: if the access unit is damaged.
@@ -80,22 +84,22 @@ class Decoder:
         return frames
 
     def forget(self) -> None:
-        """Reset the decoder before a keyframe."""
+        """Discard the decoder's state, so that decoding can restart at a keyframe."""
         self._context.flush_buffers()
 
 
 def set_live(context: VideoCodecContext) -> None:
-    """Configure a decoder to return every frame at once. FRAME threading would delay each frame by hundreds of ms."""
+    """Configure a decoder for low latency. FFmpeg's frame threading would delay each frame by hundreds of ms."""
     context.thread_type = "SLICE"
     context.thread_count = _THREADS
     context.flags |= av.codec.context.Flags.low_delay
 
 
 def decode_behind_the_model() -> None:
-    """Lower the priority of the calling thread, and of decoder threads that it starts, below inference.
+    """Lower the priority of the calling thread below inference. Decoder threads that it starts inherit the priority.
 
-    If decoding needs more than all cores, inference would otherwise get one thread's share and answer on frames that
-    are seconds old. Only Linux has priorities per thread; elsewhere this function does nothing.
+    If decoding needs all cores, inference would otherwise get too little time, and its answers would be seconds late.
+    Only Linux has priorities per thread; elsewhere this function does nothing.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()

@@ -1,9 +1,8 @@
-"""Live streams that FFmpeg opens: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, and RTSP with rare codecs.
+"""Live streams through FFmpeg: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, and RTSP with rare codecs.
 
-Motion JPEG over HTTP is parsed here, since the headers of cameras are often wrong. FFmpeg cannot be interrupted, so it
-runs in a thread of its own. The thread ends at its next packet, or by a timeout at most 20 s after `close`. FFmpeg
-cannot pin a certificate, so it never opens TLS itself: files over HTTP come through `HttpFiles`, RTMP and RTSP over
-TLS through a `Relay`.
+Motion JPEG over HTTP uses Saccade's own parser, because many cameras send wrong headers. FFmpeg's calls cannot be
+interrupted, so FFmpeg runs in a separate thread, which ends at most 20 s after `close`. FFmpeg cannot pin a
+certificate, so Saccade opens all TLS connections: `HttpFiles` for HTTP, a `Relay` for RTMP and RTSP.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ _PROBE = {"analyzeduration": "500000", "probesize": "500000"}
 
 @dataclass(slots=True, frozen=True)
 class FfmpegInput:
-    """An input for FFmpeg: its address and options.
+    """Address and options of an input that FFmpeg opens.
 
     Attributes:
-        target: address or device.
+        target: URL or device name.
         format: FFmpeg's name of the format; None to detect it.
         options: FFmpeg's options.
-        protocols: FFmpeg protocols that are allowed, separated by commas; "" allows any, which devices need.
+        protocols: FFmpeg protocols to allow, separated by commas; "" allows all, as webcams require.
         server: host, port and whether to use TLS, if the connection goes through a relay; None otherwise.
     """
 
@@ -76,15 +75,15 @@ class FfmpegInput:
 
     @property
     def is_http(self) -> bool:
-        """Whether the target is a file over HTTP."""
+        """Whether the target is an HTTP or HTTPS URL."""
         return self.target.lower().startswith(("http://", "https://"))
 
     @classmethod
     def of_url(cls, url: str) -> FfmpegInput:
-        """Return the input for an address that is not RTSP.
+        """Return FFmpeg's input for a URL that is not RTSP.
 
         Raises:
-            SourceError: if the address is malformed.
+            SourceError: if the URL is malformed.
         """
         scheme, _, rest = url.partition("://")
         scheme = scheme.lower()
@@ -104,7 +103,7 @@ class FfmpegInput:
 
     @classmethod
     def of_rtsp(cls, address: RtspAddress, transport: str) -> FfmpegInput:
-        """Return the input for RTSP with a codec other than H.264 and H.265. Its options shorten probing."""
+        """Return FFmpeg's input for an RTSP stream with a codec other than H.264 and H.265."""
         way = {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport)
         server = None
         if address.tls:
@@ -116,7 +115,7 @@ class FfmpegInput:
 
     @classmethod
     def of_camera(cls, number: int) -> FfmpegInput:
-        """Return the input for a webcam.
+        """Return FFmpeg's input for the webcam with this number.
 
         Raises:
             SourceError: if this build of FFmpeg does not support webcams.
@@ -131,18 +130,18 @@ class FfmpegInput:
 
 
 class FfmpegConnection:
-    """A connection through FFmpeg. The constructor opens it.
+    """A connection to a live source through FFmpeg. The constructor opens the connection.
 
     Args:
-        address: the input to open.
+        address: FFmpeg's input.
         dialer: opens the network connections.
         hwaccel: whether to decode on the GPU.
         gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
-        taps: receives the packets of each frame after the frame is decoded; None for no receiver.
+        taps: callbacks that receive the encoded packets, after decoding; None for none.
 
     Raises:
         LiveError: if the connection cannot be opened.
-        SourceError: if this build of FFmpeg does not support the protocol, or the required GPU cannot decode.
+        SourceError: if this build of FFmpeg does not support the protocol, or a required GPU cannot decode.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class FfmpegConnection:
 
     @property
     def codec(self) -> str:
-        """FFmpeg's name of the codec."""
+        """FFmpeg's name of the video codec, such as "h264"."""
         return self._codec
 
     @property
@@ -189,7 +188,7 @@ class FfmpegConnection:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames per second that the sender announces; None if it announces none."""
+        """Frame rate that the sender states, in frames per second; None if not stated."""
         return self._rate
 
     @property
@@ -199,7 +198,7 @@ class FfmpegConnection:
 
     @property
     def media_at(self) -> float:
-        """Same as `heard_at`, since FFmpeg exposes packets only."""
+        """Same as `heard_at`, because FFmpeg reports no data other than packets."""
         return self._heard_at
 
     @property
@@ -209,7 +208,7 @@ class FfmpegConnection:
 
     @property
     def stats(self) -> StreamStats | None:
-        """Always None: FFmpeg provides no statistics."""
+        """Always None, because FFmpeg provides no statistics."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
@@ -233,7 +232,7 @@ class FfmpegConnection:
             raise self._failure
 
     def close(self) -> None:
-        """Close the connection. Its thread ends soon afterwards."""
+        """Close the connection. Its FFmpeg thread ends within 20 s."""
         self._done.set()
         self._files.close()
         with self._changed:
@@ -248,7 +247,7 @@ class FfmpegConnection:
                 self._changed.wait(_WAKE_S)
 
     def _hand_over(self, frame: LiveFrame, *, wait: bool) -> None:
-        """Queue a frame for the reader. If the queue is full, wait, or drop the oldest frame unless `wait` is set."""
+        """Queue a frame for `read`. If the queue is full, wait for space (`wait`) or drop the oldest frame."""
         with self._changed:
             while wait and len(self._ready) >= _READY and not self._done.is_set() and not self._closed.is_set():
                 self._changed.wait(_WAKE_S)
@@ -298,7 +297,10 @@ class FfmpegConnection:
 
     @contextmanager
     def _reach(self, first: HttpFile | None) -> Iterator[tuple[str, str | None]]:
-        """Yield the address that FFmpeg opens and its format, or None if the format is unknown."""
+        """Yield the URL that FFmpeg opens and its format; the format is None if FFmpeg must detect it.
+
+        A TLS relay that the URL needs runs until the iterator is closed.
+        """
         address, dialer = self._address, self._dialer
         target = address.target
         if address.is_http:
@@ -314,7 +316,7 @@ class FfmpegConnection:
             yield target, address.format
 
     def _checked(self, url: str) -> str:
-        """Return the address with its host replaced by the checked IP address."""
+        """Check the URL's host, and return the URL with the host replaced by the checked IP address."""
         host, port = host_and_port(url)
         if not host:  # FFmpeg listens on this address
             self._dialer.allow(url, [])
@@ -332,7 +334,7 @@ class FfmpegConnection:
         return options
 
     def _read_jpegs(self, file: HttpFile) -> NoReturn:
-        """Queue each Motion JPEG image on arrival until the connection ends; a single image ends the stream."""
+        """Read a Motion JPEG stream and queue each image on arrival. Ends by an exception only."""
         what = redact(self._address.target)
         is_image = file.content_type.startswith("image/")
         if not is_image or file.length is None:
@@ -374,7 +376,7 @@ class FfmpegConnection:
         try:
             stream = choose_video(container)
         except NoVideoError as error:
-            raise LiveError("codec unsupported", f"{what} {error}") from None
+            raise LiveError("codec unsupported", f"{what}: {error}") from None
         set_live(stream.codec_context)
         self._codec = stream.codec_context.name
         self._rate = stream.average_rate or stream.guessed_rate
@@ -387,7 +389,7 @@ class FfmpegConnection:
         raise LiveError("connection failed", f"{what}: the stream has ended")
 
     def _video_packets(self, container: InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
-        """Yield the video packets. Audio packets go to the taps, if a tap wants audio."""
+        """Yield the video packets. Pass the audio packets to the callbacks that receive audio, if any."""
         sound = next(iter(container.streams.audio), None) if self._taps.sound else None
         if sound is None:
             yield from container.demux(stream)
@@ -401,7 +403,7 @@ class FfmpegConnection:
                 self._taps.take(piece)
 
     def _decode(self, container: InputContainer, stream: VideoStream, *, paced: bool, recording: bool) -> None:
-        """Queue frames until the stream ends. After a decoding error, wait for a keyframe."""
+        """Decode and queue frames until the stream ends. After a decoding error, skip to the next keyframe."""
         keyed, lost = False, 0
         tap = PacketTap(stream)
         form: object = None  # frame format for which `matrix` was read
@@ -443,7 +445,14 @@ class FfmpegConnection:
 
 
 def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = False) -> SourceError:
-    """Translate FFmpeg's error into a `SourceError` with one line; `what` is the URL without credentials."""
+    """Convert an error of FFmpeg to a `SourceError` with a message of one line.
+
+    Args:
+        error: the error.
+        what: the URL without credentials.
+        opened: whether the connection had been opened.
+        authenticated: whether the URL contains a password.
+    """
     if isinstance(error, av.error.ProtocolNotFoundError):
         scheme = what.partition("://")[0]
         return SourceError(
@@ -470,7 +479,7 @@ def _with_place(url: str, place: str) -> str:
 
 
 def _rtmp_application(url: str) -> str:
-    """Return the application of an RTMP address, split like FFmpeg does: all but the last of at most three parts."""
+    """Return the application name of an RTMP URL, split as FFmpeg splits it: all but the last of up to three parts."""
     path = urlsplit(url).path
     first, _, rest = path.removeprefix("/").partition("/")
     if not rest:

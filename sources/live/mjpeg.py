@@ -1,7 +1,7 @@
-"""Extracts JPEG images from Motion JPEG over HTTP. The caller passes bytes and the time.
+"""Extracts JPEG images from a Motion JPEG stream over HTTP. Callers pass the received bytes and the current time.
 
-The headers between the images are ignored. Cameras omit the first boundary or the content type, announce a wrong
-length, or use other line endings. The JPEG markers themselves tell where an image ends.
+Headers between the images are ignored, because many cameras send wrong ones. They omit the first boundary or the
+content type, state a wrong length, or use other line endings. JPEG markers show where each image ends.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _MAX_BYTES = 64 << 20  # of one image
 
 
 class NoJpegError(Exception):
-    """Raised if 64 MiB of data contain no complete JPEG."""
+    """Raised if 64 MiB of a Motion JPEG stream contain no complete JPEG image."""
 
 
 def is_mjpeg(content_type: str, peek: Callable[[int], bytes]) -> bool:
-    """Return whether a response is Motion JPEG.
+    """Return whether an HTTP response is Motion JPEG.
 
     Args:
-        content_type: media type in lower case, without parameters; "" for none.
-        peek: returns at most the given number of first bytes; called only if the media type is ambiguous.
+        content_type: media type in lower case, without parameters; "" if not stated.
+        peek: returns up to the given number of first bytes. Called only if the media type is ambiguous.
     """
     if content_type.startswith("multipart/") or content_type in _TYPES:
         return True
@@ -45,7 +45,7 @@ def is_mjpeg(content_type: str, peek: Callable[[int], bytes]) -> bool:
 
 
 class JpegSplitter:
-    """Splits a byte stream into JPEG images. Each image is yielded as soon as its last byte arrives."""
+    """Splits a Motion JPEG byte stream into images. Each image is yielded when its last byte arrives."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -55,7 +55,11 @@ class JpegSplitter:
         self._skipped = 0  # bytes since the last image
 
     def feed(self, data: bytes, now: float) -> Iterator[tuple[bytes, float]]:
-        """Yield each complete image and the time at which its first byte arrived, on the clock of `now`.
+        """Add received bytes. Yield each complete image and the time at which its first byte arrived.
+
+        Args:
+            data: the received bytes.
+            now: current time in seconds.
 
         Raises:
             NoJpegError: if 64 MiB of data contain no complete JPEG.
@@ -77,7 +81,7 @@ class JpegSplitter:
             raise NoJpegError
 
     def _find_start(self, now: float) -> bool:
-        """Drop the data before the next image; return False if no image has started."""
+        """Drop the bytes before the next JPEG image. Return False if no image has started."""
         if self._begun_at is not None:
             return True
         at = self._data.find(_START)
@@ -88,7 +92,7 @@ class JpegSplitter:
         return True
 
     def _find_end(self) -> int | None:
-        """Return the end offset of the first image, None while it is incomplete, or 0 if it is not a JPEG."""
+        """Return the offset after the first JPEG image; None if it is incomplete, 0 if the data is not a JPEG image."""
         data = self._data
         while True:
             if self._in_scan:
@@ -116,7 +120,7 @@ class JpegSplitter:
                 self._in_scan = marker == 0xDA
 
     def _end_before(self, following: int) -> int:
-        """Return the end of an image without an end marker: the boundary before the following image."""
+        """Return the offset after an image without end marker: the boundary before the image at `following`."""
         ends = [match.start() for match in _BOUNDARY.finditer(self._data, max(2, following - 4096), following)]
         return ends[-1] if ends else following
 

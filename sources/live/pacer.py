@@ -1,4 +1,4 @@
-"""Schedules frames that arrive in bursts at their presentation times. The caller passes the time."""
+"""Schedules frames at their presentation times if they arrive in bursts. Callers pass the current time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ _SLACK_S = 0.1  # in the comparison of two delays
 
 
 class Pacer:
-    """The playback schedule of one stream, with rules for irregular timestamps.
+    """Playback schedule of one live stream that arrives in bursts.
 
-    - If a timestamp decreases, repeats or jumps forward, the frame is scheduled relative to the previous frame.
-    - A late frame is due at once, and the schedule shifts by its delay, so that later frames keep their spacing.
-      Playback then runs a tenth faster until the delay is regained.
-    - If frames are late again because of the faster playback, the sender has lost that time for good. The schedule
-      then keeps its shift.
+    - If a timestamp decreases, repeats or jumps forward, the frame follows the previous frame by the usual interval.
+    - A late frame is due at once. Later frames shift by the same delay and keep their spacing. Playback then runs 10 %
+      faster until the delay is recovered.
+    - If faster playback makes frames late again, the delay is permanent, and the faster playback stops.
     """
 
     def __init__(self) -> None:
@@ -27,7 +26,7 @@ class Pacer:
         self._regained = 0.0  # delay regained since the last late frame
 
     def delay(self, taken: float, now: float) -> float:
-        """Return how long to wait until a frame is due, in seconds.
+        """Return the number of seconds until a frame should be shown; 0 if it is late.
 
         Args:
             taken: timestamp of the frame in seconds.
@@ -47,7 +46,7 @@ class Pacer:
         return 0.0
 
     def _follow(self, offset: float, taken: float) -> float:
-        """Return the schedule offset for the next frame."""
+        """Return the next frame's difference between due time and timestamp, from the previous difference `offset`."""
         step = taken - self._taken
         if not 0 < step <= max(_JUMP_S, _JUMP_STEPS * self._step):
             self._step = step if step > 0 else self._step

@@ -1,4 +1,4 @@
-"""Encoded video and audio packets of a live source, as received, for recording."""
+"""Encoded video and audio packets of a live source, for recording without transcoding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CodedPacket:
 
 @dataclass(slots=True, frozen=True)
 class SoundPacket:
-    """One encoded audio packet.
+    """One encoded audio packet of a live source.
 
     Attributes:
         codec: FFmpeg's name of the codec, such as `aac`, `opus` or `pcm_alaw`.
@@ -80,11 +80,11 @@ class SoundPacket:
 
 @dataclass(slots=True)
 class Taps:
-    """The receivers of a live source's packets. Each is called in the receiving thread and must return at once.
+    """Callbacks for the encoded packets of a live source. The receiving thread calls them, so they must return at once.
 
     Attributes:
-        video: called with each encoded video frame, even if it is never decoded.
-        sound: called with each audio packet. If empty, no audio is requested from the camera.
+        video: callbacks for each encoded video frame, including frames that are never decoded.
+        sound: callbacks for each audio packet. If empty, no audio is requested from the camera.
         decode: whether the connection also decodes the video and returns frames.
     """
 
@@ -93,7 +93,7 @@ class Taps:
     decode: bool = True
 
     def take(self, packet: CodedPacket | SoundPacket) -> None:
-        """Pass a packet to all receivers of its kind."""
+        """Pass a packet to all callbacks for its kind, video or audio."""
         if isinstance(packet, CodedPacket):
             for take_video in self.video:
                 take_video(packet)
@@ -103,10 +103,10 @@ class Taps:
 
 
 def jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
-    """Return whether a packet's clock differs from the previous packet's clock.
+    """Return whether the timestamps jump, or the codec changes, between two consecutive packets.
 
     Args:
-        time: presentation timestamp of the previous packet, which may have been shifted.
+        time: presentation timestamp of the previous packet, after any correction.
         before: the previous packet.
         packet: the packet to check.
     """
@@ -116,7 +116,7 @@ def jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
 
 
 def parameters_of(packet: CodedPacket) -> tuple[str, frozenset[bytes]]:
-    """Return the codec and parameter sets of a keyframe. Frames with different values do not fit into one file."""
+    """Return the codec and parameter sets of a keyframe. A file can contain only frames with equal values."""
     kinds = _PARAMETER_SETS.get(packet.codec)
     if kinds is None:
         return packet.codec, frozenset((packet.parameter_sets,))
@@ -126,7 +126,7 @@ def parameters_of(packet: CodedPacket) -> tuple[str, frozenset[bytes]]:
 
 
 class PacketTap:
-    """Converts demuxed video packets of FFmpeg to `CodedPacket`s, for every way of storing parameter sets.
+    """Converts FFmpeg's video packets of a live stream to `CodedPacket`s.
 
     Args:
         stream: a video stream of any codec.
@@ -145,7 +145,7 @@ class PacketTap:
     def packets(
         self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
     ) -> Iterator[CodedPacket]:
-        """Yield the converted packet, which empties `packet`. A packet without timestamp gets its arrival time."""
+        """Yield `packet` as a `CodedPacket` and empty `packet`. A packet without timestamp gets its arrival time."""
         if not packet.size:
             return
         pts = round(arrived_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)
@@ -161,7 +161,7 @@ class PacketTap:
 
 
 class SoundTap:
-    """Converts demuxed audio packets of FFmpeg to `SoundPacket`s.
+    """Converts FFmpeg's audio packets of a live stream to `SoundPacket`s.
 
     Args:
         stream: an audio stream of any codec.
@@ -174,7 +174,7 @@ class SoundTap:
         self._rate, self._channels = context.sample_rate, context.layout.nb_channels
 
     def packets(self, packet: av.Packet[AudioStream]) -> Iterator[SoundPacket]:
-        """Yield the converted packet; nothing if the packet has no timestamp."""
+        """Yield the audio packet as a `SoundPacket`; nothing if it has no timestamp."""
         if not packet.size or packet.pts is None:
             return
         pts, lasts = round(packet.pts * packet.time_base / LIVE_BASE), packet.duration or 0
@@ -189,7 +189,7 @@ class SoundTap:
 
 
 def adts_config(data: bytes) -> tuple[bytes, bytes]:
-    """Split an AAC packet with an ADTS header into its AudioSpecificConfig and its data; both empty without header."""
+    """Split an AAC packet into its AudioSpecificConfig and its audio data; both b"" without an ADTS header."""
     if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0:
         return b"", b""
     kind, rate, channels = (data[2] >> 6) + 1, data[2] >> 2 & 15, (data[2] & 1) << 2 | data[3] >> 6

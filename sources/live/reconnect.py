@@ -1,6 +1,6 @@
-"""The state machine of a live source: its states, silence detection and retry delays.
+"""State machine of a live source's connection: states, timeouts and retry delays.
 
-The caller passes the time and random numbers.
+Callers pass the current time and random numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LinkStatus:
     Attributes:
         state: current state.
         reason: category of the failure; None while the source is live or before any failure.
-        connections: how often the source has become live.
+        connections: number of times that the source has become live.
         retry_s: delay before the next attempt in seconds; None during an attempt.
         message: description of the failure in one line, without credentials; None if only `reason` is known.
     """
@@ -47,7 +47,7 @@ class LinkStatus:
 
     @property
     def explanation(self) -> str | None:
-        """The reason, with the time of the next attempt if it is more than a minute away; None without a failure."""
+        """Reason of the failure, plus the next attempt's time if over a minute away; None without failure."""
         if not self.reason:
             return None
         later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""
@@ -58,13 +58,13 @@ class LinkStatus:
 
 
 class Link:
-    """The state machine of one live source. Times are seconds on one monotonic clock.
+    """Connection state machine of one live source. Times are seconds on one monotonic clock.
 
     The states are connecting → live → stalled → reconnecting → live …; any state may change to `ended`, which is
     final. A source that was never live stays `connecting`.
 
     Args:
-        chance: returns random numbers from 0 to 1, so that the cameras behind one switch do not reconnect in step.
+        chance: returns random numbers from 0 to 1, so that cameras do not all reconnect at the same moment.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -82,7 +82,7 @@ class Link:
 
     @property
     def status(self) -> LinkStatus:
-        """Current status of the connection."""
+        """Current connection status of the live source."""
         return LinkStatus(self._state, self._reason, self._connections, self._retry_s, self._message)
 
     def attempt(self, now: float) -> None:
@@ -93,15 +93,15 @@ class Link:
         self._attempted_at = self._heard_at = self._media_at = self._frame_at = now
 
     def heard(self, at: float, media_at: float | None = None) -> None:
-        """Record that data arrived at time `at`, such as a reply or a report, and video at time `media_at`.
+        """Record the time `at` of the last received data, and the time `media_at` of the last received video.
 
-        If `media_at` is None, `at` also counts as the arrival of video.
+        If `media_at` is None, the data counts as video.
         """
         self._heard_at = max(self._heard_at, at)
         self._media_at = max(self._media_at, at if media_at is None else media_at)
 
     def frame_arrived(self, now: float) -> None:
-        """Record that a usable frame arrived."""
+        """Record that a decoded frame arrived; the source is then live."""
         if self._state == "ended":
             return
         if self._state != "live":
@@ -120,7 +120,7 @@ class Link:
         A live source is silent after 4 s or four frame intervals without video, or 20 s without a frame. While the
         frame interval is unknown, the limit is 4 s without any data, or 20 s with `frames_only`. Before the first
         frame, the limit is 4 s without data. Each failed attempt doubles the limits that do not depend on the frame
-        interval, up to four times, so that a camera with one image a minute connects eventually.
+        interval, up to four times. A camera with one image a minute therefore connects eventually.
         """
         patience = 1 << min(self._attempts, 2)
         if self._state == "live":
@@ -144,10 +144,10 @@ class Link:
     ) -> float:
         """Record that the connection or the attempt has failed. Return the delay before the next attempt, in seconds.
 
-        The delay starts at 0.5 s and doubles up to 4 s for network errors and up to 30 s for other errors. Up to a
-        quarter is subtracted at random. The delay starts over once frames have arrived for a second. A refused
-        password waits more than 30 minutes, because cameras lock accounts after a few wrong passwords. The duration of
-        an attempt that failed by a network error, up to `now`, counts as part of the delay.
+        The delay starts at 0.5 s. It doubles up to 4 s for network errors, and up to 30 s for other errors. A random
+        share of up to a quarter is subtracted. The delay is reset after one second with frames. After a rejected
+        password the delay exceeds 30 minutes, because cameras lock accounts. For a network error, the duration of the
+        attempt up to `now` counts as part of the delay.
         """
         took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":
@@ -168,5 +168,5 @@ class Link:
         return self._retry_s
 
     def end(self) -> None:
-        """Record that the source is closed."""
+        """Record that the user has closed the source."""
         self._state, self._reason, self._message, self._retry_s = "ended", None, None, None

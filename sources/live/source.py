@@ -1,7 +1,4 @@
-"""A live source, which yields frames until it is closed and reconnects after every failure.
-
-It drives a connection of any protocol (`connection`) with the state machine (`reconnect`).
-"""
+"""A live source, such as a camera: yields frames until it is closed, and reconnects after each failure."""
 
 from __future__ import annotations
 
@@ -92,7 +89,7 @@ class LiveSource(Source):
 
     @property
     def status(self) -> LinkStatus:
-        """Current status of the connection. Thread-safe."""
+        """Current connection status of the live source. Thread-safe."""
         return self._link.status
 
     @property
@@ -101,18 +98,18 @@ class LiveSource(Source):
         return self._stats
 
     def listen(self, take: Callable[[SoundPacket], None]) -> None:
-        """Pass the audio to `take`, with timestamps on the clock of `Frame.pts`. Call it before iterating the source.
+        """Pass the audio packets to the callback `take`. Call `listen` before iterating the source.
 
         Args:
-            take: called with each packet in the receiving thread, or in the thread that iterates the source. It must
-                return at once.
+            take: called with each audio packet, with timestamps on the clock of `Frame.pts`. Called in the receiving
+                thread or in the iterating thread; must return at once.
         """
         if not self._sound.listeners:
             self.taps.sound.append(self._sound.hear)
         self._sound.listeners.append(take)
 
     def receive(self) -> None:
-        """Receive packets for the taps, without decoding them, until the source is closed. Errors: see `__iter__`."""
+        """Receive packets without decoding until the source is closed. Raises the same errors as iteration."""
         self.taps.decode = False
         for _ in self:
             pass
@@ -147,7 +144,7 @@ class LiveSource(Source):
             self._report_status()
 
     def _connection(self, clock: LiveClock, numbers: Iterator[int]) -> Iterator[Frame]:
-        """Yield the frames of one connection until it fails or the source is closed."""
+        """Yield the frames of one connection until the connection fails or the source is closed."""
         self._sound.restart()
         connection = self._opener(self._closed, self.gpu, self.taps)
         damaged_before = self._corrupt
@@ -226,20 +223,20 @@ class LiveSource(Source):
         )
 
     def _update_info(self, connection: LiveConnection, image: RgbImage) -> None:
-        """Update `info`, since a reconnect may lead to another camera."""
+        """Update codec, size and frame rate in `info`, because a reconnect may reach a different camera."""
         height, width = image.shape[:2]
         known = self._info
         codec, decoder = connection.codec, connection.decoder
         if (known.codec, known.width, known.height, self._decoder) != (codec, width, height, decoder):
             self._decoder = decoder
             self._info = replace(known, codec=codec, width=width, height=height, average_rate=connection.rate)
-            log.info("%s: %d x %d, decoded by %s", self._name, width, height, decoder)
+            log.info("stream %s: video of %d x %d pixels, decoded by %s", self._name, width, height, decoder)
 
     def _failed(self, error: LiveError) -> float:
         reason: Reason = error.reason
         message = redact(" ".join(error.message.split()))[:_MAX_MESSAGE]
         delay_s = self._link.failed(reason, message, refused=error.refused, now=time.monotonic())
-        log.info("%s: %s; next attempt in %.1f s", self._name, error, delay_s)
+        log.info("stream %s is not connected: %s; next attempt in %.1f s", self._name, error, delay_s)
         self._report_status()
         return delay_s
 
@@ -247,14 +244,14 @@ class LiveSource(Source):
         status = self._link.status
         if status != self._reported:
             self._reported = status
-            log.info("%s: %s", self._name, status)
+            log.info("stream %s: connection status: %s", self._name, status)
 
 
 class _SoundClock:
-    """Moves audio from the clock of a connection's packets to the clock of the frames. Thread-safe.
+    """Converts audio timestamps from a connection's clock to the clock of the frames. Thread-safe.
 
     Attributes:
-        listeners: receive the audio.
+        listeners: callbacks that receive the converted audio packets.
     """
 
     def __init__(self) -> None:
@@ -264,13 +261,13 @@ class _SoundClock:
         self._early: deque[SoundPacket] = deque(maxlen=_EARLY)
 
     def restart(self) -> None:
-        """Begin another connection, whose clock is known from its first frame on."""
+        """Start a new connection. Audio packets are kept until its first frame aligns the clocks."""
         with self._lock:
             self._shift = None
             self._early.clear()
 
     def align(self, shift: int) -> None:
-        """Set the difference between the two clocks, and pass on the audio that waited for it."""
+        """Set the difference between the two clocks, and send the kept audio packets to the callbacks."""
         if not self.listeners:
             return
         with self._lock:
@@ -279,7 +276,7 @@ class _SoundClock:
                 self._pass_on(self._early.popleft())
 
     def hear(self, packet: SoundPacket) -> None:
-        """Take a packet of the connection."""
+        """Convert an audio packet and send it to the callbacks, or keep it until the clocks are aligned."""
         with self._lock:
             if self._shift is None:
                 self._early.append(packet)

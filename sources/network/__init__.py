@@ -1,1 +1,1 @@
-"""Network connections with checked addresses and the certificates that the user accepts."""
+"""Network connections of sources: checks IP addresses and applies the user's certificate policy."""

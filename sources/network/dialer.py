@@ -1,6 +1,6 @@
-"""Opens a source's network connections. It resolves a host once, checks the addresses and connects to them.
+"""Opens the network connections of sources: resolves a host once, checks its IP addresses and connects to them.
 
-Resolving the host again for the connection would allow DNS rebinding: the name could then point elsewhere.
+Resolving the host a second time would allow DNS rebinding: the name could then resolve to a forbidden address.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CheckAddress = Callable[[str, Sequence[IpAddress]], None]
 
 @dataclass(slots=True, frozen=True)
 class Dialer:
-    """Opens connections.
+    """Resolves hosts, checks their IP addresses and opens TCP and TLS connections.
 
     Attributes:
-        closed: ends every wait when set.
-        tls: certificates to accept.
-        check: refuses addresses; None to allow any address.
+        closed: event; setting it aborts all blocking calls.
+        tls: which server certificates to accept.
+        check: raises SourceError for a forbidden address; None to allow any address.
     """
 
     closed: threading.Event
@@ -38,11 +38,11 @@ class Dialer:
     check: CheckAddress | None = None
 
     def look_up(self, url: str, host: str) -> list[str]:
-        """Resolve a host to IP addresses, and check them for `url`.
+        """Resolve a host to IP addresses, and check whether `url` may use them.
 
         Raises:
             LiveError: if the host cannot be resolved.
-            SourceError: if `check` refuses the address.
+            SourceError: if `check` forbids an address.
         """
         try:
             found = look_up(host, cancelled=self.closed)
@@ -56,22 +56,18 @@ class Dialer:
         return numeric
 
     def allow(self, url: str, numeric: Sequence[str]) -> None:
-        """Check whether connecting to `url` at these IP addresses is allowed.
-
-        Raises:
-            SourceError: if `check` refuses the address.
-        """
+        """Raise SourceError if `check` forbids connecting to `url` at these IP addresses."""
         if self.check is not None:
             self.check(url, ip_addresses(numeric))
 
     def connect(self, url: str, host: str, port: int, *, secure: bool, proxy: HttpProxy | None = None) -> StreamSocket:
         """Open a connection for `url`, with TLS if `secure` is set.
 
-        A proxy is not used while addresses are checked, because it would resolve the host itself.
+        If addresses are checked, the proxy is ignored, because it would resolve the host itself.
 
         Raises:
             LiveError: if the connection cannot be opened.
-            SourceError: if `check` refuses the address.
+            SourceError: if `check` forbids the address.
         """
         tls = self.tls if secure else None
         if proxy is not None and self.check is None:
@@ -80,13 +76,13 @@ class Dialer:
 
 
 def _with_zone(place: tuple[Any, ...]) -> str:
-    """Return a socket's IP address including its IPv6 zone, which Python stores separately."""
+    """Return the IP address of a socket address, with its IPv6 zone such as `%eth0`."""
     zone = place[3] if len(place) > 3 else 0
     return f"{str(place[0]).partition('%')[0]}%{zone}" if zone else str(place[0])
 
 
 def ip_addresses(numeric: Sequence[str]) -> list[IpAddress]:
-    """Parse IP addresses, without the zones of link-local addresses. Invalid texts are skipped."""
+    """Parse IP addresses. The zone of a link-local address is removed; invalid text is skipped."""
     found = []
     for text in numeric:
         with suppress(ValueError):

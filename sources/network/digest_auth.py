@@ -12,7 +12,7 @@ _HASHES = {"MD5": hashlib.md5, "SHA-256": hashlib.sha256}
 
 
 class Credentials:
-    """A user name and a password, together with the server's latest authentication challenge."""
+    """User name and password, with the server's latest authentication challenge (Basic or Digest)."""
 
     def __init__(self, user: str, password: str) -> None:
         self._user = user
@@ -23,7 +23,7 @@ class Credentials:
         self._cnonce = ""
 
     def challenge(self, challenges: Sequence[str]) -> bool:
-        """Store the strongest of the server's `WWW-Authenticate` challenges; return False if none is supported."""
+        """Store the strongest supported `WWW-Authenticate` challenge. Return False if none is supported."""
         best = -1
         for challenge in challenges:
             scheme, _, rest = challenge.strip().partition(" ")
@@ -45,11 +45,11 @@ class Credentials:
 
     @property
     def stale(self) -> bool:
-        """Whether the server rejected an expired nonce, not the password."""
+        """Whether the last rejected request had an expired nonce; the password may still be correct."""
         return self._challenge.get("stale", "").lower() == "true"
 
     def authorization(self, method: str, uri: str) -> str | None:
-        """Return the `Authorization` header of a request, or None before the first challenge."""
+        """Return the value of a request's `Authorization` header; None before the server's first challenge."""
         if not self._scheme:
             return None
         if self._scheme == "basic":

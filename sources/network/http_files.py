@@ -1,7 +1,6 @@
-"""HTTP files for a library with its own reader, such as FFmpeg: playlists, segments and keys included.
+"""HTTP files for FFmpeg, including HLS playlists, segments and keys, through connections that Saccade opens.
 
-Saccade opens every connection itself. It can therefore apply the user's certificate policy, and check each address of
-a redirect or playlist.
+Saccade can therefore apply the user's certificate policy, and check each address of a redirect or playlist.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _BLOCK = 16
 
 
 class ReadableFile(Protocol):
-    """The file interface that FFmpeg reads from."""
+    """Interface of the file objects that FFmpeg reads through PyAV."""
 
     def read(self, size: int) -> bytes:
         """Read at most `size` bytes; return b"" at the end of the file."""
@@ -51,7 +50,7 @@ class ReadableFile(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """A parsed HTTP address. `origin` is (whether HTTPS, host, port)."""
+    """A parsed HTTP URL. `origin` is a tuple: whether HTTPS, host, port."""
 
     url: str
     origin: tuple[bool, str, int]
@@ -76,7 +75,7 @@ class _Place:
 
 
 class _Connection(http.client.HTTPConnection):
-    """An HTTP connection opened by the dialer. `numeric` is the IP address of the server."""
+    """An open HTTP connection. `numeric` is the IP address of the server."""
 
     def __init__(self, place: _Place, dialer: Dialer, timeout_s: float) -> None:
         self._secure, host, port = place.origin
@@ -95,11 +94,11 @@ class _Connection(http.client.HTTPConnection):
 
 
 class HttpFiles:
-    """Opens files over HTTP, which share cookies, credentials and connections.
+    """Opens files over HTTP. The files share cookies, credentials and connections.
 
     Attributes:
-        failure: error of a file other than the first, for a library that reports only that reading failed.
-        refused: error of a refused address or certificate, after which no file is opened; None otherwise.
+        failure: error of a file other than the first, because FFmpeg reports only that reading failed.
+        refused: error of a forbidden address or rejected certificate; no file is opened afterwards. None otherwise.
 
     Args:
         dialer: opens the connections.
@@ -122,20 +121,20 @@ class HttpFiles:
         self.refused: SourceError | None = None
 
     def open_first(self, url: str) -> HttpFile:
-        """Open the first file, which the next call of `open` returns.
+        """Open the first file. The next call of `open` returns the same file.
 
         Raises:
             LiveError: if the file cannot be opened.
-            SourceError: if an address is refused.
+            SourceError: if an address is forbidden.
         """
         self._first = HttpFile(self, url)
         return self._first
 
     def open(self, url: str, _flags: int, options: Mapping[str, str]) -> ReadableFile:
-        """Open a file; this is PyAV's `io_open`. A missing playlist entry is an empty file, which FFmpeg skips.
+        """Open a file, as PyAV's callback `io_open`. A missing playlist entry is an empty file, which FFmpeg skips.
 
         Raises:
-            SourceError: if an address or a certificate is refused. No file is read afterwards.
+            SourceError: if an address is forbidden or a certificate is rejected. No file is read afterwards.
         """
         if self._first is not None:
             first, self._first = self._first, None
@@ -159,7 +158,7 @@ class HttpFiles:
         return file
 
     def close(self) -> None:
-        """Shut down every connection, so that pending reads fail. Thread-safe, unlike `free`."""
+        """Shut down all connections, so that pending reads fail. Thread-safe, unlike `free`."""
         with self._lock:
             self._closed = True
             for connection in self._connections:
@@ -167,20 +166,25 @@ class HttpFiles:
                     socket.socket.shutdown(connection.opened, socket.SHUT_RDWR)
 
     def free(self) -> None:
-        """Close every connection. Call it after all reading has ended."""
+        """Close all connections. No other thread may still be reading."""
         self.close()
         for connection in list(self._connections):
             self.discard(connection)
 
     def request(self, url: str, begin: int, end: int) -> tuple[http.client.HTTPResponse, _Connection, str]:
-        """Send a GET request for the bytes from `begin` to `end` (0: to the end of the file) and follow redirects.
+        """Send a GET request for a byte range, and follow redirects.
+
+        Args:
+            url: URL of the file.
+            begin: first byte.
+            end: byte after the last; 0 for the end of the file.
 
         Returns:
-            The response, its connection, and the final address after redirects.
+            The response, its connection, and the final URL after redirects.
 
         Raises:
             LiveError: if the request fails, or the server has no such file.
-            SourceError: if an address is refused.
+            SourceError: if an address is forbidden.
         """
         wanted = f"bytes={begin}-{end - 1 if end else ''}"
         try:
@@ -204,7 +208,7 @@ class HttpFiles:
         raise LiveError("connection failed", f"the server redirects more than {_MAX_REDIRECTS} times")
 
     def keep(self, connection: _Connection, url: str) -> None:
-        """Keep a connection for reuse, after its response was read completely."""
+        """Store a connection for reuse, after its response was read completely."""
         with self._lock:
             if not self._closed and connection.sock is not None:
                 self._idle[_Place.parse(url).origin] = connection
@@ -212,7 +216,7 @@ class HttpFiles:
         self.discard(connection)
 
     def discard(self, connection: _Connection) -> None:
-        """Close a connection and forget it."""
+        """Close an HTTP connection that cannot be reused."""
         with self._lock:
             self._connections.discard(connection)
         connection.close()
@@ -288,19 +292,19 @@ class HttpFile:
     """A file over HTTP. The constructor opens it.
 
     Attributes:
-        url: address of the file after redirects.
+        url: URL of the file after redirects.
         content_type: media type in lower case, without parameters; "" if the server sends none.
         is_playlist: whether the file is an HLS playlist.
 
     Args:
         files: opens the connections.
-        url: address of the file.
+        url: URL of the file.
         begin, end: byte range to read; up to the end of the file if `end` is 0.
-        nested: whether a broken connection counts as the end of the file, instead of raising.
+        nested: whether a failed connection counts as the end of the file, instead of raising.
 
     Raises:
         LiveError: if the file cannot be opened.
-        SourceError: if an address is refused.
+        SourceError: if an address is forbidden.
     """
 
     def __init__(self, files: HttpFiles, url: str, begin: int = 0, end: int = 0, *, nested: bool = False) -> None:
@@ -336,18 +340,18 @@ class HttpFile:
 
     @property
     def length(self) -> int | None:
-        """Size of the file in bytes; None if the server does not state it."""
+        """Size of the HTTP file in bytes; None if the server does not state it."""
         return self._length
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True, as `io.IOBase` requires of a readable file."""
         return True
 
     def seekable(self) -> bool:
-        """Return whether the file can be read at another position.
+        """Return whether `seek` is possible.
 
-        It can if the server supports range requests, or if the file is an MP4 small enough to fetch again. Most
-        cameras write the index of an MP4 at its end, and simple servers do not support ranges.
+        The server must support range requests, or the file must be an MP4 small enough to download again. Most cameras
+        write an MP4's index at its end, and simple servers do not support range requests.
         """
         if self._text is not None or self._length is None:
             return self._text is not None
@@ -356,11 +360,11 @@ class HttpFile:
         )
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes; return b"" at the end of the file.
+        """Read up to `size` bytes of the HTTP file; return b"" at its end.
 
         Raises:
-            LiveError: if the connection breaks and the file is not nested.
-            SourceError: if an address is refused.
+            LiveError: if the connection fails and the file is not nested.
+            SourceError: if an address is forbidden.
         """
         try:
             if self._text is not None:
@@ -386,12 +390,10 @@ class HttpFile:
         return data
 
     def peek(self, size: int) -> bytes:
-        """Return the first bytes, up to `size`, without consuming them. Call it before any `read`.
-
-        The result is empty only for an empty file.
+        """Return up to `size` first bytes without consuming them; b"" only for an empty file. Call it before `read`.
 
         Raises:
-            LiveError: if the connection breaks.
+            LiveError: if the connection fails.
         """
         if self._text is not None:
             return self._text[:size]
@@ -400,13 +402,13 @@ class HttpFile:
         return self._head
 
     def read_without_end(self) -> None:
-        """Ignore the announced length and all read timeouts from now on. Only `HttpFiles.close` ends a read."""
+        """Ignore the stated length and disable read timeouts. A read then ends only by data or `HttpFiles.close`."""
         self._response.length = None
         self._length = None
         self._connection.opened.settimeout(None)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position of the next read, like `io.IOBase.seek`."""
+        """Set the position of the next read in bytes, like `io.IOBase.seek`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._wanted, io.SEEK_END: self._length or 0}[whence]
         self._wanted = max(0, base + offset)
         return self._wanted
@@ -416,7 +418,7 @@ class HttpFile:
         return self._wanted
 
     def close(self) -> None:
-        """Close the file. Its connection is reused if the response was read completely."""
+        """Close the HTTP file. Its connection is reused if the response was read completely."""
         response = self._response
         read = response.isclosed() or response.length == 0
         response.close()
@@ -426,7 +428,7 @@ class HttpFile:
             self._files.discard(self._connection)
 
     def _move(self) -> None:
-        """Move the response to the position of the next read."""
+        """Continue at the position of the next read: skip a few bytes, or request the file from there."""
         ahead = self._wanted - self._at
         if 0 < ahead <= _SKIPPED:
             self._skip(ahead, _SKIPPED)
@@ -467,7 +469,7 @@ class HttpFile:
 
 
 class _Decrypted:
-    """Decrypts an HLS segment: AES-128 in CBC mode with PKCS #7 padding."""
+    """Decrypts an HLS segment while it is read: AES-128 in CBC mode with PKCS #7 padding."""
 
     def __init__(self, file: HttpFile, key: bytes, iv: bytes) -> None:
         self._file = file
@@ -477,7 +479,7 @@ class _Decrypted:
         self._ended = False
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` decrypted bytes; return b"" at the end of the file."""
+        """Read up to `size` decrypted bytes; return b"" at the end of the file."""
         while not self._ended and len(self._clear) <= _BLOCK:
             data = self._file.read(max(size, _BLOCK))
             self._coded += data
@@ -494,12 +496,12 @@ class _Decrypted:
         return data
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the encrypted file."""
         self._file.close()
 
 
 def _proxy_of(secure: bool, host: str) -> HttpProxy | None:
-    """Return the proxy from the environment (`http_proxy`, `https_proxy`, `no_proxy`), or None."""
+    """Return the proxy from the environment variables `http_proxy`, `https_proxy` and `no_proxy`, or None."""
     known = getproxies()
     url = (known.get("https") if secure else None) or known.get("http")
     if not url or proxy_bypass(host):
@@ -524,7 +526,7 @@ def _joined(base: str, address: str) -> str:
 
 
 def _with_whole_addresses(playlist: bytes, url: str) -> bytes:
-    """Make a playlist's addresses absolute, since FFmpeg resolves them against the address before redirects."""
+    """Make the URLs in an HLS playlist absolute. FFmpeg would resolve them against the URL before redirects."""
     lines = []
     for line in playlist.decode("utf-8", "surrogateescape").splitlines():
         if line.startswith("#"):
@@ -536,9 +538,11 @@ def _with_whole_addresses(playlist: bytes, url: str) -> bytes:
 
 
 def _explained(response: http.client.HTTPResponse, shown: str, has_credentials: bool) -> LiveError:
-    """Translate an HTTP error response into a `LiveError`."""
+    """Convert an HTTP error response to a `LiveError`."""
     if response.status in (401, 403):
-        return LiveError("auth failed", f"{shown}: the server rejects user name or password", refused=has_credentials)
+        return LiveError(
+            "auth failed", f"{shown}: the server rejects the user name or password", refused=has_credentials
+        )
     if response.status in (404, 410):
         return LiveError("not found", f"{shown}: the server has no such file; check the path")
     phrase = re.sub(r"[^ -~]", "", response.reason or "")[:80]

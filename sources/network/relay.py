@@ -1,6 +1,6 @@
-"""A local TLS relay: forwards plaintext connections from 127.0.0.1 to a server over TLS.
+"""Local TLS relay: accepts plaintext connections on 127.0.0.1 and forwards them to a server over TLS.
 
-It serves protocols whose library cannot apply the user's certificate policy.
+It is for protocols whose library cannot apply the user's certificate policy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STUCK_S = 10.0  # seconds for the library to read the data that has arrived
 
 
 class Relay:
-    """Listens on 127.0.0.1. The constructor also opens the first connection to the server.
+    """Local server on 127.0.0.1 that relays connections. The constructor also opens the first connection to the server.
 
     Attributes:
         port: port on 127.0.0.1.
@@ -46,7 +46,7 @@ class Relay:
         self._threads[0].start()
 
     def close(self) -> None:
-        """Close every connection and stop listening."""
+        """Close all relayed connections and stop listening."""
         self._closed.set()
         for thread in list(self._threads):
             thread.join()
@@ -71,7 +71,7 @@ class Relay:
             self._first.close()
 
     def _carry(self, local: socket.socket) -> None:
-        """Forward one connection until either side closes it."""
+        """Forward one connection until the client or the server closes it."""
         with local, suppress(SourceError, OSError):  # the library sees an error as the end of its connection
             server, self._first = self._first or self._connect(), None
             try:

@@ -1,4 +1,4 @@
-"""TCP and TLS connections. Every wait ends within a tenth of a second after a stop request."""
+"""TCP and TLS connections. Every blocking call returns within 0.1 s after the event `closed` is set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ = 256 << 10  # bytes; a 4K keyframe fits into one call
 
 
 class ByteStream(Protocol):
-    """A byte connection in both directions: plain, encrypted or tunnelled."""
+    """Interface of a two-way byte connection: plain TCP, TLS or an HTTP tunnel."""
 
     def fileno(self) -> int:
         """Return the file descriptor to poll for reading."""
@@ -33,21 +33,21 @@ class ByteStream(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether `receive` can return data that is no longer in the socket."""
+        """Whether received bytes are already buffered outside the socket, so that polling would not report them."""
         ...
 
     @property
     def local_host(self) -> str:
-        """The local IP address."""
+        """Local IP address of the connection."""
         ...
 
     @property
     def peer_host(self) -> str:
-        """The server's IP address."""
+        """IP address of the server."""
         ...
 
     def receive(self) -> bytes:
-        """Return the data that has arrived, without waiting; may be empty.
+        """Return the received bytes without waiting; b"" if there are none.
 
         Raises:
             LiveError: if the server has closed the connection.
@@ -55,10 +55,10 @@ class ByteStream(Protocol):
         ...
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`.
+        """Send all bytes of `data`.
 
         Raises:
-            LiveError: if the connection is broken.
+            LiveError: if the connection has failed.
         """
         ...
 
@@ -69,7 +69,7 @@ class ByteStream(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class HttpProxy:
-    """An HTTP proxy for TLS tunnels. `authorization` is the value of its header, or ""."""
+    """An HTTP proxy that tunnels TLS. `authorization` is the Proxy-Authorization header's value; "" for none."""
 
     host: str
     port: int
@@ -81,10 +81,10 @@ class StreamSocket:
 
     Args:
         host, port: the server.
-        closed: ends every wait when set.
-        tls: certificates to accept; None for no TLS.
+        closed: event; setting it aborts all blocking calls.
+        tls: which server certificates to accept; None for no TLS.
         addresses: IP addresses of `host`, or of the proxy, tried in this order; None to resolve the name.
-        proxy: proxy to connect to, which tunnels TLS to `host`; None for a direct connection.
+        proxy: HTTP proxy that tunnels TLS to `host`; None for a direct connection.
 
     Raises:
         LiveError: if the connection cannot be opened.
@@ -140,21 +140,21 @@ class StreamSocket:
 
     @property
     def pending(self) -> bool:
-        """Whether TLS has buffered decrypted bytes."""
+        """Whether decrypted bytes are buffered in TLS, so that polling the socket would not report them."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     @property
     def local_host(self) -> str:
-        """The local IP address."""
+        """Local IP address of the connection."""
         return str(self._socket.getsockname()[0])
 
     @property
     def peer_host(self) -> str:
-        """The server's IP address."""
+        """IP address of the server."""
         return str(self._socket.getpeername()[0])
 
     def receive(self) -> bytes:
-        """Return the data that has arrived, without waiting; may be empty.
+        """Return the received bytes without waiting; b"" if there are none.
 
         Raises:
             LiveError: if the server has closed the connection.
@@ -164,23 +164,23 @@ class StreamSocket:
         except (BlockingIOError, ssl.SSLWantReadError):
             return b""
         except OSError as error:
-            raise LiveError("connection failed", f"the connection broke ({error.strerror or error})") from error
+            raise LiveError("connection failed", f"the connection was lost ({error.strerror or error})") from error
         if not data:
             raise LiveError("connection failed", "the server closed the connection")
         return data
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`.
+        """Send all bytes of `data`.
 
         Raises:
-            LiveError: if the connection is broken, or the server's buffers are full.
+            LiveError: if the connection has failed, or the server does not read the data.
         """
         try:
             self._socket.sendall(data)
         except (BlockingIOError, ssl.SSLWantWriteError) as error:
-            raise LiveError("timeout", "the server does not read our requests") from error
+            raise LiveError("timeout", "the server does not read the requests") from error
         except OSError as error:
-            raise LiveError("connection failed", f"the connection broke ({error.strerror or error})") from error
+            raise LiveError("connection failed", f"the connection was lost ({error.strerror or error})") from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -188,7 +188,7 @@ class StreamSocket:
 
     @property
     def raw(self) -> socket.socket:
-        """The underlying socket, for a library that reads and writes it directly."""
+        """The underlying Python socket, for a library that reads and writes it directly."""
         return self._socket
 
     def _open(self, opened: socket.socket, address: object) -> socket.socket:
@@ -209,7 +209,7 @@ class StreamSocket:
         return self._secure(opened, self._tls, deadline)
 
     def _pass_through(self, opened: socket.socket, proxy: HttpProxy, deadline: float) -> None:
-        """Ask the proxy to open a tunnel to the server."""
+        """Ask the HTTP proxy to open a tunnel to the server (CONNECT)."""
         authorization = f"Proxy-Authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
         opened.sendall(f"CONNECT {self._name} HTTP/1.1\r\nHost: {self._name}\r\n{authorization}\r\n".encode())
         head = b""
@@ -259,7 +259,7 @@ class StreamSocket:
 
 
 def wait_for(readers: list[int], timeout_s: float, writers: list[int] | None = None) -> list[int]:
-    """Return the file descriptors that are ready within `timeout_s` seconds. There is no limit of 1024 descriptors."""
+    """Return the file descriptors that are ready within `timeout_s` seconds. Unlike select, accepts any number."""
     poll = select.poll()
     for descriptor in readers:
         poll.register(descriptor, select.POLLIN)

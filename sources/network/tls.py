@@ -1,4 +1,4 @@
-"""TLS policies for cameras, whose certificates rarely match their address: verify, accept, or pin one certificate."""
+"""TLS policies for cameras, which rarely have a trusted certificate: verify, accept any, or pin one certificate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from saccade.sources.errors import SourceError
 
 
 class WrongCertificateError(Exception):
-    """Raised if the server's certificate is not the pinned certificate. The argument is its fingerprint."""
+    """Raised if the server's certificate is not the pinned one. The argument is the server's SHA-256 fingerprint."""
 
 
 @dataclass(slots=True, frozen=True)
 class TlsPolicy:
-    """The policy for server certificates.
+    """Which server certificates to accept.
 
     Attributes:
         verify: whether the certificate must be trusted and match the host.
@@ -28,10 +28,12 @@ class TlsPolicy:
 
     @classmethod
     def parse(cls, text: str) -> TlsPolicy:
-        """Parse `verify`, `accept` (any certificate, so no protection against interception) or `sha256:HEX`.
+        """Parse a policy: `verify`, `accept` or `sha256:HEX`.
+
+        `accept` allows any certificate and so does not protect against interception.
 
         Raises:
-            SourceError: if the text has another form.
+            SourceError: if the text is none of these.
         """
         if text in ("verify", "accept"):
             return cls(verify=text == "verify")
@@ -41,7 +43,7 @@ class TlsPolicy:
         return cls(verify=False, fingerprint=digits)
 
     def context(self) -> ssl.SSLContext:
-        """Create a context for the handshake. Call `check` after the handshake."""
+        """Create the SSL context for the TLS handshake. Call `check` after the handshake."""
         context = ssl.create_default_context()
         if not self.verify:
             context.check_hostname = False
@@ -50,7 +52,7 @@ class TlsPolicy:
         return context
 
     def check(self, connection: ssl.SSLSocket) -> None:
-        """Compare the server's certificate with the pinned certificate.
+        """Compare the server's certificate with the pinned certificate, if there is one.
 
         Raises:
             WrongCertificateError: if they differ.
@@ -63,5 +65,5 @@ class TlsPolicy:
 
 
 def fingerprint_of(certificate: bytes) -> str:
-    """Return the SHA-256 fingerprint of a DER certificate, as hexadecimal digits."""
+    """Return the SHA-256 fingerprint of a certificate in DER format, as hexadecimal digits."""
     return hashlib.sha256(certificate).hexdigest()

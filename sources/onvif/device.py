@@ -1,4 +1,4 @@
-"""Reads an ONVIF device's profiles and stream URIs, and chooses a profile that suits the model."""
+"""Reads an ONVIF device's profiles and stream URIs, and selects the profile that suits the model best."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CODECS = ("H264", "H265")
 
 @dataclass(slots=True, frozen=True)
 class Profile:
-    """One stream that a device offers.
+    """One media profile (stream) that an ONVIF device offers.
 
     Attributes:
         name, token: name and identifier of the profile.
@@ -42,7 +42,7 @@ class Profile:
 
 @dataclass(slots=True, frozen=True)
 class OnvifAddress:
-    """A parsed address `onvif://user:password@host:port/TOKEN`; the port and the profile's token are optional.
+    """A parsed ONVIF URL `onvif://user:password@host:port/TOKEN`. The port and the profile's token are optional.
 
     Attributes:
         host, port: host and port of the device service.
@@ -61,7 +61,7 @@ class OnvifAddress:
 
     @classmethod
     def parse(cls, text: str) -> OnvifAddress:
-        """Parse a URL.
+        """Parse an ONVIF URL.
 
         Raises:
             SourceError: if the URL is malformed.
@@ -76,7 +76,7 @@ class OnvifAddress:
 
     @property
     def url(self) -> str:
-        """Address of the device service, without credentials."""
+        """URL of the ONVIF device service, without credentials."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/onvif/device_service"
 
     def stream(self, profile: Profile) -> RtspAddress:
@@ -100,12 +100,12 @@ def best_profile(profiles: list[Profile]) -> Profile:
 
 
 def largest_profile(profiles: list[Profile]) -> Profile:
-    """Return the profile with the largest image, of H.264 and H.265 if possible."""
+    """Return the profile with the largest image. H.264 and H.265 profiles take precedence over other codecs."""
     return max(profiles, key=lambda profile: (profile.codec in _CODECS, profile.width * profile.height))
 
 
 def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Profile]:
-    """Read the profiles of a device.
+    """Read all media profiles of an ONVIF device.
 
     Args:
         address: address of the device.
@@ -118,7 +118,7 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
     try:
         import onvif  # an extra
     except ImportError:
-        raise SourceError(f"onvif:// needs an extra: {install_command('onvif')}") from None
+        raise SourceError(f"onvif:// needs the optional dependency `onvif`: {install_command('onvif')}") from None
     try:
         profiles = run(asyncio.wait_for(_read(onvif, address, there_only), _TIMEOUT_S))
     except (TimeoutError, OSError) as error:
@@ -127,7 +127,7 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
         text = " ".join(f"{type(error).__name__} {error}".split())
         if any(word in text.lower() for word in ("notauthorized", "not authorized", "unauthorized", "401")):
             refused = address.user is not None
-            raise LiveError("auth failed", "the device rejects user name or password", refused=refused) from error
+            raise LiveError("auth failed", "the device rejects the user name or password", refused=refused) from error
         shown = redact(text)[:200]
         raise LiveError("connection failed", f"{address.host}:{address.port}: {shown}") from error
     if not profiles:

@@ -1,6 +1,6 @@
-"""WS-Discovery for ONVIF: sends a probe to a multicast group on every network, and collects the answers.
+"""ONVIF discovery (WS-Discovery): sends a multicast probe on every network interface and collects the replies.
 
-It needs no extra.
+Needs no optional dependency.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROBE = """<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(slots=True, frozen=True, order=True)
 class DiscoveredDevice:
-    """A device that answered the probe.
+    """An ONVIF device that replied to the discovery probe.
 
     Attributes:
         host, port: host and port of its device service.
@@ -41,10 +41,10 @@ class DiscoveredDevice:
 
 
 def discover(timeout_s: float = 3.0, group: tuple[str, int] = GROUP) -> list[DiscoveredDevice]:
-    """Return the ONVIF devices that answer a probe within `timeout_s` seconds, sorted by address.
+    """Return the ONVIF devices that reply to a probe within `timeout_s` seconds, sorted by address.
 
     Args:
-        timeout_s: how long to wait for answers, in seconds.
+        timeout_s: how long to wait for replies, in seconds.
         group: multicast address and port of the probe.
 
     Raises:
@@ -68,7 +68,7 @@ def discover(timeout_s: float = 3.0, group: tuple[str, int] = GROUP) -> list[Dis
 
 
 def _send(probe: socket.socket, data: bytes, group: tuple[str, int]) -> None:
-    """Send a probe on every network interface; raise the last error if none can send it."""
+    """Send the probe on every network interface. Raise the last OSError if all interfaces fail."""
     sent, failure = False, OSError("there is no network interface")
     for index, _ in socket.if_nameindex():
         try:
@@ -85,7 +85,7 @@ def _send(probe: socket.socket, data: bytes, group: tuple[str, int]) -> None:
 
 
 def parse_matches(data: bytes, sender: str) -> list[DiscoveredDevice]:
-    """Parse the devices in an answer from `sender`. Malformed answers give an empty list."""
+    """Parse the ONVIF devices in a reply from the host `sender`. Return an empty list for a malformed reply."""
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         return []  # an answer needs no entities, which could expand without limit
     try:

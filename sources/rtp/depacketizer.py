@@ -1,7 +1,7 @@
-"""Depacketizes H.264 (RFC 6184) and H.265 (RFC 7798) from RTP into access units, one encoded frame each.
+"""Depacketizer for H.264 (RFC 6184) and H.265 (RFC 7798): assembles RTP packets into access units (encoded frames).
 
-An access unit is complete at its marker bit. Waiting for the first packet of the next unit would delay every frame by
-one frame interval (40 ms at 25 fps).
+An access unit ends at the packet with the marker bit. Waiting for the next access unit's first packet would delay each
+frame by one frame interval (40 ms at 25 fps).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _TRUST_AFTER = 2  # units before the marker is trusted; they are one interval la
 
 @dataclass(slots=True)
 class AccessUnit:
-    """One encoded frame.
+    """One access unit: the encoded data of one frame.
 
     Attributes:
         data: NAL units, each with a start code (Annex B).
         timestamp: RTP timestamp, 32 bits in units of 1/90000 s.
-        key: whether the unit is a keyframe, at which decoding can start.
-        fresh: whether units are missing before this keyframe, so that the decoder must be flushed.
-        damaged: whether a part of the unit, or of a reference unit, is missing; only with `show_damaged`.
-        dropped_before: number of units dropped since the previous unit, because they or their references were
-            damaged.
+        key: whether the access unit is a keyframe, at which decoding can start.
+        fresh: whether access units are missing before this keyframe, so that the decoder must be flushed.
+        damaged: whether a part of the access unit, or of a reference, is missing; only with `show_damaged`.
+        dropped_before: number of access units dropped since the previous one, because they or their references
+            were damaged.
         arrived_at: arrival time of the first packet, in seconds on the caller's clock.
     """
 
@@ -43,14 +43,14 @@ class AccessUnit:
 
 
 class Depacketizer:
-    """Assembles access units from ordered packets. After a loss it yields nothing until the next keyframe.
+    """Assembles access units from RTP packets in order. After packet loss, it skips to the next keyframe.
 
     Malformed packets never raise an error. Packets without frame data (padding, filler, end of sequence, undefined
     types) do not count as damage.
 
     Args:
         codec: codec of the packets.
-        show_damaged: also yield incomplete units and units that depend on them, marked as damaged.
+        show_damaged: whether to return incomplete access units too, and those that reference them, marked as damaged.
     """
 
     def __init__(self, codec: Codec, *, show_damaged: bool = False) -> None:
@@ -74,7 +74,7 @@ class Depacketizer:
         """Packets that could not be parsed."""
 
     def push(self, packet: RtpPacket, gap: bool, at: float) -> list[AccessUnit]:
-        """Append a packet and return the access units that it completes, usually none or one.
+        """Append an RTP packet and return the access units that it completes, usually none or one.
 
         Args:
             packet: the packet.
@@ -111,20 +111,20 @@ class Depacketizer:
 
     @property
     def needs_key(self) -> bool:
-        """Whether no complete unit is yielded before the next keyframe."""
+        """Whether access units are dropped until the next keyframe."""
         return not self._keyed
 
     def skip(self, gap: bool) -> None:
-        """Record a packet of another codec, and whether packets are missing before it."""
+        """Skip a packet of another codec. `gap` says whether packets are missing before it."""
         self._gap |= gap
 
     def need_key(self) -> None:
-        """Yield nothing before the next keyframe, because the decoder could not use the last unit."""
+        """Drop all access units before the next keyframe. Call this if the decoder could not use the last one."""
         self._keyed = False
 
     @property
     def _is_open(self) -> bool:
-        """Whether the unit being assembled contains frame data."""
+        """Whether the unfinished access unit contains frame data."""
         return self._has_slices or self._damaged or bool(self._fragments)
 
     def _begin(self, packet: RtpPacket, gap: bool, at: float) -> None:
@@ -137,7 +137,7 @@ class Depacketizer:
             self._damaged |= not self._begins_unit(packet.payload)  # the missing packets may be the unit's first
 
     def _begins_unit(self, payload: bytes) -> bool:
-        """Return whether a packet after a gap certainly starts its unit, except for known parameter sets."""
+        """Return whether a payload after packet loss certainly starts a new access unit."""
         syntax = self._syntax
         nal = _first_nal(payload)
         if syntax.type_of(nal) == syntax.aggregate:
@@ -152,7 +152,7 @@ class Depacketizer:
         return kind in syntax.prefixes or (kind in syntax.slices and syntax.is_first_slice(nal))
 
     def _close(self) -> list[AccessUnit]:
-        """End the unit and return it if it can be decoded."""
+        """End the current access unit. Return it in a list, which is empty if the access unit cannot be decoded."""
         nals, key, slices = self._nals, self._key, self._has_slices
         damaged = self._damaged or bool(self._fragments)
         self._nals, self._fragments, self._size = [], [], 0
@@ -170,14 +170,14 @@ class Depacketizer:
         return [AccessUnit(data, self._timestamp, key, fresh, not self._keyed, dropped, self._arrived_at)]
 
     def _is_known(self, payload: bytes) -> bool:
-        """Return whether a payload is not padding, filler or an undefined type."""
+        """Return whether a payload can contain frame data or parameters: not padding, filler or an undefined type."""
         if not payload:
             return False
         # 0 is an undefined type, but also the first byte of a start code.
         return self._syntax.type_of(payload) not in self._syntax.ignored or payload.startswith(b"\0\0")
 
     def _holds_slices(self, payload: bytes) -> bool:
-        """Return whether the first NAL unit of a payload is a part of a frame."""
+        """Return whether the first NAL unit of a payload is a slice, that is, a part of a frame."""
         syntax = self._syntax
         if not payload:
             return False
@@ -192,14 +192,14 @@ class Depacketizer:
         return kind in syntax.slices
 
     def _take(self, payload: bytes) -> None:
-        """Add a packet's payload to the unit."""
+        """Append a packet's payload to the current access unit."""
         if not self._parse(payload) or self._size > MAX_UNIT:
             self.damaged_packets += 1
             self._damaged = True
             self._nals, self._fragments, self._size = [], [], 0
 
     def _parse(self, payload: bytes) -> bool:
-        """Add a payload's NAL units; return False if the payload is malformed or unsupported."""
+        """Append a payload's NAL units. Return False if the payload is malformed or unsupported."""
         syntax = self._syntax
         kind = syntax.type_of(payload)
         if len(payload) < syntax.header or kind in syntax.unsupported:
@@ -258,5 +258,5 @@ class Depacketizer:
 
 
 def _first_nal(payload: bytes) -> bytes:
-    """Strip the start code that some senders leave before the first NAL unit of a payload."""
+    """Remove the start code that some senders wrongly put before the first NAL unit of a payload."""
     return (split_annex_b(payload) or [payload])[0] if payload.startswith(b"\0\0") else payload

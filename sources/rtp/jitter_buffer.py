@@ -1,6 +1,7 @@
-"""Reorders RTP packets and completes a frame at its marker bit, not when the next frame begins.
+"""Jitter buffer for WebRTC video: reorders RTP packets and completes a frame at its marker bit.
 
-At 30 fps, frames are thus available 33 ms earlier than from aiortc's own jitter buffer. The caller passes the time.
+At 30 fps, frames are available 33 ms earlier than from aiortc's jitter buffer, which waits for the next frame's first
+packet. Callers pass the current time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _FAR = 3000  # a sequence number this far off is a sender that restarted, not a 
 
 
 class Packet(Protocol):
-    """The fields of an RTP packet that the buffer reads; aiortc's `RtpPacket` has them."""
+    """The fields of an RTP packet that the jitter buffer reads. aiortc's `RtpPacket` has all of them."""
 
     sequence_number: int
     timestamp: int
@@ -48,11 +49,11 @@ class CodedFrame:
 
 
 class JitterBuffer:
-    """Jitter buffer of one video track: takes packets in any order and returns complete frames in order.
+    """Jitter buffer of one video track: accepts packets in any order and returns complete frames in order.
 
     A frame ends at the packet with the marker bit, or before a packet with another timestamp. If a sender sets the
-    marker within a frame, the marker is ignored from then on. The buffer waits for a missing packet; if it does not
-    arrive, its frames are dropped and the next frame is marked `after_loss`.
+    marker bit inside a frame, all later marker bits are ignored. The buffer waits for a missing packet. If the packet
+    does not arrive, the incomplete frames are dropped and the next frame is marked `after_loss`.
     """
 
     def __init__(self, capacity: int = CAPACITY, wait_s: float = WAIT_S) -> None:
@@ -76,7 +77,7 @@ class JitterBuffer:
         self._arrived = 0.0
 
     def add(self, packet: Packet, now: float) -> list[CodedFrame]:
-        """Add a packet at time `now`, in seconds. Return the frames that it completes, usually none or one."""
+        """Add a packet at time `now` in seconds. Return the frames that are now complete, usually none or one."""
         if packet.ssrc != self._ssrc:
             lost = self._ssrc is not None
             self._ssrc = packet.ssrc
@@ -100,7 +101,7 @@ class JitterBuffer:
         return frames
 
     def _take(self) -> list[CodedFrame]:
-        """Return the frames completed by the packets that are next in order."""
+        """Return the frames that the packets with the next sequence numbers complete."""
         frames: list[CodedFrame] = []
         while (entry := self._waiting.pop(self._next, None)) is not None:
             self._next = (self._next + 1) % 0x10000
@@ -133,7 +134,7 @@ class JitterBuffer:
         self._parts = []
 
     def _skip_gap(self) -> None:
-        """Give up the missing packets. Either neighbouring frame may now be incomplete."""
+        """Stop waiting for the missing packets. The frames before and after the gap may now be incomplete."""
         if self._timestamp is not None:
             self._timestamp, self._parts = None, []
         self._ended = None

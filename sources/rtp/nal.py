@@ -1,4 +1,4 @@
-"""NAL unit types of H.264 (RFC 6184) and H.265 (RFC 7798), as a depacketizer needs them."""
+"""NAL unit types of H.264 (RFC 6184) and H.265 (RFC 7798), for depacketizing RTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHORT_START_CODE = START_CODE[1:]
 
 @dataclass(slots=True, frozen=True)
 class NalSyntax:
-    """The NAL unit types of one codec.
+    """The NAL unit types of one codec, by their role in depacketizing.
 
     Attributes:
         header: size of a NAL unit's header in bytes.
@@ -36,15 +36,15 @@ class NalSyntax:
     sets: frozenset[int]
 
     def type_of(self, nal: bytes) -> int:
-        """Return the type of a NAL unit or payload, from its first byte."""
+        """Return the type of a NAL unit or RTP payload, from its first byte."""
         return nal[0] >> 1 & 63 if self.header == 2 else nal[0] & 31
 
     def is_first_slice(self, nal: bytes) -> bool:
-        """Return whether a slice is the first slice of its frame."""
+        """Return whether a slice NAL unit is the first slice of its frame."""
         return len(nal) > self.header and bool(nal[self.header] & 0x80)
 
     def is_key(self, nal: bytes) -> bool:
-        """Return whether decoding can start at the frame of this NAL unit."""
+        """Return whether a NAL unit belongs to a keyframe, at which decoding can start."""
         kind = self.type_of(nal)
         return kind in self.keys or (self.header == 1 and kind == 6 and has_recovery_point(nal))
 
@@ -76,9 +76,9 @@ HEVC = NalSyntax(
 
 
 def split_annex_b(nal: bytes) -> list[bytes]:
-    """Split a NAL unit at start codes, which some senders, such as V380 cameras, leave inside.
+    """Split a NAL unit at start codes inside it, which some senders, such as V380 cameras, wrongly send.
 
-    A valid NAL unit never contains a start code, because of emulation prevention.
+    A valid NAL unit contains no start code, because encoders escape it (emulation prevention).
     """
     if _SHORT_START_CODE not in nal:
         return [nal]
@@ -86,7 +86,10 @@ def split_annex_b(nal: bytes) -> list[bytes]:
 
 
 def has_recovery_point(sei: bytes) -> bool:
-    """Return whether an H.264 SEI marks a recovery point. Cameras with gradual refresh never send an IDR frame."""
+    """Return whether an H.264 SEI unit marks a recovery point, at which decoding can start without an IDR frame.
+
+    Cameras with gradual decoder refresh never send an IDR frame.
+    """
     at = 1
     while at + 2 < len(sei):
         kind = size = 0

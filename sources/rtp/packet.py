@@ -1,4 +1,4 @@
-"""RTP packets (RFC 3550): header parsing, and arithmetic of numbers that wrap around."""
+"""RTP packets (RFC 3550): parser, and arithmetic for sequence numbers and timestamps that wrap around."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RtpPacket:
-    """One RTP packet. It is not frozen, because a frozen dataclass takes 1 µs more to create."""
+    """One RTP packet. The dataclass is not frozen, because creating a frozen one takes 1 µs longer."""
 
     marker: bool
     payload_type: int
@@ -18,7 +18,7 @@ class RtpPacket:
 
 
 def parse_rtp(data: bytes) -> RtpPacket | None:
-    """Parse an RTP packet; return None if it is invalid. A packet of padding has an empty payload."""
+    """Parse an RTP packet; return None if it is invalid. A packet with padding only has an empty payload."""
     if len(data) < 12 or data[0] >> 6 != 2:
         return None
     first = data[0]
@@ -43,6 +43,11 @@ def parse_rtp(data: bytes) -> RtpPacket | None:
 
 
 def signed(difference: int, bits: int = 32) -> int:
-    """Return the signed difference of two numbers that wrap around at `bits` bits, such as timestamps."""
+    """Return a difference of two wrapping numbers as a signed number, for example of two 32-bit RTP timestamps.
+
+    Args:
+        difference: the difference, possibly out of range.
+        bits: size of the numbers.
+    """
     half = 1 << (bits - 1)
     return (difference + half) % (2 * half) - half

@@ -1,4 +1,4 @@
-"""Reorders RTP packets: drops duplicates, waits for missing packets and counts lost ones. The caller passes time."""
+"""Reorder buffer for RTP packets: drops duplicates, waits for missing packets and counts lost ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _RESTART = 3000  # a sequence number this far off is a sender that restarted, as
 
 
 class ReorderBuffer:
-    """Yields packets in sequence order, each with a flag whether packets are missing before it.
+    """Sorts RTP packets by sequence number. Each is yielded with a flag: whether packets are missing before it.
 
     Packets in order pass at once. After a gap, packets are held until the missing packet arrives, up to `capacity`
-    packets and `wait_s` seconds. A packet of another sender, or with a distant sequence number, is ignored until a
-    second one confirms it.
+    packets and `wait_s` seconds. A packet from another sender, or with a distant sequence number, is ignored until a
+    second packet confirms it.
 
     Args:
         capacity: highest number of held packets; 0 for TCP, which keeps the order.
-        wait_s: how long to wait for a missing packet, in seconds.
+        wait_s: longest wait for a missing packet, in seconds.
     """
 
     __slots__ = ("_capacity", "_held", "_next", "_ssrc", "_stray", "_wait_s", "highest", "lost")
@@ -38,16 +38,19 @@ class ReorderBuffer:
 
     @property
     def ssrc(self) -> int | None:
-        """SSRC of the current sender; None before the first packet."""
+        """SSRC (sender's identifier in RTP) of the current sender; None before the first packet."""
         return self._ssrc if self._next is not None else None
 
     @property
     def holds_back(self) -> bool:
-        """Whether packets are held until a missing packet arrives."""
+        """Whether packets are being held until a missing packet arrives."""
         return bool(self._held)
 
     def push(self, packet: RtpPacket, now: float) -> Iterator[tuple[RtpPacket, bool]]:
-        """Add a packet at time `now`, in seconds. Yield the packets that are next in order."""
+        """Add a packet at time `now` in seconds. Yield the packets that are next in order.
+
+        Each packet is yielded with a flag: whether packets are missing before it.
+        """
         if self._next is None:
             yield from self._restart(packet)
             return
@@ -69,13 +72,13 @@ class ReorderBuffer:
         yield from self.expire(now)
 
     def expire(self, now: float) -> Iterator[tuple[RtpPacket, bool]]:
-        """Yield the packets that were held for longer than `wait_s` at time `now`, in seconds."""
+        """Yield the packets held longer than `wait_s` at time `now` in seconds, without the missing packets."""
         # By the one that waits longest, which need not be the first in order. The sum is rounded as the caller's is.
         while self._held and now >= min(at for _, at in self._held.values()) + self._wait_s - 1e-9:
             yield from self._release(skip=True)
 
     def _release(self, *, skip: bool = False) -> Iterator[tuple[RtpPacket, bool]]:
-        """Yield the packets that are next in order; with `skip`, give up the missing packets before them."""
+        """Yield the packets that are next in order. If `skip` is True, first give up the missing packets."""
         assert self._next is not None
         missing = 0
         if skip and self._next not in self._held:

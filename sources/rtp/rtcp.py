@@ -1,4 +1,4 @@
-"""RTCP (RFC 3550): sender reports with the sender's clock, receiver reports, and keyframe requests."""
+"""RTCP packets (RFC 3550): sender reports, receiver reports and keyframe requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RTP_CLOCK = 90_000  # units a second of every RTP video format handled here
 
 @dataclass(slots=True, frozen=True)
 class SenderReport:
-    """A sender report: the same moment on the sender's wall clock and on its RTP clock.
+    """RTCP sender report: one moment, on the sender's wall clock and on its RTP clock.
 
     Attributes:
         unix_s: the sender's wall clock, Unix time in seconds.
@@ -35,16 +35,18 @@ class SenderReport:
     at: float = 0.0
 
     def captured_at(self, timestamp: int) -> float:
-        """Return the capture time of a frame from its RTP timestamp, as Unix time in seconds."""
+        """Convert a frame's RTP timestamp to its capture time, as Unix time in seconds."""
         return self.unix_s + signed(timestamp - self.timestamp) / _RTP_CLOCK
 
 
 class SenderClock:
-    """Capture times of one sender's frames by its reports. It corrects a clock that is off by more than `PLAUSIBLE_S`.
+    """Calculates the capture times of one sender's frames from its RTCP reports.
+
+    If the sender's clock is wrong by more than `PLAUSIBLE_S`, it is corrected. The frame with the shortest delay so far
+    then counts as captured at its arrival.
 
     Attributes:
-        offset_s: seconds that are subtracted from the sender's clock; 0 if its clock is plausible. The frame with the
-            shortest delay so far then counts as captured when it arrived.
+        offset_s: seconds that are subtracted from the sender's clock; 0 if the clock is plausible.
     """
 
     def __init__(self) -> None:
@@ -54,7 +56,7 @@ class SenderClock:
         """Return the capture time of a frame, as Unix time in seconds.
 
         Args:
-            report: the sender's last report.
+            report: the sender's last RTCP report.
             timestamp: RTP timestamp of the frame.
             arrived: arrival time of the frame, as Unix time in seconds.
         """
@@ -73,7 +75,15 @@ def unix_of(ntp: int) -> float:
 
 
 def parse_rtcp(data: bytes, at: float) -> tuple[SenderReport | None, frozenset[int]]:
-    """Parse a compound RTCP packet. Return its sender report, or None, and the SSRCs of senders that leave (BYE)."""
+    """Parse a compound RTCP packet.
+
+    Args:
+        data: the packet.
+        at: arrival time in seconds.
+
+    Returns:
+        The sender report, or None, and the SSRCs of senders that leave (BYE).
+    """
     report, begin = None, 0
     leaving: set[int] = set()
     while begin + 4 <= len(data) and data[begin] >> 6 == 2:
@@ -91,7 +101,7 @@ def parse_rtcp(data: bytes, at: float) -> tuple[SenderReport | None, frozenset[i
 
 
 def receiver_report(ssrc: int, highest: int, lost: int, report: SenderReport | None, now: float) -> bytes:
-    """Build a receiver report with its mandatory source description.
+    """Build an RTCP receiver report, with the source description that RFC 3550 requires.
 
     Args:
         ssrc: SSRC of the sender.
@@ -114,5 +124,5 @@ def receiver_report(ssrc: int, highest: int, lost: int, report: SenderReport | N
 
 
 def picture_loss_indication(ssrc: int) -> bytes:
-    """Build a keyframe request (RFC 4585, PLI) to the sender `ssrc`."""
+    """Build a keyframe request for the sender `ssrc` (RTCP picture loss indication, RFC 4585)."""
     return struct.pack(">BBHII", 0x81, _PAYLOAD_FEEDBACK, 2, _OUR_SSRC, ssrc)

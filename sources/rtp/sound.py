@@ -1,4 +1,4 @@
-"""Depacketizes audio from RTP: AAC (RFC 3640), Opus (RFC 7587), and G.711 and G.722."""
+"""Depacketizer for audio over RTP: AAC (RFC 3640), Opus (RFC 7587), G.711 and G.722."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LONGEST = 1 << 16  # bytes of one piece of AAC that comes in several packets
 
 @dataclass(slots=True, frozen=True)
 class Piece:
-    """One encoded piece of audio.
+    """One encoded audio frame.
 
     Attributes:
-        timestamp: RTP timestamp of its first sample; may exceed 32 bits.
+        timestamp: RTP timestamp of the first sample, without wrap-around; may exceed 32 bits.
         data: the encoded audio for the decoder.
         samples: number of samples per channel, in units of the RTP clock.
     """
@@ -30,10 +30,10 @@ class Piece:
 
 
 class SoundDepacketizer:
-    """Depacketizes the audio of one stream from packets in order.
+    """Extracts the encoded audio of one stream from RTP packets in order.
 
     Args:
-        encoding: name of the format in SDP, one of `CODECS`.
+        encoding: codec name in SDP, one of `CODECS`.
         rate: rate of the RTP clock in Hz.
         channels: number of channels.
         parameters: parameters of `a=fmtp`, with keys in lower case.
@@ -41,15 +41,15 @@ class SoundDepacketizer:
     Attributes:
         codec: FFmpeg's name of the codec.
         config: the AudioSpecificConfig of AAC; empty for other codecs.
-        rate, channels: sample rate and number of channels of the audio.
+        rate, channels: sample rate in Hz and number of channels of the audio.
 
     Raises:
-        ValueError: if the format is not supported.
+        ValueError: if the codec is not supported.
     """
 
     def __init__(self, encoding: str, rate: int, channels: int, parameters: Mapping[str, str]) -> None:
         if encoding not in CODECS:
-            raise ValueError(f"{encoding or 'its format'} is not supported")
+            raise ValueError(f"audio codec {encoding or '(not stated)'} is not supported")
         self.codec = CODECS[encoding]
         self.config = b""
         self.rate, self.channels = rate, channels
@@ -62,12 +62,12 @@ class SoundDepacketizer:
             self.rate = 16000  # its RTP clock is 8000, by an old mistake in RFC 1890
 
     def push(self, timestamp: int, payload: bytes, *, marker: bool, gap: bool) -> list[Piece]:
-        """Add a packet and return the pieces of audio that it completes.
+        """Add an RTP packet of audio and return the encoded audio frames that are now complete.
 
         Args:
             timestamp: RTP timestamp of the packet.
             payload: payload of the packet.
-            marker: whether the packet ends a piece.
+            marker: whether the packet ends an audio frame.
             gap: whether packets before this packet were lost.
         """
         if self.codec == "aac":
@@ -83,7 +83,7 @@ class SoundDepacketizer:
         except ValueError:
             self.config = b""
         if len(self.config) < 2 or max(self._sizes) > 32 or min(self._sizes) < 0:
-            raise ValueError("its AAC has no usable `config` in the SDP")
+            raise ValueError("the SDP states no valid `config` for AAC")
         word = int.from_bytes(self.config[:2])
         number, channels = word >> 7 & 15, word >> 3 & 15
         if number < len(_RATES):
@@ -121,7 +121,7 @@ class SoundDepacketizer:
 
 
 def opus_samples(data: bytes) -> int:
-    """Return the number of samples at 48 kHz in an Opus packet (RFC 6716, 3.1); 0 for an invalid packet."""
+    """Return the number of samples per channel at 48 kHz in an Opus packet (RFC 6716, 3.1); 0 for an invalid packet."""
     if not data:
         return 0
     kind = data[0] >> 3

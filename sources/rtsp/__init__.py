@@ -1,4 +1,4 @@
-"""RTSP cameras: the client protocol, authentication, session descriptions, and the connection that yields frames."""
+"""RTSP client for cameras: protocol, authentication, session descriptions (SDP) and frames."""
 
 from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtsp.connection import Loss, RtspConnection

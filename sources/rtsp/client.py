@@ -1,6 +1,6 @@
-"""An RTSP 1.0 client (RFC 2326) over TCP, TLS or HTTP, with interleaved or UDP packets.
+"""RTSP 1.0 client (RFC 2326). Requests use TCP, TLS or an HTTP tunnel; packets use interleaved TCP or UDP.
 
-Every wait ends within a tenth of a second after `closed` is set.
+Every blocking call returns within 0.1 s after the event `closed` is set.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ _REDIRECTS = (301, 302, 303, 305, 307)
 
 
 class RedirectError(Exception):
-    """Raised if the server redirects the client. The argument is the new address."""
+    """Raised if the RTSP server redirects the client. The exception's argument is the new URL."""
 
 
 @dataclass(slots=True)
 class Datagram:
-    """One RTP or RTCP packet with its arrival time (`time.monotonic()`) and stream index in the order of SETUP."""
+    """One received RTP or RTCP packet.
+
+    Attributes:
+        rtcp: True for RTCP, False for RTP.
+        data: the packet's bytes.
+        at: arrival time from `time.monotonic()`, in seconds.
+        stream: index of the stream, in the order of the SETUP requests.
+    """
 
     rtcp: bool
     data: bytes
@@ -50,17 +57,17 @@ class RtspClient:
 
     Args:
         address: address of the server, with credentials.
-        closed: ends every wait when set.
-        way: transport of the packets; "http" tunnels everything.
-        tls: certificates to accept from an rtsps server.
-        check: refuses addresses; None to allow any address.
+        closed: event; setting it aborts all blocking calls.
+        way: transport of the packets; "http" tunnels requests and packets through HTTP.
+        tls: which certificates of an rtsps server to accept.
+        check: raises SourceError for a forbidden address; None to allow any address.
 
     Attributes:
         heard_at: `time.monotonic()` when a packet or reply last arrived.
 
     Raises:
         LiveError: if the server does not answer.
-        SourceError: if `check` refuses the address.
+        SourceError: if `check` forbids the address.
     """
 
     def __init__(
@@ -87,12 +94,12 @@ class RtspClient:
         self.heard_at = time.monotonic()
 
     def request(self, method: str, url: str = "", headers: dict[str, str] | None = None) -> Reply:
-        """Send a request and wait for its reply. Authenticate if the server asks for it.
+        """Send an RTSP request and return its reply. Authenticate if the server asks for a password.
 
         Raises:
             LiveError: if the server refuses the request, or does not reply within 4 s (15 s for DESCRIBE,
                 SETUP and PLAY).
-            RedirectError: if the server redirects.
+            RedirectError: if the server redirects the client.
             TransportRefusedError: if the server refuses the transport.
         """
         for attempt in range(3):
@@ -101,9 +108,9 @@ class RtspClient:
             if reply.status != 401:
                 break
             if self._credentials is None:
-                raise LiveError("auth failed", "the server needs a user name and a password")
+                raise LiveError("auth failed", "the server requires a user name and a password")
             if not self._credentials.challenge(reply.headers.get("www-authenticate", [])):
-                raise LiveError("auth failed", "the server's kind of authentication is not supported")
+                raise LiveError("auth failed", "the server supports neither Basic nor Digest authentication")
             if attempt and not self._credentials.stale:
                 break
         if 200 <= reply.status < 300:
@@ -113,7 +120,7 @@ class RtspClient:
             raise RedirectError(location)
         if reply.status in (401, 403):
             refused = self._credentials is not None
-            raise LiveError("auth failed", f"the server rejects user name or password ({shown})", refused=refused)
+            raise LiveError("auth failed", f"the server rejects the user name or password ({shown})", refused=refused)
         if reply.status == 404:
             raise LiveError("not found", f"the server has no such path ({shown})")
         if reply.status == 461:
@@ -121,7 +128,7 @@ class RtspClient:
         raise LiveError("connection failed", f"the server refuses {method} ({shown})")
 
     def send(self, method: str, url: str = "", headers: dict[str, str] | None = None) -> int:
-        """Send a request without waiting for its reply. Return its sequence number."""
+        """Send an RTSP request without waiting for the reply. Return the request's CSeq number."""
         url = url or self._address.url
         self._sequence += 1
         lines = {"CSeq": str(self._sequence), "User-Agent": "saccade"}
@@ -135,7 +142,7 @@ class RtspClient:
         return self._sequence
 
     def setup(self, media: Media) -> float:
-        """Set up the next stream. Return the session's timeout in seconds.
+        """Set up one more media stream of the session (SETUP). Return the session timeout in seconds.
 
         Raises:
             LiveError, RedirectError, TransportRefusedError: as in `request`.
@@ -167,11 +174,11 @@ class RtspClient:
         return session_timeout(rest)
 
     def receive(self, timeout_s: float) -> list[Datagram]:
-        """Return the packets that have arrived; an empty list after `timeout_s` seconds or when closed.
+        """Wait up to `timeout_s` seconds and return the received packets; an empty list if none arrived.
 
         Raises:
             LiveError: if the connection has failed.
-            RedirectError: if the server redirects during the stream.
+            RedirectError: if the server redirects the client while it plays.
         """
         found: list[Datagram] = list(self._early)
         self._early.clear()
@@ -196,7 +203,7 @@ class RtspClient:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send an RTCP packet for the first stream to the server."""
+        """Send an RTCP packet about the first stream to the server."""
         if self._udp:
             self._udp[0].send_rtcp(data)
         else:
@@ -231,7 +238,7 @@ class RtspClient:
         )
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait for data on any socket, and parse the data of the stream."""
+        """Wait for data on any socket, and pass the RTSP connection's data to the parser."""
         stream = self._stream
         if not stream.pending:
             descriptors = [stream.fileno(), *(one for udp in self._udp for one in udp.descriptors)]
@@ -254,7 +261,7 @@ class RtspClient:
         raise LiveError("timeout", f"{self._address.host}:{self._address.port} does not answer")
 
     def _next_item(self) -> Datagram | Reply | None:
-        """Return the next received packet or reply, or None while it is incomplete."""
+        """Return the next RTP packet, RTCP packet or reply; None if none is complete yet."""
         while True:
             try:
                 item = self._parser.next_item()
@@ -268,7 +275,7 @@ class RtspClient:
                 return Datagram(place[1] == RTCP, item.data, self.heard_at, place[0])
 
     def _answer(self, request: ServerRequest) -> None:
-        """Reply to a request that the server sent."""
+        """Reply to an RTSP request from the server, such as OPTIONS."""
         cseq = request.headers.get("cseq", ["0"])[0]
         status = "200 OK" if request.method in ("OPTIONS", "GET_PARAMETER", "SET_PARAMETER") else "501 Not Implemented"
         self._stream.send(f"RTSP/1.0 {status}\r\nCSeq: {cseq}\r\n\r\n".encode())
@@ -281,6 +288,6 @@ def _credentials_of(address: RtspAddress) -> Credentials | None:
 
 
 def session_timeout(parameters: str) -> float:
-    """Return the timeout in seconds from the parameters of a header Session, such as ";timeout=10"; 60 by default."""
+    """Return the timeout in seconds from an RTSP Session header's parameters, such as ";timeout=10". Default: 60."""
     found = re.search(r"(?:^|;)\s*timeout\s*=\s*\"?([0-9]{1,5})\b", parameters, re.IGNORECASE)
     return max(1.0, float(found[1])) if found else 60.0

@@ -1,6 +1,6 @@
-"""An RTSP camera with H.264 or H.265 video. Each frame is decoded when its last packet arrives.
+"""Connection to an RTSP camera with H.264 or H.265 video. Each frame is decoded when its last packet arrives.
 
-FFmpeg's own client yields a frame only when the next one begins. It handles the other codecs
+FFmpeg's RTSP client would return a frame only when the next frame begins. It is used for the other codecs
 (`saccade.sources.live.ffmpeg`).
 """
 
@@ -38,25 +38,25 @@ _REMEMBERED = 64  # frames inside the decoder; H.264 allows 16
 
 
 class RtspConnection:
-    """One connection to a camera. The constructor starts playing.
+    """One connection to an RTSP camera. The constructor starts playing.
 
-    If the reader or the decoder falls behind, older frames are skipped and counted in `LiveFrame.lost_before`.
+    If receiving or decoding falls behind, older frames are dropped and counted in `LiveFrame.lost_before`.
 
     Args:
         address: the URL, with credentials.
-        closed: ends every wait when set.
-        choice: selects the transport of the packets.
+        closed: event; setting it aborts all blocking calls.
+        choice: selects TCP, UDP or another transport.
         hwaccel: whether to decode on the GPU.
         gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
-        loss: whether damaged frames are yielded.
-        tls: certificates to accept.
-        check_address: refuses addresses, also those of redirects; None to allow any address.
-        taps: receives the packets; None for no receiver.
+        loss: whether to return or to hide damaged frames.
+        tls: which TLS certificates to accept.
+        check_address: raises SourceError for a forbidden address, also after a redirect; None to allow any.
+        taps: callbacks that receive the encoded packets; None for none.
 
     Raises:
         LiveError: if the stream cannot be played.
         UnhandledCodecError: if the video is neither H.264 nor H.265.
-        SourceError: if the URL is malformed, or the required GPU cannot decode.
+        SourceError: if the URL is malformed, or a GPU is required and cannot decode.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RtspConnection:
 
     @property
     def codec(self) -> str:
-        """FFmpeg's name of the codec."""
+        """FFmpeg's name of the video codec, such as "h264"."""
         return self._codec
 
     @property
@@ -110,27 +110,27 @@ class RtspConnection:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames per second that the camera announces; None if it announces none."""
+        """Frame rate from the camera's session description, in frames per second; None if not stated."""
         return Fraction(self._media.rate).limit_denominator(1001) if self._media.rate else None
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when data last arrived, in seconds."""
+        """`time.monotonic()` in seconds when the camera last sent data."""
         return self._receiver.heard_at
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` when a video packet last arrived, in seconds."""
+        """`time.monotonic()` in seconds when a video packet last arrived."""
         return self._receiver.media_at
 
     @property
     def damaged(self) -> int:
-        """Number of lost or malformed packets, plus frames that could not be decoded."""
+        """Number of lost or malformed packets, plus the number of frames that could not be decoded."""
         return self._receiver.damaged + self._undecodable
 
     @property
     def stats(self) -> StreamStats | None:
-        """Statistics of the stream."""
+        """Packet counts, keyframe interval and clock offset of the video stream."""
         receiver, off = self._receiver, None
         if receiver.report is not None:
             off = receiver.report.unix_s - (time.time() - (time.monotonic() - receiver.report.at))
@@ -139,7 +139,7 @@ class RtspConnection:
         )
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """Return the next frame, or None after `timeout_s` seconds or when closed.
+        """Return the next frame, or None if none arrives within `timeout_s` seconds or the connection is closed.
 
         Raises:
             LiveError: if the connection has failed.
@@ -163,7 +163,7 @@ class RtspConnection:
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Stop receiving and close the connection to the camera."""
         self._receiver.close()
 
     def _decode(self, unit: AccessUnit) -> None:
@@ -201,7 +201,7 @@ class RtspConnection:
             self._lost = 0
 
     def _discard(self, pts: int | None) -> None:
-        """Count a frame that could not be decoded, and wait for a keyframe unless damaged frames are shown."""
+        """Count a frame that could not be decoded. Skip to the next keyframe unless damaged frames are shown."""
         self._inside.pop(pts if pts is not None else -1, None)
         self._undecodable += 1
         self._lost += 1

@@ -1,4 +1,7 @@
-"""RTSP over HTTP for restrictive firewalls: replies and packets arrive through a GET, requests leave through a POST."""
+"""RTSP over HTTP, for firewalls that block RTSP.
+
+An HTTP GET carries replies and packets from the server. An HTTP POST carries requests to the server.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ _MAX_HEAD = 64 << 10
 
 
 class HttpTunnel:
-    """A `ByteStream` through two HTTP connections.
+    """A two-way byte stream through two HTTP connections, for RTSP over HTTP.
 
     Args:
         connect: opens a connection to the server.
         path: path of the GET and POST requests.
-        credentials: credentials for the tunnel itself; None for none.
-        closed: ends every wait when set.
+        credentials: user name and password for the HTTP requests; None to send none.
+        closed: event; setting it aborts all blocking calls.
 
     Raises:
-        LiveError: if the server provides no tunnel at this address.
+        LiveError: if the server does not support RTSP over HTTP at this address.
     """
 
     def __init__(
@@ -51,13 +54,13 @@ class HttpTunnel:
                 challenges = re.findall(r"(?im)^www-authenticate:\s*(.+?)\r?$", head)
                 if not (status and status[1] == "401" and credentials and credentials.challenge(challenges)):
                     shown = status[1] if status else "no HTTP"
-                    raise LiveError("connection failed", f"the server offers no RTSP over HTTP ({shown})")
+                    raise LiveError("connection failed", f"the server does not support RTSP over HTTP ({shown})")
             except BaseException:
                 self._down.close()
                 raise
             self._down.close()
         else:
-            raise LiveError("auth failed", "the server rejects user name or password (HTTP 401)", refused=True)
+            raise LiveError("auth failed", "the server rejects the user name or password (HTTP 401)", refused=True)
         try:
             self._up = connect()
         except BaseException:
@@ -69,26 +72,26 @@ class HttpTunnel:
         )
 
     def fileno(self) -> int:
-        """Return the file descriptor of the GET connection."""
+        """Return the file descriptor of the receiving connection (HTTP GET), for polling."""
         return self._down.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether bytes are buffered here or in TLS."""
+        """Whether received bytes are buffered, in this object or in TLS."""
         return bool(self._rest) or self._down.pending
 
     @property
     def local_host(self) -> str:
-        """The local IP address."""
+        """Local IP address of the receiving connection."""
         return self._down.local_host
 
     @property
     def peer_host(self) -> str:
-        """The server's IP address."""
+        """IP address of the server."""
         return self._down.peer_host
 
     def receive(self) -> bytes:
-        """Return the data that has arrived, without waiting; may be empty.
+        """Return the received bytes without waiting; b"" if there are none.
 
         Raises:
             LiveError: if the server has closed the connection.
@@ -97,20 +100,20 @@ class HttpTunnel:
         return rest or self._down.receive()
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`.
+        """Send all bytes of `data` through the HTTP POST, encoded in Base64.
 
         Raises:
-            LiveError: if the connection is broken.
+            LiveError: if the connection has failed.
         """
         self._up.send(base64.b64encode(data))
 
     def close(self) -> None:
-        """Close both connections."""
+        """Close both HTTP connections of the tunnel."""
         self._down.close()
         self._up.close()
 
     def _read_head(self) -> tuple[str, bytes]:
-        """Return the head of the response, and the bytes received after it."""
+        """Return the HTTP response's head, and the bytes that arrived after the head."""
         data = b""
         deadline = time.monotonic() + CONNECT_S
         while b"\r\n\r\n" not in data:

@@ -1,4 +1,4 @@
-"""Parses the bytes of an RTSP connection (RFC 2326) into replies, requests and interleaved packets."""
+"""Parser for the bytes of an RTSP connection (RFC 2326): replies, requests and interleaved packets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _DOLLAR = 0x24
 
 
 class ProtocolError(Exception):
-    """Raised if the peer does not speak RTSP."""
+    """Raised if the received data is not RTSP."""
 
 
 @dataclass(slots=True, frozen=True)
 class Interleaved:
-    """An interleaved RTP or RTCP packet."""
+    """One RTP or RTCP packet that was interleaved into the RTSP connection, with its channel number."""
 
     channel: int
     data: bytes
@@ -23,7 +23,7 @@ class Interleaved:
 
 @dataclass(slots=True, frozen=True)
 class ServerRequest:
-    """A request from the server, such as a keepalive or REDIRECT. Header names are in lower case."""
+    """An RTSP request from the server, such as OPTIONS or REDIRECT. Header names are in lower case."""
 
     method: str
     headers: dict[str, list[str]]
@@ -31,7 +31,7 @@ class ServerRequest:
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """A reply from the server. Header names are in lower case, each with all its values."""
+    """An RTSP reply from the server. `headers` maps each name in lower case to a list of all its values."""
 
     status: int
     phrase: str
@@ -39,15 +39,18 @@ class Reply:
     body: str
 
     def header(self, name: str) -> str:
-        """Return the first value of a header, or "" if it is absent."""
+        """Return the first value of the header `name` (in lower case), or "" if the reply does not have it."""
         return self.headers.get(name, [""])[0]
 
 
 class MessageParser:
-    """Splits a byte stream into packets, replies and requests. Garbage between them is skipped after the first reply.
+    """Splits a byte stream into RTP packets, RTSP replies and RTSP requests.
+
+    After the first valid reply, invalid bytes are skipped. Before, they raise `ProtocolError`.
 
     Attributes:
-        channels: interleaved channels in use. Resynchronisation accepts packets of these channels only.
+        channels: numbers of the interleaved channels in use. After invalid bytes, only packets of these
+            channels are accepted.
     """
 
     def __init__(self) -> None:
@@ -56,11 +59,11 @@ class MessageParser:
         self._proved = False
 
     def feed(self, data: bytes) -> None:
-        """Append received bytes."""
+        """Append received bytes to the parser's buffer."""
         self._buffer += data
 
     def next_item(self) -> Interleaved | Reply | ServerRequest | None:
-        """Return the next item, or None while it is incomplete.
+        """Return the next packet, reply or request; None if none is complete yet.
 
         Raises:
             ProtocolError: if the data is not RTSP.
@@ -116,7 +119,7 @@ class MessageParser:
         return ServerRequest(first.split(" ", 1)[0], headers)
 
     def _resynchronize(self) -> None:
-        """Skip to the next possible item, because some servers send a wrong length."""
+        """Skip invalid bytes up to the next packet or reply. Some servers send a packet with a wrong length."""
         if not self._proved:
             raise ProtocolError
         buffer = self._buffer
@@ -130,11 +133,11 @@ class MessageParser:
 
 
 def _is_rtp(first: int) -> bool:
-    """Return whether a packet with this first byte has the version of RTP and RTCP."""
+    """Return whether a packet with this first byte has version 2, as RTP and RTCP packets do."""
     return first >> 6 == 2
 
 
 def _may_begin_message(buffer: bytearray) -> bool:
-    """Return whether the buffer can start with a status line or a request line."""
+    """Return whether the buffer starts like an RTSP or HTTP status line, or like a request line."""
     line = bytes(buffer[:16])
     return line.startswith((b"RTSP/"[: len(line)], b"HTTP/")) or re.match(rb"[A-Z_]+( |$)", line) is not None

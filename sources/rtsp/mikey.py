@@ -1,7 +1,7 @@
 """Reads the SRTP key from a MIKEY message (RFC 3830) in a session description (RFC 4567), as Axis cameras send it.
 
-The key itself must be unencrypted, as in all descriptions that are sent over TLS. Without TLS, anyone who can read the
-description can decrypt the video.
+The key in the message must be unencrypted. A camera should send the description over TLS only, because anyone who
+can read the description can decrypt the video.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AES_CM, _AES_GCM = 1, 6
 
 
 class _Reader:
-    """Reads fields from bytes; raises ValueError at their end."""
+    """Reads consecutive fields from bytes. Reading past the end raises ValueError."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -38,10 +38,10 @@ class _Reader:
 
 
 def crypto_of(message: bytes) -> str:
-    """Return the key of a MIKEY message as the value of an `a=crypto` line, without its tag.
+    """Convert the SRTP key of a MIKEY message to the value of an SDP `a=crypto` line (without the line's tag).
 
     Raises:
-        ValueError: if the message is malformed, or its key is encrypted or for an unknown cipher.
+        ValueError: if the message is malformed, the key is encrypted, or the cipher is unknown.
     """
     reader = _Reader(message)
     version, _, kind, _, _, count, maps = struct.unpack(">BBBBIBB", reader.take(10))
@@ -55,7 +55,7 @@ def crypto_of(message: bytes) -> str:
         if now == _TIMESTAMP:
             size = _TIMESTAMP_SIZES.get(reader.number(1))
             if size is None:
-                raise ValueError("the MIKEY message has an unknown timestamp")
+                raise ValueError("the MIKEY message has an unknown timestamp type")
             reader.take(size)
         elif now == _RAND:
             reader.take(reader.number(1))
@@ -70,12 +70,12 @@ def crypto_of(message: bytes) -> str:
             keys = reader.take(reader.number(2))
             break
         else:
-            raise ValueError(f"the MIKEY message has an unknown payload {now}")
+            raise ValueError(f"the MIKEY message has an unknown payload type {now}")
     return _crypto(policy, *_key(keys))
 
 
 def _key(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return the kind of the first key, the key and its salt."""
+    """Return the key type, the key and the salt of the first key in a MIKEY key payload."""
     reader = _Reader(data)
     reader.take(1)
     kind = reader.number(1) >> 4

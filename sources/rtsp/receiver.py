@@ -1,6 +1,6 @@
-"""The receiving thread of an RTSP session: queues access units as packets arrive.
+"""Receiving thread of an RTSP session: assembles packets into access units and queues them for the decoder.
 
-The thread never decodes, so that a slow decoder cannot delay the reading of the socket.
+Decoding runs in another thread, so a slow decoder cannot delay reading from the socket.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _LOSS_WINDOW = 5000  # packets
 
 
 class Receiver:
-    """Receives packets in a thread, from construction until `close` or an error.
+    """Thread that receives an RTSP session's packets, from construction until `close` or an error.
 
     Args:
-        session: the playing session; closed together with the receiver.
-        choice: notified if UDP loses too many packets.
-        show_damaged: whether to return damaged units, see `Depacketizer`.
-        closed: ends every wait when set.
-        taps: receives the packets, in the receiver's thread.
+        session: the playing session; `close` also closes the session.
+        choice: told to switch to TCP if UDP loses too many packets.
+        show_damaged: whether to return damaged access units, see `Depacketizer`.
+        closed: event; setting it aborts all blocking calls.
+        taps: callbacks that receive the encoded packets in this thread; None for none.
 
     Attributes:
         media_at: `time.monotonic()` when a video packet last arrived, in seconds; 0 before the first.
-        received: number of video packets.
-        report: the sender's latest clock report; None before the first.
+        received: number of received video packets.
+        report: the camera's latest RTCP sender report; None before the first.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Receiver:
             try:
                 self._sound = SoundReceiver(session.sound, in_order=in_order, began=session.began)
             except ValueError as error:
-                log.warning("this camera is recorded without audio: %s", error)
+                log.warning("audio of this camera is disabled: %s", error)
         self.report: SenderReport | None = None
         self._clock = SenderClock()  # of packets for the taps
         feedback = session.media.feedback
@@ -90,7 +90,7 @@ class Receiver:
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when a packet or reply last arrived, in seconds."""
+        """`time.monotonic()` in seconds when a packet or an RTSP reply last arrived."""
         return self._session.client.heard_at
 
     @property
@@ -100,21 +100,21 @@ class Receiver:
 
     @property
     def lost(self) -> int:
-        """Number of lost packets."""
+        """Number of lost RTP packets."""
         return self._reorder.lost
 
     @property
     def dropped(self) -> int:
-        """Number of frames dropped because decoding was behind."""
+        """Number of frames dropped because the decoder was too slow."""
         return self._queue.dropped
 
     def backlog_s(self, now: float) -> float:
-        """Return how long the next access unit has been waiting at time `now`, in seconds."""
+        """Return the age in seconds, at time `now`, of the oldest access unit in the queue."""
         with self._changed:
             return self._queue.age(now)
 
     def pop(self, timeout_s: float) -> AccessUnit | None:
-        """Return the next access unit, or None after `timeout_s` seconds or when closed.
+        """Return the next access unit, or None if none arrives within `timeout_s` seconds or the receiver is closed.
 
         Raises:
             LiveError: if the connection has failed and the queue is empty.
@@ -133,17 +133,17 @@ class Receiver:
         return None
 
     def note_decode(self, seconds: float) -> None:
-        """Record the seconds that decoding the last unit took."""
+        """Record how many seconds the last access unit took to decode, to estimate the time for the queue."""
         with self._changed:
             self._queue.note_decode(seconds)
 
     def need_key(self) -> None:
-        """Return no unit before the next keyframe."""
+        """Drop all access units before the next keyframe."""
         with self._changed:
             self._queue.need_key()
 
     def close(self) -> None:
-        """Stop the thread and close the session."""
+        """Stop the receiving thread and close the RTSP session."""
         self._done.set()
         self._thread.join()
         if not self.received and time.monotonic() - self._started_at > _PROBE_S:
@@ -186,7 +186,7 @@ class Receiver:
             self._fail(error)
 
     def _tap(self, units: list[AccessUnit]) -> None:
-        """Pass units to the taps before the queue can drop any."""
+        """Pass all access units to the callbacks, even those that the queue drops later."""
         sets, codec = self._session.media.parameter_sets, self._session.codec
         for unit in units:
             self._time += signed(unit.timestamp - self._time)
@@ -230,7 +230,11 @@ class Receiver:
             raise LiveError("connection failed", "the camera has ended the stream")
 
     def _maintain(self, now: float) -> None:
-        """Send keepalives and receiver reports; leave UDP if it loses too many packets."""
+        """Send keepalives, receiver reports and keyframe requests when due.
+
+        Raises:
+            LiveError: if UDP loses too many packets, so that the next connection uses TCP.
+        """
         client, ssrc = self._session.client, self._reorder.ssrc
         silent = now - client.heard_at > _PROBE_S and now - self._asked_at > _PROBE_S
         if silent or now - self._asked_at >= self._session.keepalive_s:

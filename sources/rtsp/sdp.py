@@ -1,4 +1,4 @@
-"""Parses the parts of a session description (SDP, RFC 4566) that describe video and audio."""
+"""Parser for session descriptions (SDP, RFC 4566); reads only what playing video and audio needs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MOST_TYPES = 32
 
 @dataclass(slots=True)
 class Media:
-    """One stream of a session.
+    """One media stream of a session description (SDP).
 
     Attributes:
         kind: kind of media, such as "video" or "audio".
         profile: RTP profile, such as "RTP/AVP".
         payload_type: RTP payload type.
-        encoding: name of the format in capitals, such as "H264"; "" if not stated.
+        encoding: codec name in capitals, such as "H264"; "" if not stated.
         control: URL for SETUP.
         parameters: parameters of `a=fmtp`, with keys in lower case.
         rate: frames per second; None if not stated.
-        crypto: SRTP keys as in `a=crypto`, without their tags; keys of `a=key-mgmt` have the same form.
+        crypto: SRTP keys in the form of `a=crypto` values, without tags. Keys of `a=key-mgmt` are converted.
         feedback: RTCP feedback that the server accepts, such as "nack pli".
         clock: rate of the RTP clock in Hz; 0 if not stated.
         channels: number of audio channels.
@@ -48,7 +48,7 @@ class Media:
 
     @property
     def parameter_sets(self) -> bytes:
-        """Parameter sets of H.264 or H.265 with start codes; empty if only the stream contains them."""
+        """H.264 or H.265 parameter sets from the SDP, with start codes; b"" if the SDP contains none."""
         keys = ("sprop-vps", "sprop-sps", "sprop-pps", "sprop-parameter-sets")
         sets = [text for key in keys for text in self.parameters.get(key, "").split(",") if text]
         data = b""
@@ -63,11 +63,11 @@ class Media:
 
 @dataclass(slots=True)
 class Session:
-    """A session description.
+    """A parsed session description (SDP).
 
     Attributes:
         control: URL of the whole session, for PLAY.
-        medias: streams of the session.
+        medias: media streams of the session.
     """
 
     control: str
@@ -75,10 +75,13 @@ class Session:
 
 
 def parse_sdp(text: str, base: str) -> Session:
-    """Parse a session description.
+    """Parse a session description (SDP). Malformed lines are ignored.
 
-    An `m=` line with several payload types gives one `Media` for each, in their order, with the same URL. Relative URLs
-    are resolved against `base`. Malformed lines never raise an error.
+    An `m=` line with several payload types returns one `Media` per payload type, in the same order. All share one URL.
+
+    Args:
+        text: the session description.
+        base: URL that relative URLs are appended to.
     """
     medias: list[Media] = []
     described = 0  # number of the last medias that the current `m=` line describes
@@ -137,7 +140,7 @@ def _read_attribute(media: Media, name: str, value: str) -> None:
 
 
 def _mikey(value: str) -> list[str]:
-    """Return the key in the value of `a=key-mgmt`; an empty list if it is unusable."""
+    """Return the SRTP key from an `a=key-mgmt` value as a list of one; an empty list if the key is unusable."""
     protocol, _, text = value.strip().partition(" ")
     try:
         return [crypto_of(base64.b64decode(text.strip().strip('"')))] if protocol == "mikey" else []
@@ -153,7 +156,7 @@ def _join_session(base: str, control: str) -> str:
 
 
 def _join(base: str, control: str) -> str:
-    """Append a control URL after a slash, as servers expect, instead of joining it by RFC 3986."""
+    """Return `base`, a slash and the control URL. RTSP servers expect this instead of joining by RFC 3986."""
     if "://" in control:
         return control
     if control in ("", "*"):

@@ -1,4 +1,4 @@
-"""Opens an RTSP session: describes it, selects video and audio, sets them up, plays, and follows redirects."""
+"""Opens an RTSP session: DESCRIBE, SETUP of video and audio, PLAY. Follows redirects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEEPALIVE_S = 25.0  # at most; some cameras hang up after 30 s whatever they an
 
 
 class UnhandledCodecError(Exception):
-    """Raised if the camera's video is neither H.264 nor H.265. `address` is its address after redirects."""
+    """Raised if the camera's video is neither H.264 nor H.265. `address` is the camera's address after redirects."""
 
     def __init__(self, address: RtspAddress) -> None:
         super().__init__("neither H.264 nor H.265")
@@ -36,7 +36,7 @@ class UnhandledCodecError(Exception):
 
 @dataclass(slots=True)
 class RtspSession:
-    """A playing session.
+    """An RTSP session that is playing.
 
     Attributes:
         client: the connection.
@@ -44,11 +44,11 @@ class RtspSession:
         codec: FFmpeg's name of the video codec.
         control: URL of the session.
         keepalive: RTSP method that keeps the session alive.
-        keepalive_s: interval of keepalives in seconds.
+        keepalive_s: interval between keepalives in seconds.
         srtp: decrypts the video packets; None for plain RTP.
         sound: the audio stream, which is the client's second stream; None without audio.
         sound_srtp: decrypts the audio packets; None for plain RTP.
-        began: RTP timestamps of video and audio at the same moment, from the reply to PLAY; None if it has none.
+        began: RTP timestamps of video and audio at the same moment, from the reply to PLAY; None if not stated.
     """
 
     client: RtspClient
@@ -72,15 +72,15 @@ def open_session(
     *,
     sound: bool = False,
 ) -> RtspSession:
-    """Play the video at `address`.
+    """Connect to an RTSP server and play the video stream.
 
     Args:
         address: address of the stream.
-        closed: ends every wait when set.
-        choice: selects the transport; another transport is tried if the server refuses one.
-        tls: certificates to accept.
-        check_address: refuses addresses, also those of redirects; None to allow any address.
-        sound: whether to play supported audio too.
+        closed: event; setting it aborts all blocking calls.
+        choice: selects the transport. If the server refuses the transport, `choice` selects another.
+        tls: which TLS certificates to accept.
+        check_address: raises SourceError for a forbidden address, also after a redirect; None to allow any.
+        sound: whether to play audio too, if its codec is supported.
 
     Raises:
         LiveError: if the stream cannot be played.
@@ -136,7 +136,7 @@ def _play(client: RtspClient, address: RtspAddress, *, sound: bool) -> RtspSessi
 
 
 def rtp_time_of(info: str, control: str) -> int | None:
-    """Return the RTP timestamp of a stream's beginning from a header RTP-Info (RFC 2326, 12.33), or None.
+    """Return a stream's first RTP timestamp from an RTP-Info header (RFC 2326, 12.33); None if not stated.
 
     Args:
         info: value of the header.
@@ -151,24 +151,24 @@ def rtp_time_of(info: str, control: str) -> int | None:
 
 
 def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress) -> Media | None:
-    """Set up the first supported audio stream; return None if there is none or the camera refuses it."""
+    """Set up the first audio stream with a supported codec. Return None if there is none or the camera refuses."""
     offered = [media for media in medias if media.kind == "audio"]
     for media in offered:
         if media.encoding in SOUND_CODECS:
             try:
                 client.setup(media)
             except LiveError as error:
-                log.warning("%s: the stream has no sound: %s", redact(address.url), error.message)
+                log.warning("%s: audio is disabled: %s", redact(address.url), error.message)
                 return None
             return media
     if offered:
         held = ", ".join(media.encoding or "an unknown format" for media in offered)
-        log.warning("%s: the stream has no sound, because %s is not supported", redact(address.url), held)
+        log.warning("%s: audio is disabled, because its codec %s is not supported", redact(address.url), held)
     return None
 
 
 def _video(medias: list[Media], address: RtspAddress) -> Media:
-    """Return the first H.264 or H.265 video stream."""
+    """Return the first H.264 or H.265 video stream. Raise LiveError or UnhandledCodecError if there is none."""
     videos = [media for media in medias if media.kind == "video"]
     if not videos:
         held = ", ".join(sorted({media.kind for media in medias if media.kind})) or "nothing"

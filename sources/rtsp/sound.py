@@ -1,7 +1,7 @@
-"""The audio of an RTSP session: ordered packets with timestamps on the video's clock.
+"""Audio of an RTSP session: packets in order, with timestamps on the video's clock.
 
-The clocks of the two streams are aligned by their RTCP reports. Until both reports have arrived, audio is aligned by
-the RTP timestamps in the reply to PLAY, or else by its arrival time. The caller passes the time.
+RTCP sender reports align the audio clock with the video clock. Before the reports arrive, the RTP timestamps in the
+reply to PLAY align them. Without such timestamps, arrival times do. Callers pass the current time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _PLAUSIBLE = _VIDEO_RATE  # by at most this, the timestamps in the reply to PLAY
 
 
 class SoundReceiver:
-    """Converts RTP packets of audio to `SoundPacket`s.
+    """Converts RTP packets of audio to `SoundPacket`s with timestamps on the video's clock.
 
     Args:
         media: description of the audio stream.
-        in_order: whether the transport keeps the order, as TCP does.
+        in_order: whether the transport delivers packets in order, as TCP does.
         began: RTP timestamps of video and audio at the same moment; None if unknown.
 
     Raises:
@@ -42,10 +42,10 @@ class SoundReceiver:
         self._aligned_by: tuple[float, float] | None = None  # the wall clocks of the two reports last used
 
     def take_rtp(self, data: bytes, at: float, video: tuple[int, float] | None) -> list[SoundPacket]:
-        """Add an RTP packet and return the audio that it completes.
+        """Process an RTP packet. Return the audio packets that are now complete.
 
         Args:
-            data: the packet.
+            data: the RTP packet.
             at: arrival time in seconds.
             video: timestamp and arrival time of the newest video frame; None before the first.
 
@@ -61,13 +61,13 @@ class SoundReceiver:
         return found
 
     def take_rtcp(self, data: bytes, at: float, video: SenderReport | None, video_time: int) -> None:
-        """Process an RTCP report, and align the audio with the video.
+        """Process an RTCP packet. A sender report aligns the audio clock with the video clock.
 
         Args:
-            data: the report.
+            data: the RTCP packet.
             at: arrival time in seconds.
-            video: the latest report of the video; None before the first.
-            video_time: timestamp of the newest video frame.
+            video: the latest sender report of the video; None before the first.
+            video_time: RTP timestamp of the newest video frame.
         """
         report, _ = parse_rtcp(data, at)
         if report is not None and report.ssrc == self._reorder.ssrc:
@@ -105,11 +105,11 @@ class SoundReceiver:
         ]
 
     def _first_shift(self, arrival: int, video_time: int) -> int:
-        """Return the shift before any RTCP report.
+        """Return the offset from audio timestamps to video timestamps, used until RTCP reports arrive.
 
         Args:
-            arrival: video time of the newest audio packet, by its arrival.
-            video_time: timestamp of the newest video frame.
+            arrival: arrival time of the newest audio packet, on the video's clock.
+            video_time: RTP timestamp of the newest video frame.
         """
         by_arrival = arrival - self._scaled(self._time)
         if self._began is None:

@@ -1,4 +1,4 @@
-"""SRTP with keys from the session description: `a=crypto` (RFC 4568) or MIKEY (RFC 4567)."""
+"""SRTP decryption. The session description states the keys, as `a=crypto` (RFC 4568) or MIKEY (RFC 4567)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SUITES = {
 
 
 class SrtpReceiver:
-    """Decrypts the packets of one stream.
+    """Decrypts the SRTP and SRTCP packets of one media stream.
 
     Args:
-        media: description of the stream.
+        media: SDP description of the stream, with its keys.
 
     Raises:
-        LiveError: if the description has no key of a supported cipher.
+        LiveError: if the SDP has no key for a supported cipher.
     """
 
     def __init__(self, media: Media) -> None:
@@ -55,7 +55,7 @@ class SrtpReceiver:
         )
 
     def decrypt(self, data: bytes, *, rtcp: bool) -> bytes | None:
-        """Decrypt a packet; return None if it is not authentic."""
+        """Decrypt an SRTP packet, or SRTCP if `rtcp` is True. Return None if authentication of the packet fails."""
         try:
             unprotect = self._session.unprotect_rtcp if rtcp else self._session.unprotect
             return bytes(unprotect(data))

@@ -1,4 +1,4 @@
-"""Selects the RTSP transport: handles the Transport header, and chooses the next transport after a failure."""
+"""RTSP transports: builds and parses the Transport header, and chooses between TCP and UDP after a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_PACKETS = 500  # before the share says anything
 
 
 class TransportRefusedError(LiveError):
-    """Raised if the server refuses the transport."""
+    """Raised if the RTSP server refuses the requested transport, such as UDP."""
 
     def __init__(self, way: Way, shown: str) -> None:
         other = "udp" if way == "tcp" else "tcp"
@@ -27,10 +27,10 @@ class TransportRefusedError(LiveError):
 
 
 class TransportChoice:
-    """Selects the transport of the next connection. One instance serves all connections of a source.
+    """Selects the RTSP transport of each new connection to a camera. All connections of a source share one instance.
 
     Args:
-        wanted: transport that the user configured.
+        wanted: transport that the user configured; "auto" starts with TCP and switches to UDP after a failure.
     """
 
     def __init__(self, wanted: Transport) -> None:
@@ -40,11 +40,11 @@ class TransportChoice:
 
     @property
     def may_switch(self) -> bool:
-        """Whether another transport can be tried."""
+        """Whether another transport can be tried. False if the user fixed the transport or the server refused one."""
         return self._auto and not self._refused
 
     def refused(self) -> bool:
-        """Record that the server refused the transport. Return whether another one can be tried at once."""
+        """Record that the server refused the transport. Return whether to retry at once with another transport."""
         if not self.may_switch:
             return False
         self._refused.add(self.way)
@@ -52,12 +52,17 @@ class TransportChoice:
         return True
 
     def failed(self) -> None:
-        """Record that the connection received nothing or lost too many packets."""
+        """Switch to the other transport, if allowed, after a connection without data or with too much packet loss."""
         if self.may_switch:
             self._switch()
 
     def is_lossy(self, received: int, lost: int) -> bool:
-        """Return whether UDP loses so many packets that TCP should be tried."""
+        """Return whether packet loss over UDP is so high that TCP should be tried.
+
+        Args:
+            received: number of received packets.
+            lost: number of lost packets.
+        """
         total = received + lost
         return self.way == "udp" and self.may_switch and total >= MIN_PACKETS and lost > MAX_LOSS * total
 
@@ -66,13 +71,13 @@ class TransportChoice:
 
 
 def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> str:
-    """Build the Transport header of a SETUP request.
+    """Return the value of the Transport header for an RTSP SETUP request.
 
     Args:
         way: the transport.
         profile: RTP profile of the stream.
-        port: local port for RTP over UDP; RTCP uses the next one.
-        channel: first interleaved channel over TCP.
+        port: local UDP port for RTP; RTCP uses the next port.
+        channel: first interleaved channel over TCP; RTCP uses the next channel.
     """
     profile = profile if re.fullmatch(r"RTP/S?AVPF?", profile) else "RTP/AVP"
     if way == "udp":
@@ -83,13 +88,13 @@ def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> st
 
 
 def transport_fields(header: str) -> dict[str, str]:
-    """Parse the Transport header of a reply; keys are in lower case."""
+    """Parse an RTSP Transport header into its fields. Field names are converted to lower case."""
     fields = (item.strip().partition("=")[::2] for item in header.split(";"))
     return {key.strip().lower(): value.strip() for key, value in fields}
 
 
 def port_pair(text: str) -> tuple[int, int] | None:
-    """Parse `8000-8001` or `8000`; return None for other texts."""
+    """Parse two port or channel numbers such as `8000-8001`. `8000` means 8000 and 8001. Return None if invalid."""
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
     if not match or max(int(match[1]), int(match[2] or 0)) > 65535:
         return None

@@ -1,4 +1,4 @@
-"""RTP over UDP: a pair of ports for unicast, or a multicast group."""
+"""RTP over UDP: unicast to two local ports (RTP and RTCP), or a multicast group."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PUNCH = b"\x80\x00\x00\x00" + bytes(8)
 
 
 class UdpPair:
-    """Two sockets for RTP and RTCP.
+    """Two UDP sockets, for RTP and RTCP.
 
-    Packets are accepted from the announced hosts. If none arrive from them, as behind a NAT, the first other sender is
-    accepted and receives the reports.
+    Only packets from the announced hosts are accepted. If these hosts send nothing for 1 s, for example because of NAT,
+    the next sender is accepted instead and receives the RTCP reports.
 
     Args:
         local_host: local IP address of the route to the server.
@@ -37,14 +37,14 @@ class UdpPair:
 
     @property
     def descriptors(self) -> list[int]:
-        """File descriptors to poll for reading."""
+        """File descriptors of both sockets, for polling."""
         return [one.fileno() for one in self._sockets]
 
     def bind(self) -> int:
-        """Bind two neighbouring ports, with RTP on an even port (RFC 3550). Return the RTP port.
+        """Bind the sockets to an even port for RTP and the next port for RTCP (RFC 3550). Return the RTP port.
 
         Raises:
-            LiveError: if no such pair is free.
+            LiveError: if no such pair of ports is free.
         """
         for _ in range(50):
             pair = [socket.socket(self._family, socket.SOCK_DGRAM) for _ in range(2)]
@@ -62,7 +62,13 @@ class UdpPair:
         raise LiveError("connection failed", "no two neighbouring UDP ports are free")
 
     def announce(self, hosts: set[str], host: str, ports: tuple[int, int] | None) -> None:
-        """Accept packets from `hosts`, send reports to `host`, and open the return path through firewalls."""
+        """Set the server's addresses, and send a packet to each server port to open firewalls (hole punching).
+
+        Args:
+            hosts: IP addresses from which packets are accepted.
+            host: server's IP address, which receives the RTCP reports.
+            ports: server's RTP and RTCP ports; None if unknown, which disables hole punching and reports.
+        """
         self._expected = hosts
         if ports:
             self._rtcp_to = host, ports[RTCP]
@@ -73,7 +79,11 @@ class UdpPair:
                     continue
 
     def join(self, group: str, ports: tuple[int, int]) -> None:
-        """Receive a multicast group from any sender.
+        """Join a multicast group and accept its packets from any sender.
+
+        Args:
+            group: IPv4 address of the group.
+            ports: RTP and RTCP ports of the group.
 
         Raises:
             LiveError: if the group cannot be joined.
@@ -99,7 +109,7 @@ class UdpPair:
         self._take(pair)
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """Return the packets that have arrived, each with its kind (`RTP` or `RTCP`)."""
+        """Return the received packets without waiting, each as its kind (`RTP` or `RTCP`) and data."""
         found: list[tuple[int, bytes]] = []
         for kind, one in enumerate(self._sockets):
             for _ in range(_MAX_AT_ONCE):
@@ -116,7 +126,7 @@ class UdpPair:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send a report. A failure is ignored, since another report follows."""
+        """Send an RTCP report to the server. Errors are ignored, because reports are sent periodically."""
         if self._rtcp_to is not None:
             try:
                 self._sockets[RTCP].sendto(data, self._rtcp_to)
@@ -124,7 +134,7 @@ class UdpPair:
                 return
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Close both UDP sockets."""
         for one in self._sockets:
             one.close()
 

@@ -1,4 +1,4 @@
-"""WebRTC publishers as sources: WHIP signaling, peers, and the endpoint that accepts them."""
+"""WebRTC sources: browsers and encoders publish video to Saccade over WHIP."""
 
 from saccade.sources.webrtc.data_channel import Messages
 from saccade.sources.webrtc.listener import WebRtcListener

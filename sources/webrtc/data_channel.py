@@ -1,6 +1,6 @@
-"""Short text messages to and from one WebRTC peer, over a data channel that the peer opens.
+"""Short text messages to and from a WebRTC peer, over a data channel that the peer opens.
 
-If the peer is slow, a newer outgoing text replaces the pending one.
+If the peer receives slowly, a newer outgoing message replaces the pending one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _REPLIES = 256 * 1024  # bytes queued: a peer that never reads gets no more repl
 
 
 class Messages:
-    """The data channel of one peer. Create it on the connection's event loop. Without a channel, texts are discarded.
+    """Text messages over the data channel of one WebRTC peer. Without an open channel, messages are discarded.
+
+    Create the object on the connection's event loop.
 
     Attributes:
-        answer: called on the event loop with each incoming text; must return at once. Its result is sent as a
-            reply.
+        answer: called on the event loop with each incoming text; must return at once. The returned text is sent
+            as a reply; None sends nothing.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,7 @@ class Messages:
 
     @property
     def open(self) -> bool:
-        """Whether the peer has opened its channel."""
+        """Whether the peer has opened its data channel."""
         return self._channel is not None and self._channel.readyState == "open"
 
     def listen(self, connection: Any) -> None:
@@ -47,7 +49,7 @@ class Messages:
         connection.on("datachannel", self._opened)
 
     def send(self, text: str) -> None:
-        """Send `text` unless a newer text replaces it first. Thread-safe; returns at once."""
+        """Queue `text` for sending. A newer text replaces it if it is still pending. Thread-safe; returns at once."""
         self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it

@@ -1,6 +1,6 @@
-"""A WHIP endpoint as a source, such as `webrtc:8081`. It accepts one publishing peer at a time.
+"""Source that receives video over WebRTC: a WHIP endpoint such as `webrtc:8081`, for one publisher at a time.
 
-Its address takes these forms:
+The address of the source selects the endpoint:
 
     webrtc:8081                                    http://127.0.0.1:8081/whip
     webrtc://0.0.0.0:8081/door?token=sesame        http://…:8081/door, for clients with the token
@@ -43,7 +43,7 @@ _OPTIONS = ("token", "token_file", "origin", "ice", "cert", "key")
 
 @dataclass(slots=True, frozen=True)
 class ListenTarget:
-    """The address to listen on and the access rules, as typed by the user."""
+    """Address on which a WHIP endpoint listens, with its access rules, parsed from the user's text."""
 
     host: str
     port: int
@@ -55,7 +55,7 @@ class ListenTarget:
 
     @classmethod
     def parse(cls, text: str) -> ListenTarget:
-        """Parse `webrtc:PORT` or `webrtc://HOST:PORT/PATH?token=…`; every part is optional.
+        """Parse `webrtc:PORT` or `webrtc://HOST:PORT/PATH?token=…`. All parts are optional.
 
         Raises:
             SourceError: if the address is malformed, or would accept any client on the network.
@@ -66,7 +66,7 @@ class ListenTarget:
             port = DEFAULT_PORT if parts.port is None else parts.port
             query = parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
-            raise SourceError("webrtc: give a port, as in webrtc:8081, or webrtc://HOST:PORT/PATH?token=…") from None
+            raise SourceError("webrtc: invalid address; write webrtc:8081 or webrtc://HOST:PORT/PATH?token=…") from None
         if unknown := sorted(query.keys() - set(_OPTIONS)):
             raise SourceError(f"webrtc: unknown option '{unknown[0]}'; known are {', '.join(_OPTIONS)}")
         if parts.username is not None:
@@ -79,13 +79,13 @@ class ListenTarget:
         except ValueError as error:
             raise SourceError(f"webrtc: {error}") from None
         if token is None and not is_loopback(host):
-            raise SourceError(f"webrtc: {host} can be reached from the network, so a token is needed: ?token=…")
+            raise SourceError(f"webrtc: {host} is reachable from the network: add a token with ?token=…")
         path = parts.path.rstrip("/") or "/whip"
         return cls(host, port, path, token, tuple(query.get("origin", ())), tuple(query.get("ice", ())), tls)
 
 
 class _PublisherLink(Link):
-    """The state of a publisher. Publishers connect to us, so there are no retries; the server detects silence."""
+    """Connection status of a WebRTC publisher. There are no retries, because publishers connect to Saccade."""
 
     def silent(self, now: float) -> bool:
         super().silent(now)
@@ -99,10 +99,10 @@ class _PublisherLink(Link):
 
 
 class WebRtcListener(LiveSource):
-    """A source that waits for publishers. A new publisher replaces the previous one, which may have died silently.
+    """A source that waits for WebRTC publishers (WHIP). A new publisher replaces the current one.
 
-    The source ends only when closed. Timestamps continue across publishers. The event loop runs in a thread that ends
-    with `close`.
+    The source ends only when closed. Timestamps continue across publishers. The event loop runs in a separate thread
+    that ends with `close`.
 
     Args:
         target: the address that the user typed.
@@ -156,10 +156,10 @@ class WebRtcListener(LiveSource):
         self.url = f"{self._web.url}{self._target.path}"
         """Where publishers POST their offers (WHIP)."""
         self._info = replace(self._info, url=self.url)
-        log.info("%s: waiting for a publisher at %s", name, self.url)
+        log.info("stream %s: waiting for a WebRTC publisher at %s", name, self.url)
 
     def close(self) -> None:
-        """End the iteration, and close the publisher and the port. Thread-safe; may be called more than once."""
+        """End the iteration, disconnect the publisher and stop listening. Thread-safe; may be called more than once."""
         super().close()
         self._sources.put(None)
         self._web.close()

@@ -1,7 +1,7 @@
-"""One WebRTC peer: an aiortc connection that answers an offer, and closes when the peer is silent.
+"""Base class of a WebRTC peer: an aiortc connection that answers an SDP offer and closes if the peer is silent.
 
-One subclass receives video (`webrtc.publisher`), the other one sends it (`server.whep.peer`). Only these three modules
-use private parts of aiortc, and only of single connections.
+The subclass in `webrtc.publisher` receives video; the subclass in `server.whep.peer` sends video. Only these three
+modules use private attributes of aiortc.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MAX_CANDIDATES = 32
 
 
 class OfferError(Exception):
-    """Raised if an offer cannot be accepted. The message is one line for the client.
+    """Raised if an SDP offer cannot be accepted. The message is one line for the client.
 
-    `understood` is True if the offer is valid SDP but unusable here.
+    `understood` is True if the offer is valid SDP with unsupported content.
     """
 
     def __init__(self, message: str, *, understood: bool = False) -> None:
@@ -48,11 +48,11 @@ class OfferError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class PeerSettings:
-    """Network settings of peers.
+    """Network settings of WebRTC peers.
 
     Attributes:
         ice_servers: STUN and TURN servers.
-        media_hosts: IP addresses to offer for the media; None for those of every interface, loopback last.
+        media_hosts: IP addresses to announce as ICE host candidates; None for all interfaces, loopback last.
         silence_s: seconds without data after which a peer counts as disconnected.
     """
 
@@ -62,11 +62,11 @@ class PeerSettings:
 
 
 class Peer(ABC):
-    """A connecting or connected peer. Use it from one event loop.
+    """A WebRTC peer that is connecting or connected. All calls must come from one event loop.
 
     Attributes:
         answer: the SDP answer to the peer's offer.
-        messages: the data channel that the peer may open.
+        messages: text messages over the data channel that the peer may open.
 
     Args:
         settings: network settings.
@@ -92,10 +92,10 @@ class Peer(ABC):
         self.answer = ""
 
     async def accept(self, offer: str) -> None:
-        """Answer an offer. The connection closes if this fails.
+        """Answer an SDP offer. If this fails, the connection is closed.
 
         Raises:
-            OfferError: if the offer is not SDP, or unusable.
+            OfferError: if the offer is not SDP, or its content is unsupported.
         """
         connection = self._connection
         try:
@@ -115,18 +115,18 @@ class Peer(ABC):
         self._watch = asyncio.create_task(self._watch_silence())
 
     async def close(self) -> None:
-        """Close the connection and wait until it has closed."""
+        """Close the WebRTC connection and wait until it is closed."""
         self._begin_close()
         assert self._closing is not None
         await asyncio.shield(self._closing)
 
     @abstractmethod
     def _select_transceiver(self) -> RTCRtpTransceiver:
-        """Return the video transceiver of the applied offer. Raises `OfferError` if there is none."""
+        """Return the video transceiver of the SDP offer. Raises `OfferError` if there is none."""
 
     @abstractmethod
     def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
-        """Start receiving or sending video, after the answer is created."""
+        """Start receiving or sending video, after the SDP answer is created."""
 
     async def _close(self) -> None:
         if self._watch is not None:
@@ -151,21 +151,21 @@ class Peer(ABC):
             self._loop.call_soon_threadsafe(call)
 
     def _mark_heard(self) -> None:
-        """Record that data arrived from the peer."""
+        """Record that the peer has sent data, which resets the silence timeout."""
         self._heard_at = time.monotonic()
 
     def _take_report(self, packet: object) -> None:
-        """Handle an RTCP report before aiortc does."""
+        """Process an RTCP packet before aiortc does."""
         self._mark_heard()
 
     def _replace(self, part: object, name: str, ours: object) -> Any:
-        """Replace a private attribute until the peer is closed, see `replace_private`."""
+        """Replace a private attribute of an aiortc object until the peer is closed. Return the original."""
         theirs = replace_private(part, name, ours)
         self._replaced.append((part, name, theirs))
         return theirs
 
     def _intercept_rtcp(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
-        """Pass each RTCP packet of a sender or receiver to `_take_report` first."""
+        """Pass each RTCP packet of an aiortc sender or receiver to `_take_report` first."""
 
         async def handle_rtcp(packet: object) -> None:
             self._take_report(packet)
@@ -178,10 +178,10 @@ class Peer(ABC):
             self._begin_close()
 
     async def _watch_silence(self) -> None:
-        """Close the peer after `silence_s` seconds without a frame, a report or a connection.
+        """Close the peer if it sends neither frames nor reports, or does not connect, for `silence_s` seconds.
 
-        Browsers send a report every second. The consent check of ICE takes 30 s or more, and a killed browser sends no
-        BYE.
+        Browsers send a report every second. ICE alone would notice a killed browser only after 30 s or more, because it
+        sends no RTCP BYE.
         """
         while (quiet := time.monotonic() - self._heard_at) < self._settings.silence_s:
             await asyncio.sleep(self._settings.silence_s - quiet)
@@ -191,9 +191,9 @@ class Peer(ABC):
         try:
             await self._connection.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
         except OperationError:
-            raise OfferError(f"no codec in common; {self.requirement}", understood=True) from None
+            raise OfferError(f"the SDP offer has no supported codec; {self.requirement}", understood=True) from None
         except Exception:  # aiortc's parser raises IndexError, KeyError, AssertionError and more
-            raise OfferError("the SDP of the offer cannot be used") from None
+            raise OfferError("the SDP offer is invalid or unsupported") from None
 
 
 def replace_private(part: object, name: str, ours: object) -> Any:
@@ -210,10 +210,10 @@ def replace_private(part: object, name: str, ours: object) -> Any:
 
 
 def checked_offer(offer: str) -> str:
-    """Remove candidates with host names from an offer, and limit it to 32 candidates.
+    """Remove ICE candidates with host names from an SDP offer, and limit it to 32 candidates.
 
-    Resolving the host names is not wanted. Browsers hide addresses behind names in `.local`; ICE connectivity checks
-    find such browsers. The end-of-candidates line is removed too, because ICE would give up without candidates.
+    Host names are never resolved. Browsers hide their addresses behind `.local` names; ICE connectivity checks still
+    find these browsers. The end-of-candidates line is removed too, because ICE would fail without candidates.
 
     Raises:
         OfferError: if the offer is not SDP, or too large.
@@ -222,9 +222,9 @@ def checked_offer(offer: str) -> str:
         raise OfferError("the offer is not SDP")
     lines = offer.splitlines()
     if sum(line.startswith("m=") for line in lines) > _MAX_MEDIA:
-        raise OfferError(f"the offer has more than {_MAX_MEDIA} media sections", understood=True)
+        raise OfferError(f"the SDP offer has more than {_MAX_MEDIA} media sections", understood=True)
     if not any(line.startswith("a=fingerprint:") for line in lines):
-        raise OfferError("the offer has no fingerprint")
+        raise OfferError("the SDP offer has no DTLS fingerprint")
     kept, candidates = [], 0
     for line in lines:
         if line.startswith("a=candidate:"):
@@ -244,7 +244,12 @@ def _has_address(candidate: str) -> bool:
 
 
 def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None) -> None:
-    """Set the IP addresses to offer for the media before they are gathered. By default, aioice omits loopback."""
+    """Set the IP addresses for ICE host candidates, before they are gathered.
+
+    Args:
+        transceiver: the transceiver whose transport is set.
+        hosts: IP addresses; None for all interfaces and loopback, which aioice omits by default.
+    """
     gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
     gather = gathering.get_component_candidates
 

@@ -1,7 +1,7 @@
-"""A WebRTC peer that publishes video to us.
+"""WebRTC peer that publishes video to Saccade.
 
-It replaces two parts of aiortc's receiver. Its jitter buffer delays each frame, stalls on a lost packet and is too
-small for large keyframes. Its RTCP handler does not expose the sender's clock. Decoding is in
+Two parts of aiortc's receiver are replaced. aiortc's jitter buffer delays each frame, stops at a lost packet and is too
+small for large keyframes. aiortc's RTCP handler does not expose the sender's clock. Decoding is in
 `saccade.sources.webrtc.source`.
 """
 
@@ -24,7 +24,7 @@ from saccade.sources.webrtc.source import DECODERS, WebRtcConnection
 
 
 class PublisherPeer(Peer):
-    """A `Peer` that sends video, available as `video` after `accept`. Frames arrive once the peer has connected.
+    """A WebRTC peer that sends video to Saccade. After `accept`, the attribute `video` provides its frames.
 
     Args:
         settings, on_closed: see `Peer`.
@@ -44,7 +44,7 @@ class PublisherPeer(Peer):
             if transceiver.kind == "video" and transceiver.receiver.track is not None:
                 transceiver.direction = "recvonly"
                 return transceiver
-        raise OfferError("the offer contains no video", understood=True)
+        raise OfferError("the SDP offer contains no video", understood=True)
 
     def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
         self._replace(transceiver.receiver, "_RTCRtpReceiver__jitter_buffer", SimpleNamespace(add=self._take))
@@ -64,7 +64,7 @@ class PublisherPeer(Peer):
         self.video.heard(self._heard_at)
 
     def _take(self, packet: Packet) -> tuple[bool, None]:
-        """Replace `add` of aiortc's jitter buffer. Return (whether to request a keyframe, None)."""
+        """Replacement for `add` of aiortc's jitter buffer. Return (whether to request a keyframe, None)."""
         self._mark_heard()
         for frame in self._buffer.add(packet, self._heard_at):
             self.video.take(frame)

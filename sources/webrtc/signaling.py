@@ -1,7 +1,7 @@
-"""WebRTC signaling over HTTP, common to WHIP (RFC 9725) and WHEP.
+"""WebRTC signaling over HTTP, shared by WHIP (RFC 9725) and WHEP.
 
-A client POSTs an offer and receives an answer with a session URL, which it DELETEs to end the session. The code runs
-on the application's event loop. It never logs a password or an SDP.
+A client sends its SDP offer by POST and receives the SDP answer with a session URL. A DELETE of the session URL ends
+the session. The code runs on the application's event loop. Passwords and SDP are never logged.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ P = TypeVar("P", bound=Peer)
 
 
 class Signaling(ABC, Generic[P]):
-    """A signaling endpoint for one kind of peer, with its sessions.
+    """A WebRTC signaling endpoint (WHIP or WHEP) with its sessions.
 
     Args:
         ice_servers: STUN and TURN servers, used by the server and sent to clients as `Link` headers. A public
             server would learn who connects.
-        media_hosts: IP addresses to offer for the media; None for those of every interface, loopback last.
+        media_hosts: IP addresses to announce as ICE host candidates; None for all interfaces, loopback last.
         silence_s: seconds without data after which a peer counts as disconnected.
         max_peers: maximum number of connected peers.
 
@@ -62,23 +62,23 @@ class Signaling(ABC, Generic[P]):
         self._closed = False
 
     async def close(self) -> None:
-        """Close every peer and refuse new ones."""
+        """Disconnect all WebRTC peers and refuse new ones."""
         self._closed = True
         await asyncio.gather(*(peer.close() for peer in list(self._peers.values()) if peer))
 
     @abstractmethod
     def _new_peer(self, on_closed: Callable[[], object]) -> P:
-        """Create a peer that has no offer yet."""
+        """Create a WebRTC peer before its SDP offer is applied."""
 
     def session_routes(self, path: str) -> list[Route]:
-        """Return the routes of offers at `path`, and of sessions below it."""
+        """Return the HTTP routes: SDP offers at `path`, and session URLs below `path`."""
         return [
             Route(path, self.post, methods=["POST"]),
             Route(f"{path}/{{session}}", self.end, methods=["DELETE"]),
         ]
 
     async def post(self, request: Request) -> Response:
-        """Answer an offer."""
+        """Handle an HTTP POST: answer the SDP offer in its body."""
         require_type(request, "application/sdp", "the offer")
         offer = await read_text(request, MAX_OFFER_BYTES, "an offer")
         session, peer = await self._open(request, offer)
@@ -89,7 +89,7 @@ class Signaling(ABC, Generic[P]):
         return response
 
     async def end(self, request: Request) -> Response:
-        """End a session."""
+        """Handle an HTTP DELETE of a session URL: end the session."""
         peer = self._peers.get(request.path_params["session"])
         if peer is None:
             raise HttpError(404, "no such session; it may have ended already")
@@ -97,7 +97,7 @@ class Signaling(ABC, Generic[P]):
         return Response()
 
     async def _open(self, request: Request, offer: str) -> tuple[str, P]:
-        """Accept an offer. Return the secret of its session, and the peer."""
+        """Accept an SDP offer. Return the secret in the session URL, and the new peer."""
         if self._closed or len(self._peers) >= self._max_peers:
             raise HttpError(503, f"{len(self._peers)} {self.activity}, which is the limit; try again later")
         session = secrets.token_urlsafe(16)
@@ -118,10 +118,10 @@ class Signaling(ABC, Generic[P]):
 
 
 def ice_server(text: str) -> RTCIceServer:
-    """Return the ICE server of an address, such as `stun:stun.example.org:3478` or `turn:USER:PASSWORD@HOST:3478`.
+    """Parse an ICE server's address, such as `stun:stun.example.org:3478` or `turn:USER:PASSWORD@HOST:3478`.
 
     Raises:
-        ValueError: if the address is malformed; the message does not repeat it, because it can contain a password.
+        ValueError: if the address is malformed. The message omits the address, because it may contain a password.
     """
     scheme, _, rest = text.partition(":")
     login, _, place = rest.rpartition("@")
@@ -130,14 +130,14 @@ def ice_server(text: str) -> RTCIceServer:
     try:
         parse_stun_turn_uri(url)
     except ValueError:
-        raise ValueError("an ICE server should be stun:HOST:PORT or turn:USER:PASSWORD@HOST:PORT") from None
+        raise ValueError("an ICE server must be stun:HOST:PORT or turn:USER:PASSWORD@HOST:PORT") from None
     if not login:
         return RTCIceServer(url)
     return RTCIceServer(url, username=unquote(user), credential=unquote(password))
 
 
 def link_of(server: RTCIceServer) -> str:
-    """Return the `Link` header (RFC 9725) of an ICE server with all its addresses."""
+    """Return the HTTP `Link` header (RFC 9725) that names an ICE server and all its addresses."""
     secret = f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
     return ", ".join(f'<{url}>; rel="ice-server"{secret if server.username else ""}' for url in _urls(server))
 

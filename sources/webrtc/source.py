@@ -1,6 +1,6 @@
-"""The video of one WebRTC peer: decodes every encoded frame and provides the newest decoded frame.
+"""Video of one WebRTC peer: decodes every encoded frame and returns the newest decoded frame.
 
-A separate thread decodes, because every frame must be decoded although only the newest is needed.
+Decoding runs in a separate thread, because a slow reader skips frames but the decoder needs all of them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a r
 
 
 class WebRtcConnection:
-    """The video of one peer, a `LiveConnection`. The network thread calls `take` and `note_report`.
+    """Decoded video of one WebRTC peer. The network thread passes encoded frames to `take`.
 
-    Only complete frames with complete references are yielded. A slow reader gets the newest frame.
+    Frames with missing data or missing references are not returned. A slow reader gets only the newest frame.
 
     Args:
         codecs: codec names in SDP by payload type.
@@ -77,7 +77,7 @@ class WebRtcConnection:
     # ---- called by the network thread
 
     def take(self, frame: CodedFrame) -> None:
-        """Queue an encoded frame. Returns at once."""
+        """Queue an encoded frame for decoding. Returns at once."""
         with self._changed:
             if self._closed:
                 return
@@ -88,15 +88,15 @@ class WebRtcConnection:
             self._changed.notify_all()
 
     def heard(self, now: float) -> None:
-        """Record that data arrived from the peer."""
+        """Record that the WebRTC peer sent data at time `now`, in seconds of `time.monotonic()`."""
         self._heard_at = now
 
     def note_report(self, report: SenderReport) -> None:
-        """Store the sender's clock report."""
+        """Store the latest RTCP sender report, which gives the capture times of frames."""
         self._report = report
 
     def asks_for_key_frame(self, now: float) -> bool:
-        """Return whether to request a keyframe at time `now`. After True it returns False for half a second."""
+        """Return whether to request a keyframe at time `now` in seconds; True at most every 0.5 s."""
         with self._changed:
             if not self._needs_key_frame or now - self._asked_at < _ASK_AGAIN_S:
                 return False
@@ -107,41 +107,41 @@ class WebRtcConnection:
 
     @property
     def codec(self) -> str:
-        """FFmpeg's name of the codec; "" before the first frame."""
+        """FFmpeg's name of the video codec; "" before the first frame."""
         return self._codec.lower()
 
     @property
     def decoder(self) -> str:
-        """Name of the decoder in use; "" before the first frame."""
+        """Name of the decoder in use, such as "h264"; "" before the first frame."""
         return self._decoder_name
 
     @property
     def rate(self) -> Fraction | None:
-        """Always None: WebRTC has no fixed frame rate."""
+        """Always None, because WebRTC has no fixed frame rate."""
         return None
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when a frame or report last arrived."""
+        """`time.monotonic()` in seconds when a frame or an RTCP report last arrived."""
         return self._heard_at
 
     @property
     def media_at(self) -> float:
-        """Same as `heard_at`; the server detects silent peers."""
+        """Same as `heard_at`, because silent peers are detected by the signaling server."""
         return self._heard_at
 
     @property
     def damaged(self) -> int:
-        """Number of frames that could not be decoded because data was lost."""
+        """Number of frames that could not be decoded because of packet loss."""
         return self._lost
 
     @property
     def stats(self) -> StreamStats | None:
-        """Always None: WebRTC connections provide no statistics."""
+        """Always None, because WebRTC connections provide no statistics."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """Return the newest unread frame, or None after `timeout_s` seconds.
+        """Return the newest unread frame; None if none arrives within `timeout_s` seconds.
 
         Raises:
             StreamEndedError: if the peer has left and `final` is set.
@@ -158,7 +158,7 @@ class WebRtcConnection:
             return newest
 
     def close(self) -> None:
-        """Close the connection. Thread-safe; may be called more than once."""
+        """Stop decoding and close the connection to the peer. Thread-safe; may be called more than once."""
         with self._changed:
             if self._closed:
                 return
@@ -170,7 +170,7 @@ class WebRtcConnection:
             self._on_close()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the decoding thread to end, after `close`."""
+        """Wait up to `timeout_s` seconds for the decoding thread to end after `close`; None waits without limit."""
         self._thread.join(timeout_s)
 
     # ---- the decoder thread
@@ -217,7 +217,7 @@ class WebRtcConnection:
             return None if self._closed else self._coded.popleft()
 
     def _decodable(self, coded: CodedFrame, codec: str) -> bool:
-        """Return whether all references of the frame were decoded; otherwise it would be grey or smeared."""
+        """Return whether all references of the frame were decoded. Otherwise the image would be grey or smeared."""
         with self._changed:
             if is_key_frame(codec, coded.data):
                 self._needs_key_frame = False
@@ -247,10 +247,10 @@ class WebRtcConnection:
 
 
 class WebRtcSource(LiveSource):
-    """One peer as a source, which ends when the peer disconnects. The frame size may change.
+    """A source with the video of one WebRTC peer. It ends when the peer disconnects. The frame size may change.
 
     Args:
-        connection: the peer's video; the source takes ownership.
+        connection: the peer's video; closed together with the source.
         stream: name of the stream.
         vid_stride: yield every `vid_stride`-th frame.
         messages: the peer's data channel.
@@ -265,13 +265,13 @@ class WebRtcSource(LiveSource):
         self.messages = messages or Messages()
 
     def close(self) -> None:
-        """End the iteration at once and close the peer. Thread-safe; may be called more than once."""
+        """End the iteration at once and disconnect the peer. Thread-safe; may be called more than once."""
         super().close()
         self.connection.close()
 
 
 def is_key_frame(codec: str, data: bytes) -> bool:
-    """Return whether `data` starts a frame without references. A fragment from its middle does not count."""
+    """Return whether an encoded frame is a keyframe. False for a fragment from the middle of a keyframe."""
     if codec == "VP8":
         return len(data) > 5 and not data[0] & 1 and data[3:6] == b"\x9d\x01\x2a"
     at = 0 if data.startswith(b"\x00\x00\x00\x01") else -1  # as aiortc puts before every unit

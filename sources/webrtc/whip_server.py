@@ -1,10 +1,10 @@
-"""WebRTC publishing over WHIP (RFC 9725) or a JSON offer, as routes for any ASGI application.
+"""WHIP server (RFC 9725) that receives WebRTC video, as routes for any ASGI application. JSON offers work too.
 
     server = WebRtcServer(on_source=start_a_run)
     application = Guard(server.routes(), HttpAuth(token))
 
-Each accepted peer becomes a `WebRtcSource`. All code runs on the application's event loop. It never logs a password or
-an SDP.
+Each accepted peer becomes a `WebRtcSource`. All code runs on the application's event loop. Passwords and SDP are never
+logged.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MAX_PEERS = 8
 
 
 class WebRtcServer(Signaling[PublisherPeer]):
-    """The WHIP endpoint. `close` disconnects every peer.
+    """WHIP server that turns each WebRTC publisher into a source. `close` disconnects all publishers.
 
     Args:
         on_source: called on the event loop with the source of each accepted peer; must return at once.
         ice_servers, media_hosts, silence_s: see `Signaling`.
         max_peers: maximum number of connected peers.
-        replace: whether a new peer at the maximum replaces the oldest instead of being refused.
+        replace: whether a new peer replaces the oldest one at the maximum; otherwise the new peer is refused.
         vid_stride: yield every `vid_stride`-th frame.
         hwaccel: whether to decode H.264 on the GPU.
 
@@ -76,11 +76,11 @@ class WebRtcServer(Signaling[PublisherPeer]):
 
     @property
     def peers(self) -> int:
-        """Number of peers, including those still connecting."""
+        """Number of WebRTC peers, including peers that are still connecting."""
         return len(self._peers)
 
     def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[Route]:
-        """Return the routes: WHIP at `path`, its sessions below it, and the JSON offer at `offer_path`.
+        """Return the HTTP routes: WHIP at `path`, session URLs below `path`, and the JSON offer at `offer_path`.
 
         The query `?stream=door` names the stream. Other methods, also PATCH, get 405, as RFC 9725 requires without
         trickle ICE.
@@ -88,7 +88,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
         return [*self.session_routes(path), Route(offer_path, self.offer, methods=["POST"])]
 
     async def offer(self, request: Request) -> Response:
-        """Answer an offer in JSON."""
+        """Answer an SDP offer sent as JSON."""
         require_type(request, "application/json", "the offer")
         try:
             offer = json.loads(await read_text(request, MAX_OFFER_BYTES, "an offer"))
@@ -106,7 +106,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
                 await oldest.close()
         session, peer = await super()._open(request, offer)
         self._names[session] = name = self._stream_name(request.query_params.get("stream", "webrtc"))
-        log.info("%s: a WebRTC client connects", name)
+        log.info("stream %s: a WebRTC client is connecting", name)
         try:
             source = WebRtcSource(peer.video, stream=name, vid_stride=self._vid_stride, messages=peer.messages)
             self._on_source(source)

@@ -316,7 +316,7 @@ def test_bad_files_are_refused_in_one_line_that_names_them(tmp_path: Path, kind:
 
 
 def test_sound_alone_is_no_video(make_clip: MakeClip) -> None:
-    with pytest.raises(SourceError, match=r"has no video stream \(it holds audio\)"):
+    with pytest.raises(SourceError, match=r"no video stream found; the content is audio"):
         open_source(make_clip("song.mp4", video=False, audio="aac"))
 
 

@@ -190,7 +190,7 @@ def test_a_large_photo_is_read_and_a_larger_one_refused_without_a_warning(tmp_pa
     path = tmp_path / "photo.png"
     path.write_bytes(_png_header(20_000, 15_000))
     with pytest.raises(
-        SourceError, match=r"photo.png has 20000 x 15000 = 300 million pixels; the limit is 250 million"
+        SourceError, match=r"photo.png: the image has 20000 x 15000 = 300 million pixels; the limit is 250 million"
     ):
         open_source(path)
     Image.new("L", (12_000, 8_000)).save(path, compress_level=1)

@@ -110,7 +110,7 @@ def test_only_a_cover_is_no_video(tmp_path: Path) -> None:
         silence.sample_rate = 48000
         container.mux(sound.encode(silence))
         container.mux(sound.encode(None))
-    with pytest.raises(SourceError, match=r"song\.m4a has no video stream"):
+    with pytest.raises(SourceError, match=r"song\.m4a: no video stream found"):
         open_source(path)
 
 
@@ -151,5 +151,5 @@ def test_a_photo_in_tiles_is_refused_and_its_thumbnail_not_taken_for_it(tmp_path
         for stream in container.streams.video[: 3 if thumbnail else 4]:
             stream.disposition = Disposition.dependent
         photo = type("Photo", (), {"streams": container.streams, "format": container.format, "duration": None})
-        with pytest.raises(NoVideoError, match=rf"is a picture in {3 if thumbnail else 4} tiles .* convert it to JPEG"):
+        with pytest.raises(NoVideoError, match=rf"the {3 if thumbnail else 4} tiles .* convert it to JPEG"):
             choose_video(photo)  # type: ignore[arg-type]

@@ -278,7 +278,7 @@ def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
             try:
                 taken = choose_video(read)
             except NoVideoError as error:
-                raise ValueError(f"{file.path} {error}") from None
+                raise ValueError(f"{file.path}: {error}") from None
             if taken.codec_context.codec.canonical_name not in _COPIED:
                 break
             if place is not None and not seek(read, taken, place):

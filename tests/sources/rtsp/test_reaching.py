@@ -73,7 +73,7 @@ def test_rtsp_is_tunnelled_through_http() -> None:
 def test_a_server_without_a_tunnel_is_refused_in_one_line() -> None:
     with ScriptedCamera(play) as camera:
         camera.tunnel_status = "404 Not Found"
-        with pytest.raises(LiveError, match=r"offers no RTSP over HTTP \(404\)"):
+        with pytest.raises(LiveError, match=r"does not support RTSP over HTTP \(404\)"):
             take(live(camera.url(), rtsp_transport="http", retry=False), 1)
 
 

@@ -267,12 +267,12 @@ def test_the_targets_that_users_type() -> None:
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("webrtc:door", "webrtc: give a port"),
-        ("webrtc:99999", "webrtc: give a port"),
-        ("webrtc://0.0.0.0:9000", "can be reached from the network, so a token is needed"),
+        ("webrtc:door", "webrtc: invalid address"),
+        ("webrtc:99999", "webrtc: invalid address"),
+        ("webrtc://0.0.0.0:9000", "is reachable from the network: add a token"),
         ("webrtc://127.0.0.1?tokn=x", "unknown option 'tokn'"),
         ("webrtc://sesame@127.0.0.1", "write the token as"),
-        ("webrtc://127.0.0.1:0?ice=http://x", "webrtc: an ICE server should be stun:HOST:PORT"),
+        ("webrtc://127.0.0.1:0?ice=http://x", "webrtc: an ICE server must be stun:HOST:PORT"),
     ],
 )
 def test_a_malformed_target_is_refused_in_one_line(target: str, line: str) -> None:
