@@ -1,6 +1,6 @@
-"""Prints the test modules that a change affects through imports: `changed.py [BASE]`; BASE is `main` by default.
+"""Prints the test modules that a change affects: `changed.py [BASE]`. BASE is the commit to compare with (`main`).
 
-A test module is affected if it, or a module that it imports directly or indirectly, was changed or added. A change of
+A test module is affected if it was changed, or if it imports a changed module directly or indirectly. A change of
 another file affects the test modules that mention its name.
 """
 
@@ -29,7 +29,7 @@ def changed(base: str) -> set[Path]:
 
 @cache
 def imports(path: Path) -> frozenset[Path]:
-    """Return the repository files that a file imports directly, including their packages."""
+    """Return the repository files that a Python file imports directly, including their packages."""
     found: set[Path] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
@@ -48,7 +48,7 @@ def imports(path: Path) -> frozenset[Path]:
 
 
 def reached(test: Path, names: set[Path]) -> bool:
-    """Return whether a test module imports one of the files, directly or indirectly."""
+    """Return whether a test module imports one of the files `names`, directly or indirectly."""
     seen: set[Path] = set()
     waiting = [test, *(folder / "conftest.py" for folder in test.parents if (folder / "conftest.py").is_file())]
     while waiting:

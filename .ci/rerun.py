@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the tests, and reruns the failed tests separately. It reports tests that passed only then: `flaky: N`.
+"""Runs the tests, then reruns the failed tests separately. Tests that pass only in the rerun are reported as flaky.
 
     .ci/rerun.py FIRST COMMAND … -- SECOND COMMAND …
 
-Both commands run pytest in this folder. The exit code is 0 if all failed tests passed the second time. The flaky tests
+Both commands run pytest in this folder. The exit code is 0 if all failed tests passed in the rerun. The flaky tests
 are also listed in out/flaky.txt.
 """
 
@@ -19,12 +19,12 @@ REPORT = Path("out/flaky.txt")
 
 
 def failed() -> list[str]:
-    """Return the tests that failed in pytest's last run."""
+    """Return the names of the tests that failed in pytest's last run."""
     return sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
 
 
 def main(first: list[str], second: list[str]) -> int:
-    """Run both commands, print a report, and return the exit code."""
+    """Run the test command and the rerun command, print a report, and return the exit code."""
     FAILED.unlink(missing_ok=True)
     code = subprocess.run(first, check=False).returncode
     before = failed()

@@ -1,6 +1,6 @@
-"""Generates pages of the documentation site: settings, commands, and copies of READMEs.
+"""Hooks of mkdocs that generate pages of the documentation: settings, commands, and copies of READMEs.
 
-mkdocs calls the functions by their names.
+mkdocs calls the hooks by their names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE_BLOCK = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the site."""
+    """Add the generated pages to the documentation site (mkdocs hook)."""
     pages = {
         "reference/configuration.md": configuration(),
         "reference/commands.md": commands(),
@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Show the file names of code blocks, and resolve images from the site's folder `assets`."""
+    """Show file names above code blocks, and resolve image paths in the site's folder `assets` (mkdocs hook)."""
     up = "../" * page.file.src_uri.count("/")
     markdown = IMAGE.sub(rf"]({up}assets/\1)", markdown)
     return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
@@ -72,7 +72,7 @@ def readme_page(readme: Path, page: str) -> str:
 
 
 def configuration() -> str:
-    """Return a page with every key of a configuration file, by section."""
+    """Return a Markdown page that describes each key of a configuration file, by section."""
     from saccade.pipeline.cli.options import help_of
     from saccade.pipeline.cli.sections import sections
     from saccade.pipeline.config import RunConfig, flags_of
@@ -97,7 +97,7 @@ def configuration() -> str:
 
 
 def commands() -> str:
-    """Return a page with the help of every command."""
+    """Return a Markdown page with the help of each command."""
     from saccade.pipeline.cli.main import app
 
     lines = ["# Command line", "", "`saccade COMMAND --help` prints the same."]

@@ -1,7 +1,7 @@
-"""The command `saccade`, also `python -m saccade`. It handles signals from the start.
+"""The command `saccade`, also available as `python -m saccade`.
 
-Signal handlers are installed before slow imports. As a container's first process (PID 1), a program without a handler
-ignores SIGTERM, so that `docker stop` waits for its whole grace period.
+Signal handlers are installed before slow imports. Without a handler, the first process of a container (PID 1) ignores
+SIGTERM, and `docker stop` waits for its whole grace period.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ENDING = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line of Saccade and exit with its exit code."""
     for number in (getattr(signal, name) for name in _ENDING if hasattr(signal, name)):
         # A shell's background jobs have SIGINT ignored, and `nohup` has SIGHUP ignored: leave those.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -28,11 +28,10 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt with the exit code; during an import, exit at once.
+    """Signal handler that raises KeyboardInterrupt with the exit code. During an import, exit at once instead.
 
-    The code is 0 if SIGTERM stops a long-running command, so that service managers report no failure. During an
-    import, the exception could be replaced (pydantic, aiortc) or abort the process (torch), and no command would catch
-    it.
+    The code is 0 if SIGTERM stops a long-running command, so that service managers report no failure. During an import,
+    some libraries replace the exception (pydantic, aiortc) or abort the process (torch).
     """
     code = 0 if number == signal.SIGTERM and set(sys.argv[1:2]) & _SERVICES else INTERRUPTED
     while frame is not None:

@@ -1,4 +1,4 @@
-"""IPv6 zones, which name the network interface of a link-local address."""
+"""IPv6 zones in URLs. A zone, such as %eth0, names the network interface of a link-local address."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _ZONE = re.compile(r"(\[[0-9A-Fa-f:.]+)%[^\]/@\s]*\]")
 
 
 def with_plain_zone(url: str) -> str:
-    """Write the zone of an address as the system and FFmpeg expect it: `[fe80::1%eth0]`, also for `%25` (RFC 6874)."""
+    """Write an IPv6 zone in a URL as `[fe80::1%eth0]`, as the system and FFmpeg expect. RFC 6874 writes `%25` for %."""
     return _ESCAPED.sub(r"\1\2", url)
 
 
 def without_zone(url: str) -> str:
-    """Remove the zone from an address, since it has no meaning for a server."""
+    """Remove the IPv6 zone from a URL, because a zone has no meaning for a server."""
     return _ZONE.sub(r"\1]", url)

@@ -1,4 +1,4 @@
-"""Name and version of the distribution. On PyPI, the name `saccade` belongs to another project."""
+"""Name and version of Saccade's Python distribution. The name `saccade` on PyPI belongs to another project."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ VERSION = "0.2.0"
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an optional extra, for error messages: pip, or a build of the Docker image.
+    """Return the command that installs an optional dependency group (extra), for error messages.
 
-    In a container, the file system may be read-only, and packages installed by pip are lost with the container.
+    Outside a container, it is a pip command. In a container, it is a build of the Docker image, because packages
+    installed by pip would be lost with the container.
     """
     if os.environ.get("SACCADE_IMAGE"):
         return f"this image is built without it; build one with --build-arg EXTRAS='… {extra}'"

@@ -1,6 +1,6 @@
-"""Lets a package export names whose modules are imported at the first use of a name (PEP 562).
+"""Lazy imports: a package exports names, and a name's module is imported when the name is first used (PEP 562).
 
-Results and errors are thus available without torch, and the command line's help without torch and FFmpeg.
+Results and errors are thus available without importing torch, and the command line's help without torch and FFmpeg.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lazy_attributes(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` function for a package.
+    """Return a `__getattr__` function for a package that imports exported names on first use.
 
     Args:
         package: the package's `__name__`.

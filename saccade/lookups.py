@@ -1,6 +1,6 @@
-"""Resolves host names in daemon threads, because a resolver may block for minutes and cannot be interrupted.
+"""Resolves host names in daemon threads, because the system's resolver may block for minutes.
 
-At exit, the interpreter waits for the threads of an executor, which asyncio uses, but not for daemon threads.
+At exit, Python waits for asyncio's executor threads, but not for daemon threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FRESH_S = 60.0  # for which an answer is kept that came after whoever asked had
 
 
 class _Lookup:
-    """The lookup of one host."""
+    """The name lookup of one host, in progress or finished."""
 
     def __init__(self, host: str, port: int | None) -> None:
         self.done = threading.Event()
@@ -36,7 +36,7 @@ class _Lookup:
 
     @property
     def usable(self) -> bool:
-        """Return whether the lookup is in progress or its result is recent."""
+        """Return whether the lookup is in progress, or its result is recent enough to use."""
         return not self.done.is_set() or time.monotonic() - self.ended_at < _FRESH_S
 
     def _work(self, host: str, port: int | None) -> None:
@@ -55,15 +55,15 @@ _pending: dict[tuple[str, int | None], _Lookup] = {}  # guarded by the lock; one
 def look_up(
     host: str, port: int | None = None, *, limit_s: float = LOOKUP_S, cancelled: threading.Event | None = None
 ) -> Addresses:
-    """Resolve a host for TCP, with the result format of `socket.getaddrinfo`.
+    """Resolve a host for TCP, with a time limit. The result has the format of `socket.getaddrinfo`.
 
-    A lookup continues after the limit, and a later call for the same host gets its result.
+    After the limit, the lookup continues in the background, and a later call for the same host uses its result.
 
     Args:
         host: host name or IP address.
         port: port for the addresses.
         limit_s: longest wait in seconds.
-        cancelled: ends the wait when set.
+        cancelled: event; setting it ends the wait.
 
     Raises:
         TimeoutError: if there is no result within the limit, or `cancelled` is set.
@@ -90,12 +90,12 @@ def look_up(
 
 
 class DaemonLoop(asyncio.SelectorEventLoop):
-    """An event loop that runs blocking calls, such as name lookups, in daemon threads."""
+    """An asyncio event loop that runs blocking calls, such as name lookups, in daemon threads."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Like `asyncio`, except that each call without an executor gets a daemon thread."""
+        """Run a function in an executor, as asyncio does. Without an executor, the function gets a daemon thread."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         future: asyncio.Future[T] = self.create_future()
@@ -117,6 +117,6 @@ class DaemonLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine like `asyncio.run`, on a `DaemonLoop`."""
+    """Run a coroutine like `asyncio.run`. Blocking calls then do not delay the exit (see `DaemonLoop`)."""
     with asyncio.Runner(loop_factory=DaemonLoop) as runner:
         return runner.run(main)

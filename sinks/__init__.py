@@ -1,4 +1,4 @@
-"""Sinks: the outputs that receive frames and results."""
+"""Sinks: outputs for frames and analysis results, such as files, MQTT and webhooks."""
 
 from saccade.sinks.base import (
     ReaderGoneError,

@@ -10,6 +10,9 @@ LAST_S = 30.0
 
 
 def backoff_s(failures: int, chance: Callable[[], float] = random.random) -> float:
-    """Return the delay in seconds after the nth consecutive failure: 0.5 s, doubling to 30 s, minus up to a quarter."""
+    """Return the retry delay in seconds after a number of consecutive failures.
+
+    The delay starts at 0.5 s and doubles up to 30 s. A random share of up to a quarter is subtracted.
+    """
     longest = min(LAST_S, FIRST_S * (1 << min(failures - 1, 16)))
     return longest * (1 - 0.25 * chance())

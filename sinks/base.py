@@ -1,4 +1,4 @@
-"""The interface of every sink, and the errors that sinks raise."""
+"""The interface of all sinks, and the exceptions that sinks raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.sources.live.packets import SoundPacket
 
 
 class SinkError(Exception):
-    """Raised if a sink cannot be opened or written. The message is one line: what is wrong and what to do.
+    """Raised if a sink cannot be opened or written. The one-line message tells the user what is wrong and what to do.
 
     Attributes:
         lost: number of results that the sink had accepted and then lost.
@@ -26,16 +26,19 @@ class SinkError(Exception):
 
 
 class SinkClosedError(SinkError):
-    """Raised if the user ends the run through a sink, such as by closing its window. This is not a failure."""
+    """Raised if the user ends the run through a sink, for example by closing its window. This is not a failure."""
 
 
 class ReaderGoneError(SinkClosedError):
-    """Raised if the reader of a sink has closed, such as a pipe's. The sink ends; the run ends with its last sink."""
+    """Raised if the program that reads a sink's output has exited, such as at the end of a pipe.
+
+    The sink then ends. The run ends with its last sink.
+    """
 
 
 @dataclass(slots=True, frozen=True)
 class SinkStats:
-    """Counters of a sink that has receivers; None for a counter that does not apply.
+    """Counters of a sink that sends messages. A counter is None if it does not apply.
 
     Attributes:
         connected: whether the sink's server can be reached.
@@ -43,7 +46,7 @@ class SinkStats:
         backlog: number of messages waiting to be sent.
         backlog_age_s: age of the oldest waiting message in seconds; 0 if none waits.
         sent: number of messages sent so far.
-        dropped: number of messages never sent, because the receiver was offline, was too slow or refused them.
+        dropped: number of messages never sent, because the receiver was offline, was too slow or rejected them.
     """
 
     connected: bool | None = None
@@ -70,7 +73,7 @@ class SourceHints:
 
 
 class Sink(Protocol):
-    """An output for results. It receives the frames of a stream in presentation order.
+    """Interface of an output for results. A sink receives the frames of a stream in presentation order.
 
     Attributes:
         shared: whether several streams may write to the sink, from several threads. A shared sink is closed once,
@@ -84,24 +87,24 @@ class Sink(Protocol):
 
         Raises:
             SinkClosedError: if the user has ended the run.
-            ReaderGoneError: if the reader has closed.
+            ReaderGoneError: if the program that reads the output has exited.
             SinkError: if the result could not be delivered, for example because the disk is full. A later call
                 retries.
         """
         ...
 
     def close(self) -> None:
-        """Finish the output. A second call does nothing.
+        """Complete and close the output. A second call does nothing.
 
         Raises:
-            SinkError: if the output could not be finished.
+            SinkError: if the output could not be completed.
         """
         ...
 
 
 @runtime_checkable
 class SupportsStreamEnd(Protocol):
-    """A shared sink that is notified when one of its streams ends while others continue."""
+    """Interface of a shared sink that is told when one of its streams ends while others continue."""
 
     def end(self, stream: str) -> None:
         """Record that `stream` has ended. Writing to the stream again restarts it."""
@@ -110,10 +113,10 @@ class SupportsStreamEnd(Protocol):
 
 @runtime_checkable
 class SupportsStats(Protocol):
-    """A sink that counts its messages."""
+    """Interface of a sink that counts its messages."""
 
     def stats(self) -> SinkStats:
-        """Return the counters. Thread-safe."""
+        """Return the sink's counters. Thread-safe."""
         ...
 
 
@@ -123,7 +126,7 @@ CHANGES = ("begin", "update", "end")
 
 @runtime_checkable
 class SupportsEvents(Protocol):
-    """A shared sink that also accepts events of rules."""
+    """Interface of a shared sink that also accepts events of rules."""
 
     def write_event(self, event: Mapping[str, Any]) -> None:
         """Write the record of an event that begins, changes or ends. Thread-safe; does not block.

@@ -1,4 +1,4 @@
-"""A sink that calls a Python function for every frame, for programs that use Saccade as a library."""
+"""Sink that calls a Python function for each frame, for programs that use Saccade as a library."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from saccade.sources.frame import Frame
 
 
 class CallbackSink:
-    """Calls `function(frame, result, latency)` for every frame, one call at a time, also if streams share the sink.
+    """Calls `function(frame, result, latency)` for each frame, one call at a time, also with several streams.
 
-    An exception from the function ends the run as an error; `SinkClosedError` ends it without an error.
+    If the function raises an exception, the run ends with an error. `SinkClosedError` ends it without an error.
 
     Args:
         function: called in a thread of the pipeline. It should return quickly, because results wait for it.
@@ -28,13 +28,13 @@ class CallbackSink:
 
     def __init__(self, function: Callable[[Frame, Result, Latency], object]) -> None:
         if not callable(function):
-            raise SinkError(f"function must be callable, since it is called for every frame; got {function!r:.100}")
+            raise SinkError(f"function must be callable with (frame, result, latency); got {function!r:.100}")
         self._function = function
         self._lock = threading.Lock()
         self._closed = False
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Call the function.
+        """Call the user's function with a frame and its result.
 
         Raises:
             SinkClosedError: after `close`, or if the function raises it.
@@ -45,6 +45,6 @@ class CallbackSink:
             self._function(frame, result, latency)
 
     def close(self) -> None:
-        """Stop calling the function. A second call does nothing."""
+        """Stop calling the user's function. A second call does nothing."""
         with self._lock:
             self._closed = True

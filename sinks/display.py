@@ -1,4 +1,4 @@
-"""A sink that shows every frame with its overlay in a window on this machine."""
+"""Sink that shows each frame with its overlay in a window on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUIT_KEYS = (ord("q"), 27)  # 27 is Esc
 
 
 class DisplaySink:
-    """Shows frames in a window. Pressing q or Esc, or closing the window, ends the run.
+    """Shows frames in a window. The run ends when the user presses q or Esc, or closes the window.
 
     Args:
         title: title of the window.
@@ -37,7 +37,7 @@ class DisplaySink:
         self._title = title
         self._shown = False
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            raise SinkError("no screen here (neither DISPLAY nor WAYLAND_DISPLAY is set); write to a file instead")
+            raise SinkError("no screen found (neither DISPLAY nor WAYLAND_DISPLAY is set); write to a file instead")
         # The window toolkit ends the whole process when the screen refuses it, so a child process tries first.
         try:
             probe = subprocess.run(
@@ -50,11 +50,11 @@ class DisplaySink:
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Open the window for the target `display`. Raises the errors of the constructor."""
+        """Open a window for the target `display`. Raises SinkError like the constructor."""
         return cls()
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Show one frame.
+        """Show one frame with its overlay in the window.
 
         Raises:
             SinkClosedError: if the user closed the window or pressed q or Esc.

@@ -1,7 +1,7 @@
-"""Opens the sink that a target names: an address, a path, `-` or `display`.
+"""Opens a sink from a target: an address, a path, `-` or `display`.
 
-To add a sink, add a module and one line in `SINKS`. Imports in this package run in one direction: record <- base <-
-urls, outbox, overlay <- callback, display, jsonl, video, websocket, messaging <- factory.
+To add a sink, add a module and one line in `SINKS`. A module imports only modules before it in this order: record;
+base; urls, outbox, overlay; callback, display, jsonl, video, websocket, messaging; factory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SinkKind:
     Attributes:
         opener: an `Opener`, or its name `module:name` or `module:Class.name`. A named opener is imported at its
             first use, because most sinks need their own library.
-        schemes: address schemes of the sink.
+        schemes: URL schemes of the sink.
         suffixes: file suffixes of the sink, in lower case.
         words: complete targets of the sink, such as `-`.
     """
@@ -37,7 +37,12 @@ class SinkKind:
     words: tuple[str, ...] = ()
 
     def open(self, target: str, hints: SourceHints) -> Sink:
-        """Open `target`, which must be of this kind. Raises SinkError if that fails."""
+        """Open a sink of this kind. Raises SinkError if that fails.
+
+        Args:
+            target: address or path, which must belong to this kind.
+            hints: information about the stream.
+        """
         if not isinstance(self.opener, str):
             return self.opener(target, hints)
         module, _, name = self.opener.partition(":")
@@ -66,7 +71,7 @@ def open_sink(
     audio_from: str | os.PathLike[str] | None = None,
     listen: Callable[[Callable[[SoundPacket], None]], None] | None = None,
 ) -> Sink:
-    """Open the sink that `target` names.
+    """Open a sink from the text that a user typed.
 
     - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: the same in segments.
     - `out.jsonl`: records; `out.jsonl?max_mb=100&keep=5`: rotated by size. `-`: records on standard output.
@@ -77,7 +82,7 @@ def open_sink(
 
     Args:
         target: one of the targets above.
-        rate: frames per second of the source; a hint for videos.
+        rate: approximate frames per second of the source, for videos.
         audio_from: file whose audio a video copies; it is never overwritten.
         listen: requests the audio of a live source for a video, see `LiveSource.listen`.
 
@@ -91,7 +96,7 @@ def open_sink(
         return kind.open(text, hints)
     scheme, separator, _ = text.partition("://")
     if text.partition(":")[0].lower() == "whep":
-        raise SinkError("whep: is supported only by `saccade run --sink whep:PORT`")
+        raise SinkError("the sink whep: is supported only by `saccade run --sink whep:PORT`")
     if separator:
         known = ", ".join(kind.schemes[0] for kind in SINKS if kind.schemes)
         raise SinkError(
@@ -103,7 +108,7 @@ def open_sink(
 
 
 def kind_of(target: str) -> SinkKind | None:
-    """Return the kind of sink that `target` names, or None."""
+    """Return the kind of sink for an address or path, or None."""
     scheme, separator, _ = target.partition("://")
     if separator:
         return next((kind for kind in SINKS if scheme.lower() in kind.schemes), None)

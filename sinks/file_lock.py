@@ -1,4 +1,4 @@
-"""File locks that allow one writer per file, so that another run cannot truncate or replace it."""
+"""File locks that allow one writer per file, so that another run cannot truncate or replace the file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 
 
 def hold(descriptor: int, *, beside_others: bool = False) -> None:
-    """Lock an open file until it is closed. The lock also ends with the process.
+    """Lock an open file until it is closed or the process ends.
 
     Args:
-        descriptor: file descriptor. A device, or another file that is not regular, can be locked any number of
-            times.
-        beside_others: whether other writers may hold the same kind of lock, because they only append.
+        descriptor: file descriptor. Locking a device, or another file that is not regular, has no effect.
+        beside_others: whether several writers may lock the file at the same time, because they only append.
 
     Raises:
-        OSError: EBUSY, with a reason for the user, if another writer holds the lock.
+        OSError: EBUSY, with a reason for the user, if another writer has locked the file.
     """
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
@@ -32,7 +31,7 @@ def hold(descriptor: int, *, beside_others: bool = False) -> None:
 
 
 def check_free(path: Path) -> None:
-    """Check that no writer has locked a file. A missing or unreadable file counts as free.
+    """Check that no other program has locked a file. A missing or unreadable file counts as free.
 
     Raises:
         OSError: EBUSY if the file is locked.

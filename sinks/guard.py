@@ -1,4 +1,4 @@
-"""Isolates a failing sink: pauses it, counts its lost results and retries it."""
+"""Isolates a failing sink: pauses it, counts lost results and retries it, so that the run continues."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ State = Literal["ok", "paused", "ended"]
 
 @dataclass(slots=True, frozen=True)
 class SinkStatus:
-    """Status of a sink.
+    """Status of a sink, for the status page and metrics.
 
     Attributes:
         name: name of the sink, without secrets.
-        state: `ok`; `paused` while writing fails; `ended` after the reader has closed.
+        state: `ok`; `paused` while writing fails; `ended` after the reader has exited.
         reason: reason for the state in one line; None if it is `ok`.
         lost: number of results not written because the sink was paused or failed.
         stats: the sink's own counters; None if it has none.
@@ -45,10 +45,10 @@ class SinkStatus:
 class SinkGuard:
     """Writes to one sink and handles its failures. Thread-safe if the sink is shared.
 
-    The first failure is logged and pauses the sink. Results then count as lost, and one of them is retried after a
-    backoff of 0.5 to 30 s. The sink counts as working again after 5 s without a failure. The next written frame adds
-    the number of lost results to `dropped_before`. Only `SinkClosedError` is passed on, and every error of a
-    `CallbackSink`, since it comes from the user's program.
+    The first failure is logged and pauses the sink. While it is paused, results are counted as lost. One of them is
+    retried after a back-off of 0.5 to 30 s. The sink counts as working again after 5 s without a failure. The next
+    written frame adds the number of lost results to `dropped_before`. Only `SinkClosedError`, and all errors of a
+    `CallbackSink`, which come from the user's program, are raised.
 
     Args:
         sink: the sink. The caller opens and closes it.
@@ -70,10 +70,10 @@ class SinkGuard:
         self._last_reason = ""
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Write a result, or count it as lost.
+        """Write a result to the sink, or count it as lost.
 
         Raises:
-            SinkClosedError: if the reader has closed.
+            SinkClosedError: if the user has ended the run through the sink.
         """
         with self._lock:
             if self._state == "paused" and self._trying_since is None:
@@ -108,7 +108,7 @@ class SinkGuard:
         return self._state == "paused"
 
     def end(self, stream: str) -> tuple[int, str]:
-        """Forget a stream. Return the number of its lost results, and the reason for the last loss."""
+        """Remove a stream. Return the number of its lost results, and the reason for the last loss."""
         with self._lock:
             self._lost_since.pop(stream, None)
             return self._lost_of.pop(stream, 0), self._last_reason
@@ -120,7 +120,7 @@ class SinkGuard:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
     def _lose(self, frame: Frame, taken: int = 0) -> None:
-        """Count a frame and `taken` accepted results as lost; earlier losses remain to be reported."""
+        """Count a frame and `taken` accepted results as lost. The next written frame reports all losses."""
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
         self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken
@@ -136,7 +136,7 @@ class SinkGuard:
             self._lose(frame, error.lost if isinstance(error, SinkError) else 0)
             self._trying_since = None
         if first:  # the trace of an unexpected error, which is a bug
-            log.warning("%s; paused, trying again", reason, exc_info=None if expected else error)
+            log.warning("%s; the sink is paused and will be retried", reason, exc_info=None if expected else error)
 
     def _worked(self) -> None:
         with self._lock:
@@ -147,4 +147,4 @@ class SinkGuard:
             if settled:
                 self._state, self._reason, self._failures, self._trying_since = "ok", None, 0, None
         if settled:
-            log.warning("%s: works again; results lost so far: %d", self._name, self._lost)
+            log.warning("sink %s works again; results lost so far: %d", self._name, self._lost)

@@ -1,4 +1,4 @@
-"""A sink that writes one JSON record per frame to a file, optionally rotated by size, or to standard output."""
+"""Sink that writes one JSON record per frame to a file, optionally rotated by size, or to standard output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEEP = 5
 
 
 class JsonlSink:
-    """Writes `make_record` of every frame as a line of JSON in UTF-8. Each line is flushed at once.
+    """Writes the record of each frame as one line of JSON in UTF-8. Each line is flushed at once.
 
     A line is written completely or not at all, also on a full disk. If the file is deleted or moved, a new file is
     created. A file that another run is writing is not replaced.
@@ -39,7 +39,7 @@ class JsonlSink:
             `path.2` and so on. None for no rotation.
         keep: number of rotated files to keep; None for any number.
         retention: limits of the rotated files' age and of the total size.
-        events: write events of rules instead of records of frames.
+        events: whether to write events of rules instead of records of frames.
 
     Raises:
         SinkError: if the file cannot be written, or a limit is out of range.
@@ -80,13 +80,13 @@ class JsonlSink:
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Open `-`, or a path with options such as `out.jsonl?max_mb=100&keep=5`.
+        """Create the sink for `-`, or for a path with options such as `out.jsonl?max_mb=100&keep=5`.
 
         `keep` is a number of rotated files or an age such as `7d`. `max_gb` limits the total size. With `send=events`,
         the file contains events of rules instead of a record per frame.
 
         Raises:
-            SinkError: if an option is wrong or the file cannot be written.
+            SinkError: if an option is invalid or the file cannot be written.
         """
         if target == "-":
             return cls(target)
@@ -105,17 +105,17 @@ class JsonlSink:
         )
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Write one line. Thread-safe.
+        """Write the record of a frame as one line. Thread-safe.
 
         Raises:
-            ReaderGoneError: if the reader of the pipe has closed.
+            ReaderGoneError: if the program that reads the pipe has exited.
             SinkError: if the line cannot be written, such as on a full disk.
         """
         if not self._events:
             self._append(to_json(make_record(frame, result, latency)) + b"\n")
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Write an event as a line if the sink writes events. Raises the errors of `write`."""
+        """Write a rule's event as one line if the sink writes events. Raises the errors of `write`."""
         if self._events and event["type"] in CHANGES:
             self._append(to_json(event) + b"\n")
 
@@ -143,7 +143,7 @@ class JsonlSink:
                 raise SinkError(f"cannot write {self._shown}: {write_failure(self._path, error)}") from None
 
     def close(self) -> None:
-        """Close the file; standard output stays open. A second call does nothing."""
+        """Close the JSONL file. Standard output stays open. A second call does nothing."""
         with self._lock:
             self._closed = True
             if self._file is not None:
@@ -179,7 +179,7 @@ class JsonlSink:
 
 
 def check_standard_output() -> None:
-    """Check that standard output accepts bytes.
+    """Check that records can be written to standard output.
 
     Raises:
         SinkError: if standard output is closed or is not a file.
@@ -189,7 +189,7 @@ def check_standard_output() -> None:
 
 
 class _LineFile:
-    """A file to which complete lines are appended."""
+    """A text file to which only complete lines are appended."""
 
     def __init__(self, path: Path, *, replace: bool) -> None:
         self.path = path
@@ -217,7 +217,7 @@ class _LineFile:
         self._torn = False
 
     def reopen(self, *, replace: bool = False) -> None:
-        """Open the file by its name again, since it may have been replaced. Truncate it if `replace` is set."""
+        """Open the file again, because another program may have replaced it. `replace` truncates the file."""
         self.close()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
@@ -239,14 +239,14 @@ class _LineFile:
             os.close(descriptor)
 
     def _cut(self) -> None:
-        """Remove the partially written line."""
+        """Remove a partially written line from the end of the file."""
         try:
             os.ftruncate(self._descriptor, self.size)
         except OSError:  # such as of a pipe
             self._torn = True
 
     def _moved(self) -> bool:
-        """Return whether the file was deleted, moved or replaced."""
+        """Return whether another program has deleted, moved or replaced the file."""
         try:
             status = os.stat(self.path)
         except OSError:

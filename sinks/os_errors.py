@@ -1,4 +1,4 @@
-"""Explains why a file cannot be written, and names the command that fixes a folder's owner."""
+"""Explains why a file cannot be written, with the command that fixes a folder's owner."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def write_failure(path: str | os.PathLike[str], error: Exception) -> str:
-    """Return the reason in one line without the path: 'No space left on device', or the folder's owner and a fix.
+    """Return why a file cannot be written, in one line without the path, such as "No space left on device".
 
-    Docker creates a missing mount folder as root, so a container that runs as another user cannot write there.
+    If the folder belongs to another user, the line names the owner and a fix. Docker creates a missing mount folder as
+    root, so a container that runs as another user cannot write there.
 
     Args:
         path: path of the file.

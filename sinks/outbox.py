@@ -1,4 +1,4 @@
-"""A bounded queue of messages for one receiver. It drops the oldest messages and counts every drop."""
+"""Bounded queue of messages for one receiver. If it is full, the oldest messages are dropped and counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_BYTES = 2 * 1024 * 1024
 
 @dataclass(slots=True, frozen=True)
 class Message:
-    """An encoded message, shared by all clients.
+    """A message encoded once for all receivers.
 
     Attributes:
         stream: stream of the message; "" for a message about the client itself.
@@ -28,12 +28,12 @@ class Message:
 
 
 class Outbox:
-    """A first-in, first-out queue that accepts every message and drops the oldest. Use it from one thread at a time.
+    """Bounded first-in, first-out queue of messages. If it is full, the oldest messages are dropped. Not thread-safe.
 
     Args:
-        newest: keep only the newest record of each stream, at the position of the replaced record.
-        max_records: highest number of messages.
-        max_bytes: highest number of bytes of text. A longer message is dropped together with the whole queue.
+        newest: whether to keep only the newest record of each stream, at the position of the replaced record.
+        max_records: maximum number of messages.
+        max_bytes: maximum number of bytes of text. A longer message is dropped together with the whole queue.
     """
 
     def __init__(self, *, newest: bool = False, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
@@ -51,17 +51,17 @@ class Outbox:
 
     @property
     def bytes_waiting(self) -> int:
-        """Number of bytes of text in the queue."""
+        """Total size of the queued messages in bytes."""
         return self._bytes
 
     @property
     def oldest_at(self) -> float | None:
-        """Creation time of the oldest message; None if the queue is empty."""
+        """Creation time of the oldest queued message in seconds; None if the queue is empty."""
         return self._waiting[0][0].queued_at if self._waiting else None
 
     @property
     def newest(self) -> bool:
-        """Whether only the newest record of each stream is kept. Setting it to True drops the older records."""
+        """Whether the queue keeps only the newest record of each stream. Setting it to True drops older records."""
         return self._newest
 
     @newest.setter
@@ -72,7 +72,7 @@ class Outbox:
             self._add(message, lost_before)
 
     def put(self, message: Message, lost_before: int = 0) -> None:
-        """Append `message`. Drop the oldest messages if the queue is full.
+        """Append a message. Drop the oldest messages if the queue is full.
 
         Args:
             message: the message.
@@ -84,12 +84,12 @@ class Outbox:
             self._drop()
 
     def drop_before(self, time: float) -> None:
-        """Drop messages created before `time`, from the front of the queue up to the first younger message."""
+        """Drop messages older than `time` from the front of the queue."""
         while self._waiting and self._waiting[0][0].queued_at < time:
             self._drop()
 
     def take(self) -> tuple[Message, int] | None:
-        """Remove the oldest message. Return it with the number of records of its stream dropped before it, or None."""
+        """Remove and return the oldest message, with the number of records of its stream dropped before it; or None."""
         if not self._waiting:
             return None
         message, lost_before = self._pop()
@@ -117,7 +117,7 @@ class Outbox:
         return message, lost_before
 
     def _index_of(self, stream: str) -> int | None:
-        """Return the index of the stream's newest record, or None if a notice of the stream follows it."""
+        """Return the position of the stream's newest record in the queue; None if a notice of the stream follows it."""
         for index in range(len(self._waiting) - 1, -1, -1):
             message, _ = self._waiting[index]
             if message.stream == stream:

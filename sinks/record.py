@@ -1,4 +1,4 @@
-"""The JSON record of one frame, common to files, WebSocket, MQTT and webhooks."""
+"""The JSON record of one frame, as sent to files, WebSocket, MQTT and webhooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPEED_DIGITS = 4
 
 @dataclass(slots=True, frozen=True)
 class Latency:
-    """The latency of one frame by stage, in milliseconds.
+    """Latency of one frame in milliseconds, per stage of the pipeline.
 
     Attributes:
         decode: demuxing, decoding and converting the frame.
@@ -43,19 +43,19 @@ class Latency:
 
 
 def drawn_latency(frame: Frame, latency: Latency) -> float:
-    """Return the latency to draw on a frame, in milliseconds.
+    """Return the latency to show on a frame, in milliseconds.
 
-    For a live stream, this is the age of the frame. A file is read ahead, so its waiting time is excluded: only
-    processing time counts.
+    For a live stream, it is the age of the frame. For a file, it is the processing time, because files are read ahead
+    of time.
     """
     return latency.total - latency.queue if frame.capture_clock == "file" else latency.total
 
 
 def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any]:
-    """Build the record of one frame, ready for `json.dumps`.
+    """Build the record of one frame as JSON values.
 
-    A box is `[x1, y1, x2, y2]`, in pixels with one decimal (`box`), and as fractions of width and height with five
-    decimals (`box_norm`).
+    Each box is in pixels with one decimal (`box`), and in fractions of width and height with five decimals
+    (`box_norm`), both as `[x1, y1, x2, y2]`.
     """
     width, height = frame.width, frame.height
     return {
@@ -98,7 +98,7 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
 
 
 def _answer(text: Text) -> dict[str, Any]:
-    """Return the record of an answer, including the probabilities of its choices and the reasoning, if present."""
+    """Return the JSON values of an answer, with the probabilities of its choices and the reasoning if present."""
     answer: dict[str, Any] = {"prompt": text.prompt, "text": text.text}
     if text.probabilities is not None:
         answer["probabilities"] = {choice: round(p, _PROBABILITY_DIGITS) for choice, p in text.probabilities.items()}
@@ -112,7 +112,7 @@ def _answer(text: Text) -> dict[str, Any]:
 
 
 def _over_time(found: Box | Spot) -> dict[str, Any]:
-    """Return the tracking data of an object; empty for an object without a track."""
+    """Return the JSON values of an object's track; empty for an object without a track."""
     known: dict[str, Any] = {}
     if found.track_id is not None:
         known = {"track_id": found.track_id, "track": found.track_id}  # the latter as in saccade/1
@@ -126,7 +126,7 @@ def _over_time(found: Box | Spot) -> dict[str, Any]:
 
 
 def _extras(result: Result, width: int, height: int) -> dict[str, Any]:
-    """Return the records of the parts in `Result.extras`; a part may have an empty record."""
+    """Return the JSON values of a result's extras, such as zones. Extras with an empty record are allowed."""
     recorded = {key: [dict(part.to_record(width, height)) for part in parts] for key, parts in result.extras.items()}
     return {key: full for key, values in recorded.items() if (full := [value for value in values if value])}
 

@@ -1,6 +1,6 @@
-"""Deletes a sink's oldest files by age and total size.
+"""Retention of a sink's files: deletes the oldest files by age and total size.
 
-Ages use a monotonic clock, so that setting the wall clock deletes nothing.
+File ages are measured with a monotonic clock, so that a change of the wall clock deletes nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ INTERVAL_S = 10.0  # between two checks while a file is written; ten thousand fi
 
 
 def elapsed_s() -> float:
-    """Return the seconds of a monotonic clock that includes suspend time, if the system has one."""
+    """Return seconds on a monotonic clock that also counts suspend time, if the system has such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class FileAges:
-    """Tracks the age of files on a monotonic clock. The caller passes the times.
+    """Measures the age of files with a monotonic clock. Callers pass the current times.
 
-    The wall clock is used once, for files that exist at the start. Later changes count as new. Files are identified by
-    inode, since they are renamed.
+    For files that exist at the start, the age comes from the wall clock once. A file that changes later has age 0.
+    Files are identified by inode, because they are renamed.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Retention:
 
     @classmethod
     def of_options(cls, options: Options, max_age_s: float | None) -> Retention:
-        """Parse the option `max_gb`. Raises SinkError if it is invalid."""
+        """Parse the option `max_gb` of a sink. Raises SinkError if it is invalid."""
         gigabytes = options.number("max_gb")
         return cls(max_age_s, round(gigabytes * 1e9) if gigabytes else None)
 
@@ -74,11 +74,11 @@ class Retention:
         return self.max_age_s is not None or self.max_bytes is not None
 
     def prune(self, files: Iterable[Path], current: Path | None = None, room: int = 0) -> list[Path]:
-        """Delete the oldest of `files` until the limits hold. Return the deleted files.
+        """Delete the oldest files until the age and size limits are met. Return the deleted files.
 
         Args:
-            files: files of the sink, also of earlier runs.
-            current: the file being written. It counts, and is never deleted.
+            files: files of the sink, including those of earlier runs.
+            current: the file being written. Its size counts, but it is never deleted.
             room: bytes to keep free for the current file.
         """
         found = []
@@ -99,10 +99,14 @@ class Retention:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                log.warning("cannot delete %s, whose retention period is over: %s", path, error.strerror)
+                log.warning("retention: cannot delete %s: %s", path, error.strerror)
                 continue
             total -= size
             deleted.append(path)
         if deleted:
-            log.info("%s and %d other files deleted: their retention period is over", deleted[0], len(deleted) - 1)
+            log.info(
+                "retention: deleted %s and %d other files",
+                deleted[0],
+                len(deleted) - 1,
+            )
         return deleted

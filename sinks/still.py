@@ -1,4 +1,4 @@
-"""Writes one image to a file, in the format of its suffix."""
+"""Writes one image to a file. The file's suffix selects the format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_PIXELS = {
 
 
 def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
-    """Check that an image can be written, before the work of making it. Leaves no file behind.
+    """Check in advance whether an image can be written to a path. Leaves no file behind.
 
     Raises:
         SinkError: if an image of this size in pixels cannot be written to this path.
@@ -51,7 +51,7 @@ def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
 
 
 def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
-    """Write an image. An existing file is replaced once the new one is complete.
+    """Write an image to a file. An existing file is replaced once the new file is complete.
 
     Args:
         path: path of the file; its suffix selects the format.
@@ -79,11 +79,11 @@ def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
 
 
 def jpeg(image: NDArray[np.uint8], quality: int) -> bytes:
-    """Encode an image as JPEG. An image too large for JPEG is scaled down.
+    """Encode an image as JPEG. If it exceeds JPEG's size limit, it is scaled down.
 
     Args:
         image: (height, width, 3) uint8 RGB.
-        quality: from 1 to 100.
+        quality: JPEG quality from 1 to 100.
     """
     height, width = image.shape[:2]
     if (scale := _MOST_PIXELS["JPEG"] / max(width, height)) < 1:

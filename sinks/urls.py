@@ -1,4 +1,4 @@
-"""Parses the target of a sink: an address or a path, followed by options. It also redacts secrets."""
+"""Parses the target of a sink: an address or a path, followed by options. Removes secrets from targets for logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOST_OR_USER = re.compile(r"(?!localhost:)[^\s:@\[\].]+:\d+[/?#].*@")  # and it
 
 
 def redact_target(text: str) -> str:
-    """Return a target for logs. Of an address, only `scheme://host:port` is shown, since paths may contain keys."""
+    """Return a sink's target without secrets, for logs. An address is cut to `scheme://host:port`."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _CREDENTIALS.sub(r"\1***@", text)
@@ -37,7 +37,9 @@ def redact_target(text: str) -> str:
 
 
 class Options:
-    """The options of a target, `name=value&name=value`. Each is read by name; `reject_unknown` refuses the others.
+    """The options of a sink's target, in the form `name=value&name=value`.
+
+    Each method reads one option by name. `reject_unknown` then rejects options that were not read.
 
     Args:
         text: the options.
@@ -57,7 +59,7 @@ class Options:
         return bool(self._given)
 
     def text(self, name: str, default: str = "") -> str:
-        """Return an option as text."""
+        """Return the value of an option as text."""
         self._known.append(name)
         return self._given.get(name, default)
 
@@ -67,39 +69,42 @@ class Options:
         return [value for key, value in self._pairs if key == name]
 
     def flag(self, name: str) -> bool:
-        """Return a switch, False by default: 1, true, yes or on; 0, false, no or off."""
+        """Return a boolean option; False by default. Values are 1, true, yes or on; 0, false, no or off."""
         value = self.text(name, "0").lower()
         if value not in _YES + _NO:
             raise self._wrong_value(name, value, "0 or 1")
         return value in _YES
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
-        """Return an option that must be one of `allowed`; the first is the default."""
+        """Return the value of an option that must be one of `allowed`. The first allowed value is the default."""
         value = self.text(name, allowed[0])
         if value not in allowed:
             raise self._wrong_value(name, value, " or ".join(allowed))
         return value
 
     def count(self, name: str, default: int, most: int = 10**9) -> int:
-        """Return a whole number from 1 to `most`."""
+        """Return an option as a whole number from 1 to `most`."""
         value = self.text(name, str(default))
         if not re.fullmatch(r"\d{1,10}", value) or not 1 <= int(value) <= most:
             raise self._wrong_value(name, value, f"a whole number from 1 to {most}")
         return int(value)
 
     def number(self, name: str) -> float | None:
-        """Return a positive number, or None if the option is absent."""
+        """Return an option as a positive number; None if it is absent."""
         value = self.text(name)
         if not value and name not in self._given:
             return None
         return self._positive(name, value, value, "a number above 0")
 
     def seconds(self, name: str, default: float) -> float:
-        """Return a positive duration in seconds, given as `90`, `90s`, `10m`, `1h` or `7d`."""
+        """Return an option as a positive duration in seconds. Values look like `90`, `90s`, `10m`, `1h` or `7d`."""
         return self._seconds(name, self.text(name, f"{default:g}"), _TIME)
 
     def count_or_age(self, name: str, most: int) -> tuple[int | None, float | None]:
-        """Return (count, None) for a whole number from 1 to `most`, or (None, seconds) for a duration with a unit."""
+        """Return an option as (count, None) for a whole number from 1 to `most`, or (None, seconds) for a duration.
+
+        A duration needs a unit, such as `12h` or `7d`.
+        """
         value = self.text(name)
         if name not in self._given:
             return None, None
@@ -108,7 +113,7 @@ class Options:
         return None, self.age(name, f"a whole number from 1 to {most}, or a time such as 12h or 7d")
 
     def age(self, name: str, shape: str = "a time such as 12h or 7d") -> float | None:
-        """Return a duration with a unit, such as `12h` or `7d`, in seconds; None if the option is absent."""
+        """Return an option as a duration in seconds; None if it is absent. It needs a unit, such as `12h` or `7d`."""
         value = self.text(name)
         if name not in self._given:
             return None
@@ -117,7 +122,7 @@ class Options:
         return self._seconds(name, value, shape)
 
     def reject_unknown(self) -> None:
-        """Refuse options that were not read."""
+        """Raise SinkError if an option was not read by any method, because it is unknown."""
         for name in self._given:
             if name not in self._known:
                 near = difflib.get_close_matches(name, self._known, n=1)
@@ -144,7 +149,7 @@ class Options:
 
 
 def split_path(text: str, suffixes: Sequence[str]) -> tuple[str, Options]:
-    """Split a target into path and options. A `?` is part of the path unless the text before it has a known suffix."""
+    """Split a sink's target into path and options. A `?` starts options only after one of the file suffixes."""
     path, mark, options = text.rpartition("?")
     if not mark or not path.lower().endswith(tuple(suffixes)):
         path, options = text, ""
@@ -153,7 +158,7 @@ def split_path(text: str, suffixes: Sequence[str]) -> tuple[str, Options]:
 
 @dataclass(slots=True, frozen=True, repr=False)
 class Address:
-    """A parsed server address.
+    """A parsed server address of a sink.
 
     Attributes:
         scheme: scheme in lower case.
@@ -176,7 +181,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, ports: dict[str, int], example: str) -> Self:
-        """Parse an address.
+        """Parse a sink's server address.
 
         Args:
             text: the address, with or without options.

@@ -1,1 +1,1 @@
-"""Common parts of the HTTP servers: authentication, TLS, and limits of bodies and connections."""
+"""Shared parts of the HTTP servers: authentication, TLS, and limits for requests and connections."""

@@ -14,7 +14,7 @@ from saccade.web.errors import HttpError
 
 
 class HttpAuth:
-    """Authenticates requests.
+    """Authenticates HTTP requests by token and by the origin of the web page.
 
     Args:
         token: token that `Authorization: Bearer`, `X-Moondream-Auth` or `?token=` must contain; None accepts every
@@ -28,12 +28,12 @@ class HttpAuth:
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
 
     def authorize(self, request: Request) -> None:
-        """Check the token. Raises HttpError 401 if it is missing or wrong."""
+        """Check the token of a request. Raises HttpError 401 if it is missing or wrong."""
         if self._token is not None and not self.has_token(request, self._token):
             raise unauthorized()
 
     def check_origin(self, request: Request) -> dict[str, str]:
-        """Check the origin and return the CORS headers of the response.
+        """Check the origin of a request and return the CORS headers of the response.
 
         Raises:
             HttpError: 403 if the request comes from a page of a forbidden origin.
@@ -50,12 +50,12 @@ class HttpAuth:
         }
 
     def has_token(self, request: Request, token: str) -> bool:
-        """Return whether a request contains this token, compared in constant time."""
+        """Return whether a request contains this token. Compares in constant time."""
         return hmac.compare_digest(self.token_in(request).encode(errors="surrogateescape"), token.encode())
 
     @staticmethod
     def token_in(request: Request) -> str:
-        """Return the token of a request; "" if it has none."""
+        """Return the token in a request's headers or query; "" if it has none."""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer":
             given = request.headers.get("X-Moondream-Auth") or request.query_params.get("token", "")
@@ -64,8 +64,8 @@ class HttpAuth:
     def _is_own_page(self, origin: str, host: str) -> bool:
         """Return whether a web page comes from this server.
 
-        A host name is no proof, since any name can resolve to this machine (DNS rebinding). IP addresses and
-        `localhost` cannot be spoofed in this way. A client with a token needs no proof.
+        Only IP addresses and `localhost` prove this. Another host name can resolve to any machine (DNS rebinding). A
+        client with a token needs no proof.
         """
         if origin.partition("://")[2].lower() != host.lower():
             return False
@@ -75,12 +75,12 @@ class HttpAuth:
 
 
 def unauthorized() -> HttpError:
-    """Return the error for a request without a valid token."""
+    """Return the HTTP error 401 for a request without a valid token."""
     return HttpError(401, "a bearer token is needed, and this is not it", {"WWW-Authenticate": "Bearer"})
 
 
 def is_address_or_localhost(host: str) -> bool:
-    """Return whether a host is an IP address or localhost."""
+    """Return whether a host is an IP address or `localhost`."""
     with suppress(ValueError):
         return host == "localhost" or bool(ipaddress.ip_address(host))
     return False

@@ -1,4 +1,4 @@
-"""Reads request bodies, with limits of size and time."""
+"""Reads HTTP request bodies, with limits of size and time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ _BODY_S = 5.0  # seconds within which a client must send its body
 
 
 def content_type(request: Request) -> str:
-    """Return the media type of a body without parameters; "" if there is none."""
+    """Return the media type of a request's body without parameters; "" if not stated."""
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def require_type(request: Request, kind: str, what: str) -> None:
-    """Refuse a body of another media type with status 415."""
+    """Raise HttpError 415 if a request's body has another media type.
+
+    Args:
+        request: the request.
+        kind: required media type, such as "application/json".
+        what: description of the body for the error, such as "an offer".
+    """
     if content_type(request) != kind:
         raise HttpError(415, f"{what} must be of type {kind}")
 
 
 async def read_bytes(request: Request, limit: int, what: str) -> bytes:
-    """Read the body of a request.
+    """Read the body of an HTTP request, decompressed.
 
     Args:
         request: the request, whose body has not been read yet.
@@ -64,7 +70,7 @@ async def read_bytes(request: Request, limit: int, what: str) -> bytes:
 
 
 def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
-    """Decompress a body, up to slightly more than the limit."""
+    """Decompress a request's body. Stops slightly above `limit` bytes, so that the caller can reject the body."""
     if encoding not in ("gzip", "deflate"):
         raise ValueError
     unpacking = zlib.decompressobj(wbits=47)  # gzip or zlib, by its header
@@ -75,7 +81,7 @@ def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
 
 
 async def read_text(request: Request, limit: int, what: str) -> str:
-    """Read a body as text, like `read_bytes`. A body that is not UTF-8 gets status 400."""
+    """Read the body of a request as UTF-8 text. Raises HttpError like `read_bytes`; 400 for other encodings."""
     try:
         return (await read_bytes(request, limit, what)).decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""HTTP errors that handlers raise."""
+"""HTTP errors that request handlers raise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 
 class HttpError(HTTPException):
-    """An HTTP error response. Handlers raise it and the `Guard` sends it.
+    """An HTTP error response. A handler raises it, and `Guard` sends it to the client.
 
     Args:
         status: HTTP status.

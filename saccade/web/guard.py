@@ -1,7 +1,7 @@
-"""Checks every request before a handler gets it: origin, token and route.
+"""Checks each HTTP request before its handler runs: origin, token and route.
 
-It also sends errors as one line, adds CORS headers, and answers preflight and HEAD requests. Client input is never
-logged, since it may contain a token.
+The guard also sends errors as one line, adds CORS headers, and answers preflight and HEAD requests. Client input is
+never logged, because it may contain a token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALL_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class Guard:
-    """An ASGI application with access control.
+    """An ASGI application that checks origin and token of each request before its handler runs.
 
     Attributes:
         routes: served routes.
@@ -44,7 +44,7 @@ class Guard:
         self.auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Check and answer one HTTP request (ASGI interface)."""
         asked = scope["method"]
         scope["path"] = "/".join(map(_decoded, scope["raw_path"].decode("ascii").split("/")))
         if asked == "HEAD":  # the server leaves out the body
@@ -92,28 +92,28 @@ class Guard:
     # ---- what an application may decide otherwise
 
     async def handle(self, route: BaseRoute, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a route handle an admitted request."""
+        """Run the handler of a route, after the request was checked."""
         await route.handle(scope, receive, send)
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check the client before it learns whether the route exists. Raises HttpError."""
+        """Check the client's token. Raises HttpError. Runs before a 404, so that clients cannot probe for routes."""
         self.auth.authorize(request)
 
     def known(self, error: Exception) -> HttpError | None:
-        """Return the response error for an exception of a handler, or None if the exception is a bug."""
+        """Convert an exception of a handler to an HTTP error. Return None if the exception is a bug."""
         return None
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """Return the response for an error."""
+        """Return the HTTP response for an error."""
         return PlainTextResponse(f"{line}\n", status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Called before each response is sent."""
+        """Hook for subclasses, called before each response is sent. Does nothing by default."""
 
     # ---- routes
 
     def _find(self, scope: MutableMapping[str, Any]) -> BaseRoute | None:
-        """Return the route of a request, and store its parameters in the scope."""
+        """Return the route that matches a request's path, and store its path parameters in the scope."""
         for route in self.routes:
             match, child = route.matches(scope)
             if match is Match.FULL:
@@ -122,7 +122,7 @@ class Guard:
         return None
 
     def _methods(self, scope: Scope) -> list[str]:
-        """Return the methods that a path supports."""
+        """Return the HTTP methods that a path supports."""
         return [method for method in _ALL_METHODS if self._find({**scope, "method": method}) is not None]
 
     def _preflight(self, scope: Scope) -> Response:

@@ -1,7 +1,7 @@
-"""Serves an ASGI application to untrusted clients: limits connections and closes idle ones.
+"""HTTP server for untrusted clients: limits the number of connections and closes idle ones.
 
-Every HTTP server of the project uses it. uvicorn's protocol runs on an event loop in its own thread. Signals are left
-to the command. Client input is never logged, since it may contain a token.
+All HTTP servers of Saccade use this module. uvicorn handles HTTP on an event loop in a separate thread. Signals are
+handled by the command, not by uvicorn. Client input is never logged, because it may contain a token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _library_log.setLevel(logging.CRITICAL)  # it would log requests that it cannot 
 
 
 class AppServer:
-    """Serves an application from construction until `close`.
+    """Serves an ASGI application over HTTP, from construction until `close`.
 
     Attributes:
         url: address of the server, without a path.
@@ -87,7 +87,7 @@ class AppServer:
         return len(self._state.connections)
 
     def close(self) -> None:
-        """Close every connection and the port. Thread-safe, except from the server's own thread; may be repeated."""
+        """Stop the server and close all connections. Must not be called from the server's own thread."""
         with self._closing:
             if self._loop.is_closed():
                 return
@@ -142,7 +142,7 @@ class AppServer:
             await asyncio.sleep(1)
 
     async def _shut_down(self) -> None:
-        """Stop listening. Requests in progress get a second to finish, and are then cancelled."""
+        """Stop listening. Requests in progress get 1 s to finish, and are then cancelled."""
         self._listening.close()
         for connection in list(self._state.connections):
             connection.shutdown()
@@ -170,10 +170,10 @@ class AppServer:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol with additional timeouts.
+    """uvicorn's HTTP protocol with additional timeouts.
 
-    uvicorn has a timeout between requests only. This class adds one for incomplete headers, and one for the rest of a
-    body that is no longer needed.
+    uvicorn has a timeout between requests only. This class adds a timeout for incomplete headers, and a timeout for a
+    body that the handler does not read.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class _Protocol(H11Protocol):
 
     @property
     def unread(self) -> bool:
-        """Whether more of a request's body may arrive."""
+        """Whether more of a request's body may still arrive."""
         return self.cycle is not None and self.cycle.more_body
 
     def _stop_waiting(self) -> None:
@@ -235,7 +235,7 @@ class _Protocol(H11Protocol):
 
 
 class _Lingering:
-    """A transport that stays open while the client still sends, because closing it would discard the response."""
+    """A transport that closes only after the client has stopped sending. Closing earlier would discard the response."""
 
     def __init__(self, transport: asyncio.Transport, protocol: _Protocol) -> None:
         self._transport = transport
@@ -260,7 +260,7 @@ class _Lingering:
 
 
 async def end_tasks() -> None:
-    """Cancel the remaining tasks of the event loop, since aioice notices a closed connection 20 ms late."""
+    """Cancel the remaining tasks of the event loop, because aioice notices a closed connection 20 ms late."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

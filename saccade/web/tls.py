@@ -1,4 +1,4 @@
-"""TLS contexts for servers, from certificate files or with a new self-signed certificate."""
+"""TLS for servers: loads certificate files, or creates a self-signed certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _VALID_DAYS = 30
 
 
 def server_context(cert: str, key: str | None = None) -> ssl.SSLContext:
-    """Return a server context for the certificate in the file `cert`. Its key is in `key`, or also in `cert`.
+    """Create a TLS context for a server from a certificate file.
+
+    Args:
+        cert: path of the certificate.
+        key: path of the private key; None if it is in the file `cert`.
 
     Raises:
         ValueError: if the files cannot be read or do not match, in half a line for the user.
@@ -33,10 +37,10 @@ def server_context(cert: str, key: str | None = None) -> ssl.SSLContext:
 
 
 def optional_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return `server_context` if a certificate is given, else None.
+    """Create a TLS context for a server if a certificate file is set, else return None.
 
     Raises:
-        ValueError: see `server_context`; also if a key is given without a certificate.
+        ValueError: see `server_context`; also if a key is set without a certificate.
     """
     if key and not cert:
         raise ValueError("a key needs a certificate: set cert too")
@@ -44,10 +48,10 @@ def optional_context(cert: str | None, key: str | None) -> ssl.SSLContext | None
 
 
 def self_signed(host: str) -> ssl.SSLContext:
-    """Return a server context with a new self-signed certificate for `host`, this machine's addresses and localhost.
+    """Create a TLS context for a server with a new self-signed certificate for `host` and this machine's addresses.
 
-    Browsers warn about the certificate once. They then allow features that need TLS, such as a phone's camera. The key
-    is in a file only while it is loaded.
+    Browsers warn about the certificate once. They then allow features that require TLS, such as a phone's camera. The
+    private key is deleted from disk after it is loaded.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -1,4 +1,4 @@
-"""Reads tokens from a file or the environment, where other users cannot read them."""
+"""Reads access tokens from a file or an environment variable, because other users can read command-line arguments."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MAX_BYTES = 4096
 
 
 def find_token(token: str | None, token_file: str | None, host: str) -> str | None:
-    """Return the token for a server on `host`: the given one, the content of a file, or SACCADE_TOKEN if one is needed.
+    """Return the access token of a server: `token`, the content of `token_file`, or SACCADE_TOKEN if one is needed.
 
     Args:
-        token: token that the user gave.
+        token: token that the user typed.
         token_file: file with the token; surrounding white space is removed.
         host: address of the server. A token is needed unless only this machine can reach it.
 
     Raises:
-        ValueError: if both are given, or the file contains no token, in half a line for the user.
+        ValueError: if both are set, or the file contains no token, in half a line for the user.
     """
     if token and token_file:
         raise ValueError("both token and token_file are set: use only one of them")
@@ -30,7 +30,7 @@ def find_token(token: str | None, token_file: str | None, host: str) -> str | No
 
 
 def read_token(path: str) -> str:
-    """Read the token in a file.
+    """Read an access token from a file.
 
     Raises:
         ValueError: if the file cannot be read or contains no token.
@@ -48,7 +48,7 @@ def read_token(path: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server on `host`."""
+    """Return whether only this machine can reach a server that listens on `host`."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

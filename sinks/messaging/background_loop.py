@@ -1,4 +1,4 @@
-"""An asyncio event loop in a thread, for a sink that talks to a server."""
+"""An asyncio event loop in a separate thread, for a sink that sends messages to a server."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _CANCEL_S = 1.0
 
 
 class SocketLoop(DaemonLoop):
-    """An event loop that never watches a socket that was closed before the loop could register it.
+    """An asyncio event loop that ignores a request to watch a socket if the socket was closed meanwhile.
 
-    aiomqtt registers sockets by file descriptor from another thread. If the connection breaks first and the descriptor
-    is reused, the loop would watch the wrong socket. Later sockets with this descriptor could then not be watched.
+    aiomqtt registers sockets by file descriptor, from another thread. If the connection is lost first, a new socket may
+    reuse the descriptor. The loop would then watch the wrong socket, and reject later sockets with this descriptor.
     """
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like `asyncio`, except that `add_reader` and `add_writer` ignore a descriptor that was reused meanwhile."""
+        """Schedule a callback. `add_reader` and `add_writer` are skipped if the descriptor belongs to a new socket."""
         if callback in (self.add_reader, self.add_writer):
             owner = _owner_of(args[0])
             return super().call_soon_threadsafe(self._watch, callback, owner, args, context=context)
@@ -41,7 +41,7 @@ class SocketLoop(DaemonLoop):
 
 
 def _owner_of(descriptor: int) -> tuple[int, int] | None:
-    """Return an identity that distinguishes a socket from a later one with the same descriptor, or None."""
+    """Return an identity of the descriptor's socket, to detect reuse of the descriptor; None if it is closed."""
     try:
         found = os.fstat(descriptor)
     except (OSError, ValueError):
@@ -50,11 +50,11 @@ def _owner_of(descriptor: int) -> tuple[int, int] | None:
 
 
 class BackgroundLoop:
-    """Runs the coroutine `work(loop)` in its own thread, from construction until the coroutine returns.
+    """Runs the coroutine `work(loop)` in a separate thread, from construction until the coroutine returns.
 
     Args:
         name: name of the thread.
-        work: must return soon after `stopping` is true; check it after every `wait`.
+        work: must return soon after `stopping` is true; check `stopping` after each `wait`.
     """
 
     def __init__(self, name: str, work: Callable[[BackgroundLoop], Coroutine[Any, Any, None]]) -> None:
@@ -70,38 +70,37 @@ class BackgroundLoop:
 
     @property
     def stopping(self) -> bool:
-        """Whether `close` was called."""
+        """Whether `close` was called, so that the coroutine must return."""
         return self._stopping
 
     def check(self) -> None:
-        """Raise the error with which the work has failed, if any.
+        """Raise SinkError if the coroutine has failed.
 
-        Raises:
-            SinkError: if the work has failed. This is a bug, because the work handles all expected errors.
+        A failure is a bug, because the coroutine handles all expected errors.
         """
         if self._error is not None:
             raise SinkError(f"{self._name} failed: {self._error!r}")
 
     def wake(self) -> None:
-        """Make `wait` return. Thread-safe."""
+        """End the coroutine's current `wait`, or its next one. Thread-safe."""
         with suppress(RuntimeError):  # the loop has ended meanwhile
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for a call of `wake` since the last `wait`, for at most `timeout_s` seconds."""
+        """Wait up to `timeout_s` seconds for a call of `wake`. Calls since the last `wait` count."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
         self._woken.clear()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait `seconds`; only `close` ends the wait early."""
+        """Wait for `seconds`. Only `close` ends the wait early."""
         end = self._loop.time() + seconds
         while not self._stopping and (left := end - self._loop.time()) > 0:
             await self.wait(left)
 
     def close(self, timeout_s: float) -> None:
-        """Let the work finish within `timeout_s` seconds, then cancel it. A second call does nothing."""
+        """Wait up to `timeout_s` seconds for the coroutine to return, then cancel it. A second call does nothing."""
         self._stopping = True
         self.wake()
         self._thread.join(timeout_s)

@@ -1,6 +1,6 @@
-"""Tracks events per label: converts detections of single frames into begin, update and end messages.
+"""Converts detections on single frames to events per label, with begin, update and end messages.
 
-The caller passes the time.
+Callers pass the current time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ class Observation:
 
 
 def observations_of(result: Result, width: int, height: int) -> list[Observation]:
-    """Return the boxes of a result on a `width` × `height` frame. Labels with points give boxes of size zero."""
+    """Return the detected objects of a result, with boxes in pixels. A detected point has a box of size zero.
+
+    Args:
+        result: the analysis result.
+        width: width of the frame in pixels.
+        height: height of the frame in pixels.
+    """
     found = [
         Observation(box.label, round(box.score, 3), _whole(box.pixels(width, height)))
         for box in result.detections.boxes
@@ -47,10 +53,10 @@ def observations_of(result: Result, width: int, height: int) -> list[Observation
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """An event of one label on one stream, from the first frame that shows the label to the last.
+    """An event: the time during which a stream shows objects of one label.
 
     Attributes:
-        id: identifier as in Frigate: the begin time and six letters.
+        id: identifier in Frigate's format: the begin time and six letters.
         stream: name of the stream.
         label: class of the objects.
         start_time, end_time: times of the first and last frame with the label, in seconds; end_time is None while
@@ -74,14 +80,14 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A change of an event. `before` is the event as last published; at the beginning it equals `after`."""
+    """A change of an event. `before` is the last published state. For a new event, `before` equals `after`."""
 
     kind: Kind
     before: Event
     after: Event
 
     def as_json(self) -> dict[str, Any]:
-        """Return Frigate's message of the change, with the known fields. Frigate calls the stream `camera`."""
+        """Return the change as a message in Frigate's format. Frigate calls the stream `camera`."""
         return {
             "type": self.kind,
             "before": {"camera": self.before.stream, **asdict(self.before)},
@@ -90,7 +96,7 @@ class Change:
 
 
 class EventTracker:
-    """Tracks the labels of any number of streams. Use it from one thread at a time.
+    """Finds events in the detections of all streams. Not thread-safe.
 
     The count of a label is the highest number on one frame within the last `hold_s` seconds, so that short misses do
     not change it. An event is open while the count is not 0. A change of the count, or of the highest score by 0.05,
@@ -134,7 +140,7 @@ class EventTracker:
         return changes
 
     def end(self, stream: str) -> list[Change]:
-        """End all open events of a stream that has ended."""
+        """End all open events of a stream, and return these changes."""
         return [label.end() for label in self._streams.pop(stream, {}).values()]
 
     def _first(self, stream: str, time: float, observations: list[Observation]) -> Event:
@@ -144,32 +150,32 @@ class EventTracker:
 
 
 class ActiveStreams:
-    """Tracks which streams deliver frames and which are silent. Use it from one thread at a time."""
+    """Tracks which streams deliver frames and which are silent. Not thread-safe."""
 
     def __init__(self) -> None:
         self._last_at: dict[str, float] = {}
 
     def note(self, stream: str, now: float) -> bool:
-        """Record a frame of a stream at time `now`, in seconds. Return True if the stream was inactive before."""
+        """Record a frame of a stream at time `now` in seconds. Return True if the stream was inactive before."""
         new = stream not in self._last_at
         self._last_at[stream] = now
         return new
 
     def end(self, stream: str) -> bool:
-        """Forget a stream. Return False if it was inactive."""
+        """Record that a stream has ended. Return False if the stream was inactive."""
         return self._last_at.pop(stream, None) is not None
 
     def names(self) -> list[str]:
-        """Return the active streams."""
+        """Return the names of the active streams."""
         return list(self._last_at)
 
     def silent(self, now: float) -> list[str]:
-        """Return the active streams that had no frame for `SILENT_S` seconds at time `now`."""
+        """Return the names of active streams without a frame in the last `SILENT_S` seconds before `now`."""
         return [stream for stream, at in self._last_at.items() if now - at > SILENT_S]
 
 
 class _Label:
-    """An open event of one label."""
+    """The open event of one label on one stream, with its recent counts."""
 
     __slots__ = ("_last_time", "_now", "_published", "_recent")
 

@@ -1,4 +1,4 @@
-"""A sink that publishes results to an MQTT broker, in topics like Frigate's."""
+"""Sink that publishes results to an MQTT broker, with topics like Frigate's."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ EXAMPLE = "mqtt://user:password@host:1883/saccade"
 class MqttSink:
     """Publishes to `mqtt://user:password@host:1883/saccade`, or `mqtts://` for TLS. The path is the topic prefix.
 
-    - `saccade/available`: online or offline, retained; offline is also the last will, for crashes. All other state
-      is valid only while this topic is online. In Home Assistant, list both availability topics with
-      `availability_mode: all`.
+    - `saccade/available`: online or offline, retained. It is also the last will, so the broker sets it to offline after
+      a crash. The other topics are valid only while this topic is online. In Home Assistant, list both availability
+      topics with `availability_mode: all`.
     - `saccade/STREAM/available`: the same for one stream; offline after it has ended or was silent for 30 s.
-    - `saccade/STREAM/LABEL`: number of objects, retained, on change; see `EventTracker`.
+    - `saccade/STREAM/LABEL`: number of objects, retained, sent on change; see `EventTracker`.
     - `saccade/STREAM/zones/ZONE/LABEL`: number of objects in a zone; `saccade/STREAM/lines/LINE/LABEL/forward` and
       `…/backward`: number of line crossings since the stream began. Both are retained, sent on change, and 0 after
       the end.
@@ -61,11 +61,11 @@ class MqttSink:
     - with `discovery=homeassistant`: `homeassistant/binary_sensor/…/config` of each rule, for Home Assistant.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
-    With MQTT 5, `online` states and counts above 0 expire after 60 s without repetition, so that none remains after a
-    crash.
+    With MQTT 5, the broker deletes `online` states and counts above 0 after 60 s without repetition, so that none
+    remains after a crash.
 
-    An unreachable broker is retried without limit. After reconnecting, the retained state is updated; the newest 1000
-    events and the newest 256 records are queued until then.
+    An unreachable broker is retried without limit. Meanwhile, the newest 1000 events and the newest 256 records are
+    queued. After reconnecting, the retained topics are updated.
 
     Args:
         target: the address with options: `records=1`; `hold=3`, the seconds for which an object still counts after
@@ -111,22 +111,22 @@ class MqttSink:
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Open the sink that `target` names. Raises the errors of the constructor."""
+        """Create the MQTT sink for an address such as `mqtt://host`. Raises SinkError like the constructor."""
         return cls(target)
 
     @property
     def dropped(self) -> int:
-        """Number of events and records dropped because the broker was unreachable or slow."""
+        """Number of events and records dropped because the MQTT broker was unreachable or slow."""
         with self._lock:
             return self._backlog.dropped
 
     def stats(self) -> SinkStats:
-        """Return whether the broker is connected, and the number of waiting messages."""
+        """Return whether the MQTT broker is connected, and the number of queued messages."""
         with self._lock:
             return SinkStats(connected=self._connected, backlog=len(self._backlog), dropped=self._backlog.dropped)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Queue the result of a frame. Thread-safe; never waits for the broker.
+        """Queue the result of a frame for the MQTT broker. Thread-safe; never waits for the broker.
 
         Raises:
             SinkError: if the sink itself has failed, which is a bug.
@@ -149,7 +149,7 @@ class MqttSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Publish an event of a rule, or the list of a stream's rules."""
+        """Queue a rule's event, or a stream's list of rules, for the MQTT broker."""
         stream = event["stream"]
         with self._lock:
             if self._closed:
@@ -172,13 +172,13 @@ class MqttSink:
         self._loop.wake()
 
     def end(self, stream: str) -> None:
-        """End the events of a stream and publish it as offline, until frames arrive again."""
+        """End the events of a stream and publish the stream as offline. New frames make it online again."""
         with self._lock:
             self._end(stream)
         self._loop.wake()
 
     def close(self) -> None:
-        """End all streams, publish this, and disconnect within some seconds. A second call does nothing."""
+        """Publish all streams as ended and offline, then disconnect within some seconds. A second call does nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
@@ -188,7 +188,7 @@ class MqttSink:
         self._loop.close(CLOSE_S)
         with self._lock:
             if self._backlog and not closed:
-                log.warning("%s: closed; messages undelivered: %d", self._address.shown, len(self._backlog))
+                log.warning("%s: MQTT sink closed; undelivered messages: %d", self._address.shown, len(self._backlog))
 
     # ---- under the lock
 
@@ -240,7 +240,7 @@ class MqttSink:
             try:
                 async with self._client() as client:
                     connected_at = time.monotonic()
-                    log.info("%s: connected", self._address.shown)
+                    log.info("%s: connected to the MQTT broker", self._address.shown)
                     last_reason = ""
                     await self._session(client, loop)
             except aiomqtt.MqttError as error:
@@ -249,7 +249,7 @@ class MqttSink:
                     self._version = 3
                 reason = "connection lost" if connected_at is not None else _ERRNO.sub("", " ".join(str(error).split()))
                 if reason != last_reason:
-                    log.warning("%s: %s; trying again", self._address.shown, reason)
+                    log.warning("%s: MQTT broker not connected: %s; retrying", self._address.shown, reason)
                     last_reason = reason
                 await loop.sleep(backoff_s(failures))
 
@@ -315,7 +315,7 @@ class MqttSink:
                 await loop.wait(min(SILENT_S / 6, EXPIRY_S / 6))
 
     def _properties(self, item: Item) -> Properties | None:
-        """Return the expiry of a message: positive state expires unless it is repeated."""
+        """Return the MQTT expiry of a message. `online` and counts above 0 expire unless they are repeated."""
         lasting = item.topic == self._topics.available or item.topic.endswith("/config")
         if self._version < 5 or not item.retain or lasting or item.payload in _OVER:
             return None
@@ -327,7 +327,7 @@ class MqttSink:
         return properties
 
     async def _query_retained(self, client: aiomqtt.Client, topics: str) -> None:
-        """Request the retained messages for `_listen`, and unsubscribe after they were sent."""
+        """Request the broker's retained messages, which `_listen` receives, then unsubscribe."""
         import aiomqtt
 
         if not self._can_query:
@@ -340,7 +340,7 @@ class MqttSink:
             raise
 
     async def _listen(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
-        """Reset the counts left by an earlier run to 0. Raise an error when the connection fails."""
+        """Receive retained messages, and reset counts of an earlier run to 0. Raises MqttError."""
         async for message in client.messages:
             topic = message.topic.value
             over = OFF if self._topics.is_rule(topic) else "0"

@@ -1,6 +1,6 @@
-"""The queue of messages for an MQTT broker, in order of priority: topic state, events, records.
+"""Queue of messages for an MQTT broker, by priority: topic states, then events, then records.
 
-Use it from one thread at a time.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_EVENTS = 1000
 
 @dataclass(slots=True, frozen=True)
 class Item:
-    """A message to publish, with MQTT's `qos` and `retain`."""
+    """An MQTT message to publish, with its `qos` and `retain` flags."""
 
     topic: str
     payload: bytes
@@ -23,13 +23,13 @@ class Item:
 
 
 class Backlog:
-    """Queue of MQTT messages. State is kept per topic and republished after every reconnect.
+    """Queue of MQTT messages. Only the newest state of each topic is stored; states are republished after a reconnect.
 
-    A message is removed only by `published`, so that a message in flight during a disconnect is sent again.
+    Only `published` removes a message, so that a message in flight during a disconnect is sent again.
 
     Args:
-        over: payloads that mean "not present". Their topics are forgotten once published, since the number of
-            streams and labels is unlimited.
+        over: payloads that mean "not present". Topics with these payloads are removed after publication, because the
+            number of streams and labels is unlimited.
     """
 
     def __init__(self, over: frozenset[str]) -> None:
@@ -42,7 +42,7 @@ class Backlog:
         self._record: Item | None = None  # the same
 
     def __len__(self) -> int:
-        """Return the number of topics and events to publish, without records."""
+        """Return the number of topic states and events to publish. Records do not count."""
         return len(self._stale) + len(self._events) + (self._event is not None)
 
     def __contains__(self, topic: str) -> bool:
@@ -50,29 +50,29 @@ class Backlog:
 
     @property
     def dropped(self) -> int:
-        """Number of events and records dropped because the queue was full."""
+        """Number of events and records that were dropped because the queue was full."""
         return self._events.dropped + self._records.dropped
 
     def set(self, topic: str, payload: str) -> None:
-        """Set the state of a topic."""
+        """Set the state of an MQTT topic, which replaces the topic's previous state."""
         if self._state.get(topic) != payload:
             self._state[topic] = payload
             self._stale[topic] = None
 
     def event(self, topic: str, payload: bytes) -> None:
-        """Queue an event."""
+        """Queue an event for publication."""
         self._events.put(Message(topic, payload))
 
     def record(self, topic: str, payload: bytes) -> None:
-        """Queue a record."""
+        """Queue a frame's record for publication."""
         self._records.put(Message(topic, payload))
 
     def refresh(self) -> None:
-        """Mark every state for publication, because the broker may lose it."""
+        """Queue the states of all topics for publication again, because the broker may have lost them."""
         self._stale = dict.fromkeys(self._state)
 
     def next(self, *, records: bool = True) -> Item | None:
-        """Return the next message to publish, or None. Records are included if `records` is set."""
+        """Return the next message to publish, or None. If `records` is False, frame records are skipped."""
         if self._stale:
             topic = next(iter(self._stale))
             return Item(topic, self._state[topic].encode(), qos=1, retain=True)

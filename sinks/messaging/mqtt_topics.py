@@ -1,4 +1,4 @@
-"""Names of the MQTT topics, safe for any stream and label."""
+"""Names of MQTT topics. Special characters in stream names and labels are replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AVAILABLE, _RECORD = "available", "record"
 
 
 class Topics:
-    """All topics under one prefix.
+    """The MQTT topics under one prefix.
 
     Args:
         prefix: topic prefix, such as `saccade` or `home/saccade`.
@@ -27,43 +27,43 @@ class Topics:
         self.events = f"{prefix}/events"
 
     def stream_available(self, stream: str) -> str:
-        """Return the availability topic of a stream."""
+        """Return the MQTT topic that states whether a stream is online."""
         return f"{self._prefix}/{_level(stream)}/{_AVAILABLE}"
 
     def record(self, stream: str) -> str:
-        """Return the topic of a stream's records."""
+        """Return the MQTT topic of a stream's records."""
         return f"{self._prefix}/{_level(stream)}/{_RECORD}"
 
     def count(self, stream: str, label: str) -> str:
-        """Return the topic of a label's count on a stream."""
+        """Return the MQTT topic for the number of objects with a label on a stream."""
         level = _level(label)
         return f"{self._prefix}/{_level(stream)}/{level}{'_' if level in (_AVAILABLE, _RECORD) else ''}"
 
     def zone(self, stream: str, zone: str, label: str) -> str:
-        """Return the topic of a label's count in a zone."""
+        """Return the MQTT topic for the number of objects with a label in a zone."""
         return f"{self._prefix}/{_level(stream)}/zones/{_level(zone)}/{_level(label)}"
 
     def line(self, stream: str, line: str, label: str, direction: str) -> str:
-        """Return the topic of a label's crossings of a line in one direction."""
+        """Return the MQTT topic for the number of line crossings by objects with a label, in one direction."""
         return f"{self._prefix}/{_level(stream)}/lines/{_level(line)}/{_level(label)}/{direction}"
 
     def rule(self, stream: str, rule: str) -> str:
-        """Return the topic that states whether an event of a rule is open."""
+        """Return the MQTT topic that states whether an event of a rule is open (ON or OFF)."""
         return f"{self._prefix}/{_level(stream)}/rules/{_level(rule)}"
 
     def all_of(self, stream: str) -> str:
-        """Return a filter for all topics of a stream."""
+        """Return an MQTT topic filter that matches all topics of a stream."""
         return f"{self._prefix}/{_level(stream)}/#"
 
     def is_count(self, topic: str) -> bool:
-        """Return whether a stream's topic is a count."""
+        """Return whether an MQTT topic of a stream contains a number of objects or crossings."""
         return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD) and not self.is_rule(topic)
 
     def is_rule(self, topic: str) -> bool:
-        """Return whether a stream's topic belongs to a rule."""
+        """Return whether an MQTT topic of a stream contains the state of a rule."""
         return topic.split("/")[-2:-1] == ["rules"]
 
 
 def _level(name: str) -> str:
-    """Replace characters that are special or invalid in a topic level by a dash."""
+    """Replace characters that MQTT does not allow in a topic level with a dash."""
     return re.sub(r"[/+#\x00-\x1f\x7f-\x9f\ud800-\udfff]", "-", name)[:200] or "-"

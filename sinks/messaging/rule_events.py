@@ -1,4 +1,4 @@
-"""Messages about events of rules: Frigate's format, and Home Assistant's discovery of a rule as a binary sensor."""
+"""Messages about rule events: Frigate's format, and Home Assistant's discovery of a rule as a binary sensor."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _TYPES = {"begin": "new", "update": "update", "end": "end"}
 
 
 def frigate_message(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Frigate's message of an event.
+    """Return a message about a rule event in Frigate's format.
 
     Args:
-        before: the record as last published; at the beginning it equals `after`.
+        before: the last published record of the event. For a new event, it equals `after`.
         after: the current record.
     """
     return {"type": _TYPES[after["type"]], "before": _frigate_fields(before), "after": _frigate_fields(after)}
 
 
 def _frigate_fields(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record with the fields that Frigate names differently renamed."""
+    """Return an event's record with field names as in Frigate."""
     box = event["box"] and [round(value) for value in event["box"]]
     width, height = (box[2] - box[0], box[3] - box[1]) if box else (0, 0)
     return {
@@ -41,7 +41,7 @@ def _frigate_fields(event: Mapping[str, Any]) -> dict[str, Any]:
 def discovery(
     prefix: str, stream: str, rule: str, state_topic: str, availability: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """Return the discovery topic and message that make a rule a binary sensor in Home Assistant.
+    """Return the MQTT topic and message that make a rule a binary sensor in Home Assistant.
 
     Args:
         prefix: Home Assistant's discovery prefix, `homeassistant` by default.
@@ -66,10 +66,10 @@ def discovery(
 
 
 def to_text(message: Mapping[str, Any]) -> str:
-    """Return a message as JSON text."""
+    """Encode a message as JSON text."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
 
 
 def _identifier(name: str) -> str:
-    """Replace the characters of a name that Home Assistant does not allow in a topic."""
+    """Replace characters that Home Assistant does not allow in an identifier."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:120]

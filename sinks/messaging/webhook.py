@@ -1,4 +1,4 @@
-"""A sink that posts results to an HTTP server, one request per message."""
+"""Webhook sink: posts results to an HTTP server, one request per message."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _RETRY = (408, 425, 429)  # and all from 500
 
 
 class WebhookSink:
-    """Posts JSON to an `http://` or `https://` address.
+    """Webhook sink that posts JSON to an `http://` or `https://` address.
 
     A message is retried while the server is unreachable, fails or is busy, until the server accepts it or it is too
-    old. Up to 1000 messages (16 MB) wait. Messages that are too old, exceed this limit or are refused are dropped,
+    old. Up to 1000 messages (16 MB) wait. Messages that are too old, exceed this limit or are rejected are dropped,
     logged and counted in the metrics.
 
     Each request has the headers of the Standard Webhooks specification: `webhook-id`, `webhook-timestamp` and, with a
@@ -106,17 +106,17 @@ class WebhookSink:
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Open the sink that `target` names. Raises the errors of the constructor."""
+        """Create the webhook sink for an HTTP address with options. Raises SinkError like the constructor."""
         return cls(target)
 
     @property
     def dropped(self) -> int:
-        """Number of dropped messages: too many waiting, too old, or refused by the server."""
+        """Number of dropped webhook messages: queue full, too old, or rejected by the server."""
         with self._lock:
             return self._outbox.dropped + self._undelivered
 
     def stats(self) -> SinkStats:
-        """Return the number of waiting, sent and dropped messages."""
+        """Return the numbers of queued, sent and dropped webhook messages."""
         with self._lock:
             begun = [message.queued_at for message in self._under_way.values()]
             oldest = min([*begun, *([] if self._outbox.oldest_at is None else [self._outbox.oldest_at])], default=None)
@@ -128,7 +128,7 @@ class WebhookSink:
             )
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Queue the result of a frame. Thread-safe; never waits for the server.
+        """Queue the result of a frame for posting. Thread-safe; never waits for the server.
 
         Raises:
             SinkError: if the sink itself has failed, which is a bug.
@@ -152,7 +152,7 @@ class WebhookSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Queue an event of a rule if the sink posts events, and its snapshot if requested."""
+        """Queue a rule's event if the webhook posts events, and its snapshot if requested."""
         if self._send not in ("events", "rules"):
             return
         if event["type"] in CHANGES:
@@ -172,20 +172,20 @@ class WebhookSink:
         self._loop.wake()
 
     def end(self, stream: str) -> None:
-        """End the events of a stream that has ended."""
+        """Queue the end of all open events of a stream that has ended."""
         with self._lock:
             self._end(stream)
         self._loop.wake()
 
     def close(self) -> None:
-        """Post the waiting messages for at most 3 s, then stop. A second call does nothing."""
+        """Post the queued messages for at most 3 s, then stop. A second call does nothing."""
         with self._lock:
             for stream in self._active.names():
                 self._end(stream)
             closed, self._closed = self._closed, True
         self._loop.close(CLOSE_S)
         if not closed and (lost := self.dropped + len(self._outbox)):
-            log.warning("%s: closed; messages lost: %d", self._address.shown, lost)
+            log.warning("%s: webhook closed; lost messages: %d", self._address.shown, lost)
 
     def _end(self, stream: str) -> None:
         self._active.end(stream)
@@ -236,7 +236,7 @@ class WebhookSink:
                     self._under_way.clear()
 
     def _next(self, running: int) -> tuple[str, Message | None]:
-        """Return the next message to post with a new id, if another request may start."""
+        """Return the next message to post and a new message id; None if none waits or too many requests are running."""
         now = time.monotonic()
         with self._lock:
             for stream in self._active.silent(now):
@@ -250,7 +250,7 @@ class WebhookSink:
             return identity, taken[0]
 
     async def _deliver(self, session: httpx.AsyncClient, identity: str, message: Message, loop: BackgroundLoop) -> None:
-        """Post a message until it is accepted, refused or too old."""
+        """Post a message, with retries, until the server accepts or rejects it or it is too old."""
         failures = 0
         accepted = False
         try:
@@ -264,7 +264,7 @@ class WebhookSink:
                 if time.monotonic() + wait_s - message.queued_at > self._max_age_s:
                     reason += f" for {self._max_age_s:g} s"
                     break
-                self._log_status(f"{reason}; trying again")
+                self._log_status(f"{reason}; retrying")
                 await (asyncio.sleep(wait_s) if loop.stopping else loop.sleep(wait_s))
             self._log_status(f"{reason}; message lost" if reason else "")
         finally:  # also when closing cancels it
@@ -274,7 +274,10 @@ class WebhookSink:
                 self._undelivered += not accepted
 
     async def _post(self, session: httpx.AsyncClient, identity: str, text: bytes) -> tuple[str | None, float | None]:
-        """Post a message once. Return the reason for a failure or None, and the retry delay in seconds or None."""
+        """Post a message once. Return (reason of the failure, retry delay in seconds), or (None, None) on success.
+
+        The delay is None if a retry is useless.
+        """
         import httpx
 
         headers = self._request.signed(identity, text, int(time.time()))
@@ -303,19 +306,19 @@ class WebhookSink:
         return reason, min(float(retry_after), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
 
     def _log_status(self, message: str) -> None:
-        """Log the state if it has changed."""
+        """Log the webhook's status if it has changed. An empty `message` means that it works."""
         if message != self._last_message:
             log.log(logging.WARNING if message else logging.INFO, "%s: %s", self._address.shown, message or "works")
             self._last_message = message
 
     def _log_losses(self) -> None:
         if self.dropped > self._dropped_logged and time.monotonic() - self._dropped_logged_at > _LOG_EVERY_S:
-            log.warning("%s: messages lost so far: %d", self._address.shown, self.dropped)
+            log.warning("%s: webhook messages lost so far: %d", self._address.shown, self.dropped)
             self._dropped_logged, self._dropped_logged_at = self.dropped, time.monotonic()
 
 
 def _why(error: BaseException) -> str:
-    """Return why connecting failed, without the address. A negative errno means a failed name lookup."""
+    """Return why a connection failed, without the server's address."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, BaseExceptionGroup):

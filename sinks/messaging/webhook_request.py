@@ -1,6 +1,6 @@
 """Builds webhook requests: address, headers, idempotency key and signature.
 
-Key and signature follow the Standard Webhooks specification, so its libraries verify them.
+Idempotency key and signature follow the Standard Webhooks specification. Its libraries can verify the signature.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class WebhookRequest:
 
     @classmethod
     def of(cls, target: str, address: Address, options: Options) -> WebhookRequest:
-        """Parse the address and the options `header`, `secret` and `secret_file`.
+        """Parse a webhook's address and its options `header`, `secret` and `secret_file`.
 
         Raises:
-            SinkError: if one of them is invalid.
+            SinkError: if the address or an option is invalid.
         """
         parts = urlsplit(with_plain_zone(target))
         url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
@@ -63,12 +63,12 @@ class WebhookRequest:
         return cls(url, headers, _key(options, address.shown))
 
     def signed(self, identity: str, body: bytes, now_s: int) -> dict[str, str]:
-        """Return the headers of one attempt to post a message.
+        """Return the HTTP headers of one attempt to post a message.
 
         Args:
             identity: id of the message, the same for every attempt; the receiver may ignore a repeated id.
             body: body of the request.
-            now_s: Unix time in seconds; the receiver may refuse old messages to prevent replay.
+            now_s: Unix time in seconds; the receiver may reject old messages to prevent replay attacks.
         """
         headers = {"Idempotency-Key": identity, "webhook-id": identity, "webhook-timestamp": str(now_s)}
         if self.key is not None:

@@ -1,4 +1,4 @@
-"""Draws results onto images: boxes, points, answers, and the zones, lines and trails of stages."""
+"""Draws analysis results onto images: boxes, points, answers, zones, lines and trails of tracks."""
 
 from saccade.sinks.overlay.draw import draw
 from saccade.sinks.overlay.drawings import register_drawing

@@ -1,4 +1,4 @@
-"""Draws results onto an image. Every sink that shows images uses this module."""
+"""Draws an analysis result onto an image. All sinks that show images use this module."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ _COVERED = 0.02  # of a label may lie on what it must not hide
 
 
 def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = None) -> NDArray[np.uint8]:
-    """Return a copy of the image with everything in a result and, if given, the latency drawn on it.
+    """Return a copy of the image with a result drawn on it, and optionally its latency.
 
     Args:
         image: (height, width, 3) uint8 RGB; not changed.
-        result: boxes, points and texts to draw, and registered parts of its extras, such as zones, lines and
-            trails.
+        result: boxes, points and texts to draw, and those of its extras that have a drawing function, such as zones.
         latency_ms: shown in the top left corner, in milliseconds; None for no latency.
 
     Returns:
@@ -102,7 +101,7 @@ def _draw_box(canvas: NDArray[np.uint8], corners: tuple[float, float, float, flo
 
 
 def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArray[np.int32]:
-    """Return the outline of a box with round corners: (points, 1, 2) int32, with `SHIFT` fractional bits."""
+    """Return a box's outline with round corners: (points, 1, 2) int32, with `SHIFT` fractional bits."""
     angles = np.linspace(0, np.pi / 2, 6)
     quarter = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     turn = np.array([[0.0, -1.0], [1.0, 0.0]])
@@ -121,14 +120,14 @@ def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArr
 
 
 def draw_outlines(canvas: NDArray[np.uint8], outlines: Iterable[Outline]) -> None:
-    """Draw outlines without labels into an image (height, width, 3) uint8 RGB."""
+    """Draw the outlines of objects, without labels, into an image (height, width, 3) uint8 RGB."""
     scale = scale_of(canvas.shape[1], canvas.shape[0])
     for outline in outlines:
         _draw_outline(canvas, outline, color_of(outline.label), scale)
 
 
 def _draw_outline(canvas: NDArray[np.uint8], outline: Outline, color: Rgb, scale: float) -> None:
-    """Fill an outline by the even-odd rule, and draw a line around it."""
+    """Fill an object's outline by the even-odd rule, and draw a line around it."""
     height, width = canvas.shape[:2]
     size = np.array([width, height], np.float64)
     pieces = [
@@ -158,12 +157,12 @@ def _draw_dot(canvas: NDArray[np.uint8], at: tuple[float, float], color: Rgb, sc
 
 
 def _is_small(box: Box, height: int, scale: float) -> bool:
-    """Return whether a label of the usual size would cover its object or the neighbouring objects."""
+    """Return whether an object is so small that a label of normal size would cover it or its neighbours."""
     return (box.y2 - box.y1) * height < _SMALL * label("", INK, font_px(scale)).height
 
 
 def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
-    """Return the area that labels must not cover: a whole small object, or the top part of a large object."""
+    """Return the area of an object that labels should not cover: the whole object if `whole`, else its top part."""
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     return x1, y1, x2, y2 if whole else y1 + round(_TOP * (y2 - y1))
 
@@ -171,7 +170,7 @@ def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
 def _label_box(
     canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect], spared: list[Rect], *, small: bool
 ) -> None:
-    """Draw the longest label that fits; a small object may get none."""
+    """Draw the longest label of an object that fits. A small object may get no label."""
     height, width = canvas.shape[:2]
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     gap = round((LINE_PX / 2 + CASING_PX) * scale)
@@ -200,7 +199,7 @@ def _label_box(
 
 
 def box_label(box: Box, scale: float) -> Bitmap:
-    """Return the label of a box: its track ID, if any, its class and its score. Both parts are cached separately."""
+    """Return the full label of a box: track ID (if any), class and score."""
     wording = box.label if box.predicted else f"{box.label} {box.score:.0%}"
     chip = label(wording, color_of(box.label), font_px(scale))
     if box.track_id is None:
@@ -209,7 +208,7 @@ def box_label(box: Box, scale: float) -> Bitmap:
 
 
 def _short_labels(box: Box, scale: float) -> list[Bitmap]:
-    """Return shorter labels of a box: the class, and the track ID if there is one."""
+    """Return shorter labels of a box, for lack of space: the class, and the track ID if there is one."""
     chip = label(box.label, color_of(box.label), font_px(scale))
     if box.track_id is None:
         return [chip]

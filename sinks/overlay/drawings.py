@@ -1,4 +1,4 @@
-"""Registry of functions that draw the parts in `Result.extras`, one per key."""
+"""Registry of functions that draw the extras of a result, such as zones. Each function has a key of `Result.extras`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def register_drawing(key: str, drawing: Drawing) -> None:
         ValueError: if the key already has a function.
     """
     if _DRAWINGS.setdefault(key, drawing) is not drawing:
-        raise ValueError(f"'{key}' already has a drawing function")
+        raise ValueError(f"a drawing function is already registered for '{key}'")
 
 
 def draw_extras(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
-    """Draw all parts whose key has a registered function, in place."""
+    """Draw the extras of a result into the image. Extras without a drawing function are skipped."""
     for key, parts in result.extras.items():
         drawing = _DRAWINGS.get(key)
         if drawing is not None:

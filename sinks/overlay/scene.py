@@ -1,7 +1,7 @@
-"""Zones and lines with their counts, and trails of tracks: their data and their drawing.
+"""Zones and counting lines with their counts, and trails of tracks: data classes and drawing functions.
 
-Stages add these objects to `Result.extras`. Coordinates are fractions of the image's width and height. Zones and lines
-are drawn below boxes; their labels are drawn on top.
+Pipeline stages store these objects in `Result.extras`. Coordinates are fractions of the image's width and height. Zones
+and lines are drawn below boxes; their labels are drawn on top.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRAIL_POINTS = 40  # the newest of a trail that are drawn
 
 @dataclass(slots=True, frozen=True)
 class Zone:
-    """A polygon with its statistics. Raises ValueError if the corners are not a polygon.
+    """A polygonal zone with its object counts. Raises ValueError if the corners are not a polygon.
 
     Attributes:
         name: name of the zone.
@@ -59,7 +59,7 @@ class Zone:
         _check_finite(self.corners)
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return the zone's name, its counts and the tracks inside it."""
+        """Return the zone's name, counts and tracks inside, as JSON values."""
         totals = {"inside": self.inside, "entered": self.entered, "left": self.left}
         record: dict[str, object] = {name: count for name, count in totals.items() if count is not None}
         if self.counts:
@@ -74,7 +74,7 @@ class Zone:
 
 @dataclass(slots=True, frozen=True)
 class Line:
-    """A line with the objects that have crossed it.
+    """A counting line with the number of objects that have crossed it.
 
     Attributes:
         name: name of the line.
@@ -97,7 +97,7 @@ class Line:
         _check_finite((self.start, self.end))
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return the line's name and counts."""
+        """Return the line's name and crossing counts, as JSON values."""
         record: dict[str, object] = {"name": self.name, "forward": self.forward, "backward": self.backward}
         if self.counts:
             record["counts"] = {label: dict(counts) for label, counts in self.counts.items()}
@@ -108,7 +108,7 @@ class Line:
 
 @dataclass(slots=True, frozen=True)
 class Trail:
-    """The past positions of a tracked object.
+    """The past positions of one tracked object.
 
     Attributes:
         track_id: track ID.
@@ -125,12 +125,12 @@ class Trail:
         _check_finite(self.points)
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return an empty record, since the record of the object already has its position."""
+        """Return an empty record, because the object's own record contains its position."""
         return {}
 
 
 def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
-    """Draw the zones, lines and trails of a result. Boxes are drawn on top of them."""
+    """Draw the zones, lines and trails of a result into an image. Draw the boxes afterwards."""
     height, width = canvas.shape[:2]
     for zone in _of(result, Zone):
         _draw_zone(canvas, _pixels(zone.corners, width, height), color_of(zone.name), scale, full=zone.inside > 0)
@@ -142,7 +142,7 @@ def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
 
 
 def label_scene(canvas: NDArray[np.uint8], result: Result, scale: float, taken: list[Rect]) -> None:
-    """Draw the names and counts of zones and lines where there is room."""
+    """Draw the names and counts of zones and lines, away from the rectangles in `taken`."""
     height, width = canvas.shape[:2]
     gap = round(4 * scale)
     for zone in _of(result, Zone):
@@ -188,7 +188,7 @@ def _of(result: Result, kind: type[P]) -> list[P]:
 
 
 def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
-    """Convert points to pixels, limited to ten image sizes, since OpenCV's coordinates are limited."""
+    """Convert points from fractions to pixels. Values are limited to ten image sizes, as OpenCV's range is limited."""
     return tuple((min(max(x, -10.0), 10.0) * width, min(max(y, -10.0), 10.0) * height) for x, y in points)
 
 
@@ -199,7 +199,7 @@ def _normal(x1: float, y1: float, x2: float, y2: float) -> Point:
 
 
 def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb, scale: float, *, full: bool) -> None:
-    """Draw a zone's outline: dashed while the zone is empty, solid otherwise."""
+    """Draw a zone's outline: solid if `full` (objects inside), dashed otherwise."""
     line = max(1, round(LINE_PX * scale))
     casing = line + 2 * max(1, round(CASING_PX * scale))
     pieces = [_fixed(corners)] if full else list(_dashes(corners, _DASH_PX * scale, _GAP_PX * scale))
@@ -209,7 +209,7 @@ def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb
 
 @lru_cache(maxsize=256)
 def _dashes(corners: tuple[Point, ...], dash: float, gap: float) -> tuple[NDArray[np.int32], ...]:
-    """Split each side of an outline into at most 200 dashes, so that every corner has a dash."""
+    """Split each side of an outline into at most 200 dashes. Each corner is part of a dash."""
     pieces = []
     for (x1, y1), (x2, y2) in zip(corners, (*corners[1:], corners[0]), strict=True):
         length = math.hypot(x2 - x1, y2 - y1)
@@ -224,7 +224,7 @@ def _dashes(corners: tuple[Point, ...], dash: float, gap: float) -> tuple[NDArra
 
 
 def _draw_line(canvas: NDArray[np.uint8], start: Point, end: Point, color: Rgb, scale: float) -> None:
-    """Draw a line with an arrow in its middle, which points forward."""
+    """Draw a counting line with an arrow in its middle that shows the forward direction."""
     line = max(1, round(1.4 * LINE_PX * scale))
     casing = line + 2 * max(1, round(CASING_PX * scale))
     nx, ny = _normal(*start, *end)
@@ -244,7 +244,7 @@ def _draw_line(canvas: NDArray[np.uint8], start: Point, end: Point, color: Rgb, 
 
 
 def _draw_trail(canvas: NDArray[np.uint8], points: tuple[Point, ...], color: Rgb, scale: float) -> None:
-    """Draw a trail whose older parts are thinner."""
+    """Draw a track's trail. Older parts are thinner."""
     if len(points) < 2:
         return
     line = max(1.0, LINE_PX * scale)
@@ -259,6 +259,6 @@ def _draw_trail(canvas: NDArray[np.uint8], points: tuple[Point, ...], color: Rgb
 
 
 def _fixed(points: Sequence[Point]) -> NDArray[np.int32]:
-    """Convert points to (points, 1, 2) int32 with `SHIFT` fractional bits for OpenCV."""
+    """Convert points to (points, 1, 2) int32 with `SHIFT` fractional bits, for OpenCV."""
     fixed: NDArray[np.int32] = np.round(np.asarray(points, dtype=np.float64) * 2**SHIFT).astype(np.int32)
     return fixed.reshape(-1, 1, 2)

@@ -1,6 +1,6 @@
-"""Colours and sizes of the overlay. Sizes are given for an image of 360 lines and scale with the image.
+"""Colours and sizes of the overlay. Sizes are for an image 360 pixels high and scale with the image.
 
-Everything has a dark outline, so that it is readable on any background.
+All shapes and texts have a dark outline, so that they are readable on any background.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def color_of(label: str) -> Rgb:
 
 
 def scale_of(width: int, height: int) -> float:
-    """Return the size factor of the overlay for an image of that size in pixels; 1 for 360 lines."""
+    """Return the scale factor of the overlay for an image size in pixels; 1 for a height of 360."""
     return float(max(0.6, (min(height, width) / 360) ** _GROWTH))
 
 
 def font_px(scale: float) -> int:
-    """Return the text height in pixels for a size factor."""
+    """Return the text height in pixels for a scale factor of the overlay."""
     return max(9, round(_FONT_PX * scale))

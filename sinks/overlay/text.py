@@ -1,4 +1,4 @@
-"""Text on an image: labels, notes and answers. Each text is rendered once and cached."""
+"""Text on images: labels, notes and answers. Each text is rendered once and cached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT_LINES = 5
 
 @dataclass(slots=True, frozen=True)
 class Bitmap:
-    """A rendered label.
+    """A rendered text, ready to blend into an image.
 
     Attributes:
         ink: (height, width, 3) uint16, colour × opacity × 255.
@@ -32,19 +32,26 @@ class Bitmap:
 
     @property
     def width(self) -> int:
-        """Width in pixels."""
+        """Width of the rendered text in pixels."""
         return int(self.ink.shape[1])
 
     @property
     def height(self) -> int:
-        """Height in pixels."""
+        """Height of the rendered text in pixels."""
         return int(self.ink.shape[0])
 
 
 def paste_best(
     canvas: NDArray[np.uint8], bitmap: Bitmap, places: Sequence[tuple[int, int]], taken: Sequence[Rect]
 ) -> Rect:
-    """Paste at the first of `places` that is inside the image and free; otherwise where it covers least."""
+    """Blend a text at the first free place inside the image, else where it covers least. Return its rectangle.
+
+    Args:
+        canvas: image to change, (height, width, 3) uint8 RGB.
+        bitmap: the rendered text.
+        places: top left corners to try, in pixels.
+        taken: rectangles to leave free.
+    """
     place, _ = best_place(canvas, bitmap, places, taken)
     return paste(canvas, bitmap, *place)
 
@@ -56,7 +63,7 @@ def best_place(
     taken: Sequence[Rect],
     spared: Sequence[Rect] = (),
 ) -> tuple[tuple[int, int], float]:
-    """Return the first place that covers least, and the covered share of the bitmap.
+    """Return the place where a text covers least, and the covered share of the text from 0 to 1.
 
     Areas in `spared` count half as much as areas in `taken`. Areas outside the image count as taken.
     """
@@ -76,7 +83,7 @@ def best_place(
 
 
 def paste(canvas: NDArray[np.uint8], bitmap: Bitmap, x: int, y: int) -> Rect:
-    """Blend a bitmap into the canvas, moved inside the image. Return its rectangle."""
+    """Blend a rendered text into the image, moved so that it is inside. Return its rectangle in pixels."""
     height, width = canvas.shape[:2]
     x = max(0, min(x, width - bitmap.width))
     y = max(0, min(y, height - bitmap.height))
@@ -93,19 +100,19 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 @lru_cache(maxsize=256)  # 3.5 MB on 360 lines, 21 on 1080; a new one takes 0.3 and 0.7 ms
 def label(wording: str, color: Rgb, font_px: int) -> Bitmap:
-    """Render a class label: dark text on the colour of the class."""
+    """Render a class label: dark text on a background in the colour of the class."""
     return _render(((wording, INK),), color, 1.0, font_px)
 
 
 @lru_cache(maxsize=64)
 def note(wording: str, font_px: int) -> Bitmap:
-    """Render a note: light text on a dark, translucent background."""
+    """Render a note, such as the latency: light text on a dark, translucent background."""
     return _render(((wording, PAPER),), INK, _OPACITY, font_px)
 
 
 @lru_cache(maxsize=16)
 def panel(texts: tuple[Text, ...], font_px: int, width: int) -> Bitmap:
-    """Render answers below their questions, wrapped to `width` pixels and cut after `_TEXT_LINES` lines."""
+    """Render questions with their answers, wrapped to `width` pixels and cut after `_TEXT_LINES` lines."""
     room = width - 2 * round(font_px * 0.6)
     lines: list[tuple[str, Rgb]] = []
     for text in texts:
@@ -118,7 +125,7 @@ def panel(texts: tuple[Text, ...], font_px: int, width: int) -> Bitmap:
 
 
 def joined(first: Bitmap, second: Bitmap) -> Bitmap:
-    """Join two labels of the same height side by side."""
+    """Join two rendered labels of the same height side by side."""
     return Bitmap(np.hstack([first.ink, second.ink]), np.hstack([first.clear, second.clear]))
 
 
@@ -154,9 +161,10 @@ def _render(lines: tuple[tuple[str, Rgb], ...], background: Rgb, opacity: float,
 
 
 def _rounded_plate(width: int, height: int, radius: float) -> NDArray[np.float32]:
-    """Return how much of each pixel a plate with round corners covers: (height, width, 1) float32 from 0 to 1.
+    """Return an antialiased rectangle with round corners: the covered share of each pixel.
 
-    The coverage is computed from the distance to the edge, because Pillow's round corners are not antialiased.
+    The result is (height, width, 1) float32 from 0 to 1. It is computed from the distance to the edge, because Pillow's
+    round corners are not antialiased.
     """
     x = np.abs(np.arange(width, dtype=np.float32) + 0.5 - width / 2) - (width / 2 - radius)
     y = np.abs(np.arange(height, dtype=np.float32) + 0.5 - height / 2) - (height / 2 - radius)

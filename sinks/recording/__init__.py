@@ -1,4 +1,4 @@
-"""Recordings of a camera's encoded packets: written without re-encoding, and read again."""
+"""Recordings of a camera's encoded packets without transcoding: writing and reading."""
 
 from saccade.sinks.recording.archive import Archive, ArchiveError, Span
 from saccade.sinks.recording.place import RecordingPlace

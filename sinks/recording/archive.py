@@ -1,7 +1,7 @@
 """Reads a stream's recording: its files, fragments and gaps, exported as one MP4 or as HLS.
 
-All information comes from the files. Each file starts with a note of its start time. A file that is still being
-written counts up to its last complete fragment.
+There is no index file. Each MP4 contains a note with its start time. A file that is still being written is readable up
+to its last complete fragment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_BYTES = 4 << 30
 
 
 class ArchiveError(Exception):
-    """Raised if a requested part of a recording is unavailable. The message is one line for the user.
+    """Raised if a requested part of a recording is not available. The message is one line for the user.
 
     Attributes:
         missing: whether nothing was recorded at that time.
@@ -44,7 +44,7 @@ class ArchiveError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Fragment:
-    """A fragment of a file: byte range, start in seconds from the beginning of the file, and duration in seconds."""
+    """A fragment of an MP4: byte range, start in seconds from the beginning of the file, and duration in seconds."""
 
     offset: int
     size: int
@@ -55,7 +55,7 @@ class Fragment:
 
 @dataclass(slots=True, frozen=True)
 class RecordedFile:
-    """The complete fragments of one file.
+    """One file of a recording, with its complete fragments.
 
     Attributes:
         path: path of the file.
@@ -77,17 +77,17 @@ class RecordedFile:
 
     @property
     def ended(self) -> float:
-        """Unix time of the file's end, in seconds."""
+        """Unix time of the end of the last complete fragment, in seconds."""
         last = self.fragments[-1] if self.fragments else None
         return self.began + (last.start + last.duration if last else 0.0)
 
     @property
     def codecs(self) -> str:
-        """Codecs of the file, in the notation of browsers."""
+        """Codecs of the file as browsers expect them (RFC 6381), such as `avc1.640028`."""
         return codecs_of(self.head)
 
     def within(self, since: float, until: float) -> RecordedFile:
-        """Return the file with only the fragments between two Unix times, starting at the preceding keyframe."""
+        """Return a copy with only the fragments between two Unix times in seconds, from the keyframe before `since`."""
         first = 0
         for number, one in enumerate(self.fragments):
             if one.key and self.began + one.start <= since:
@@ -98,7 +98,7 @@ class RecordedFile:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A byte range of a file that is playable after the file's head. It starts at a keyframe.
+    """A byte range of a recorded file that starts at a keyframe. After the file's head, players can play it.
 
     Attributes:
         file: the file.
@@ -119,7 +119,7 @@ class Span:
 
     Attributes:
         begin, end: Unix times in seconds.
-        after: reason for the gap before it; None if there is no gap or the reason is unknown.
+        after: reason for the gap before the range; None if there is no gap or the reason is unknown.
     """
 
     begin: float
@@ -128,7 +128,7 @@ class Span:
 
 
 class Archive:
-    """The recording of one stream. Thread-safe."""
+    """Reader of one stream's recording. Thread-safe."""
 
     def __init__(self, place: RecordingPlace) -> None:
         self._place = place
@@ -142,13 +142,13 @@ class Archive:
 
     @property
     def last_number(self) -> int:
-        """Number of the newest file; 0 if there is none."""
+        """Number of the newest recorded file; 0 if there is none."""
         with self._lock:
             self._read_heads()
             return max((one.number for _, one in self._known.values()), default=0)
 
     def files(self, since: float, until: float) -> list[RecordedFile]:
-        """Return the files recorded between two Unix times, in the order of writing."""
+        """Return the files recorded between two Unix times in seconds, in the order of recording."""
         with self._lock:
             self._read_heads()
             near = [path for path, (_, one) in self._known.items() if since - _LONGEST_FILE_S < one.began < until]
@@ -159,7 +159,7 @@ class Archive:
         return sorted((one for one in overlapping if one.fragments), key=lambda one: one.number)
 
     def file(self, name: str) -> Path:
-        """Return the path of a file by its name relative to `root`.
+        """Return the path of a recorded file by its name relative to `root`.
 
         Raises:
             ArchiveError: if there is no such file.
@@ -171,7 +171,7 @@ class Archive:
         raise ArchiveError("there is no such file", missing=True)
 
     def spans(self, since: float, until: float) -> list[Span]:
-        """Return the recorded time ranges between two Unix times. Consecutive files without a gap form one range."""
+        """Return the recorded time ranges between two Unix times in seconds. Ranges are separated by gaps."""
         spans: list[Span] = []
         for one, ended in self._times(since, until):
             begin, end = max(one.began, since), min(ended, until)
@@ -184,7 +184,7 @@ class Archive:
         return spans
 
     def _times(self, since: float, until: float) -> list[tuple[RecordedFile, float]]:
-        """Return the files that may contain a part of a time range, each with its end, in order."""
+        """Return the files that may overlap a time range, in order, each with its end as Unix time in seconds."""
         with self._lock:
             self._read_heads()
             near = [one for _, one in self._known.values() if since - _LONGEST_FILE_S < one.began < until]
@@ -201,9 +201,7 @@ class Archive:
             return found
 
     def write(self, since: float, until: float, path: Path) -> None:
-        """Copy the recording between two Unix times into one MP4 without gaps.
-
-        The MP4 starts at the preceding keyframe.
+        """Copy the recording between two Unix times into one MP4, from the keyframe before `since`. Gaps are cut out.
 
         Raises:
             ArchiveError: if nothing was recorded, too much is requested, or the video format changes.
@@ -214,7 +212,9 @@ class Archive:
             raise ArchiveError("nothing was recorded at that time", missing=True)
         size = sum(part.size for one in files for part in one.fragments)
         if size > MOST_BYTES:
-            raise ArchiveError(f"{size / 1e9:.1f} GB requested, the limit is {MOST_BYTES / 1e9:.1f} GB: request less")
+            raise ArchiveError(
+                f"{size / 1e9:.1f} GB requested; the limit is {MOST_BYTES / 1e9:.1f} GB: request a shorter time range"
+            )
         for one in files:
             if one.form != files[0].form:
                 changed = datetime.fromtimestamp(one.began, UTC).isoformat(timespec="seconds")
@@ -228,8 +228,8 @@ class Archive:
         Args:
             since: start, Unix time in seconds.
             until: end, Unix time in seconds.
-            url: returns the address of a file by its name relative to `root`.
-            ended: whether the recording is complete.
+            url: returns the URL of a file by its name relative to `root`.
+            ended: whether the recording is complete, so that players do not reload the playlist.
 
         Raises:
             ArchiveError: if nothing was recorded.
@@ -255,7 +255,7 @@ class Archive:
         return "\n".join([*head, *lines, *(["#EXT-X-ENDLIST"] if ended else []), ""])
 
     def _read_heads(self) -> None:
-        """Add new files to the index, and remove deleted ones."""
+        """Add new files of the recording to the index in memory, and remove deleted ones."""
         known, self._known = self._known, {}
         for path in self._place.files():
             try:
@@ -271,7 +271,7 @@ class Archive:
                 self._known[path] = inode, found
 
     def _read_fragments(self, path: Path) -> None:
-        """Add the fragments that were appended to a file since the last read."""
+        """Read the fragments that were appended to a file since the last call."""
         inode, one = self._known[path]
         last = one.fragments[-1] if one.fragments else None
         at = last.offset + last.size if last else len(one.head)
@@ -307,7 +307,7 @@ def _head_in(path: Path, start: bytes) -> RecordedFile | None:
 
 
 def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
-    """Return the fragment at an offset, or None if it is incomplete."""
+    """Return the fragment at byte offset `at` of a file of `size` bytes; None if the fragment is incomplete."""
     head = os.pread(descriptor, 8, at)
     length = int.from_bytes(head[:4])
     if head[4:] != b"moof" or at + length + 8 > size:
@@ -333,7 +333,7 @@ def parts_of(file: RecordedFile) -> Iterator[Part]:
 
 
 class _Parts:
-    """Reads the head and some fragments of a file as one stream."""
+    """A file object that reads the head and some fragments of a recorded file as if they were one file."""
 
     def __init__(self, one: RecordedFile) -> None:
         self._file = one.path.open("rb")

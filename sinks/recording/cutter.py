@@ -1,8 +1,8 @@
-"""Cuts a stream of encoded frames into fragments, and computes each frame's decoding and presentation times.
+"""Groups encoded frames into MP4 fragments, and computes each frame's decoding and presentation time.
 
-Packets arrive in decoding order, so presentation times jump if frames reference later ones. A frame presented later
-than all previous frames starts a group. All frames of a group are presented after the previous group. A fragment of
-complete groups therefore uses its sorted presentation times as decoding times.
+Packets arrive in decoding order. Presentation times are not increasing if frames reference later frames. A frame that
+is presented after all previous frames starts a group. The group is presented completely after the previous group. In a
+fragment of complete groups, the sorted presentation times therefore serve as decoding times.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _MOST_REORDERED = 64  # packets of one group; more is a clock that stands still
 
 @dataclass(slots=True, frozen=True)
 class TimedPacket:
-    """A packet with its times in the file, in units of `VIDEO_SCALE`.
+    """An encoded frame with its times in the file, in units of `VIDEO_SCALE`.
 
     Attributes:
+        packet: the encoded frame.
         decode: decoding time.
-        duration: time until the next packet is decoded.
+        duration: time until the next frame is decoded.
         offset: presentation time minus decoding time.
     """
 
@@ -35,7 +36,7 @@ class TimedPacket:
 
 
 class FragmentCutter:
-    """Groups the packets of one file into fragments. The first packet must be a keyframe; it is presented at 0."""
+    """Groups the video packets of one file into fragments. The first packet must be a keyframe; its time becomes 0."""
 
     def __init__(self) -> None:
         self._group: list[CodedPacket] = []
@@ -47,11 +48,11 @@ class FragmentCutter:
 
     @property
     def empty(self) -> bool:
-        """Whether no packets are waiting."""
+        """Whether no packets are waiting for a complete fragment."""
         return not self._group and not self._taken
 
     def push(self, packet: CodedPacket) -> list[TimedPacket]:
-        """Add a packet. Return the completed fragment, or an empty list."""
+        """Add a packet. Return the fragment's packets if a fragment is now complete, else an empty list."""
         found: list[TimedPacket] = []
         if self._group and (packet.pts > self._top or len(self._group) >= _MOST_REORDERED):
             found = self._end_group()
@@ -60,7 +61,7 @@ class FragmentCutter:
         return found
 
     def close(self) -> list[TimedPacket]:
-        """Return the remaining packets."""
+        """Return the remaining packets as the last fragment."""
         found, self._taken, self._group = [*self._taken, *self._group], [], []
         return self._timed(found, None)
 

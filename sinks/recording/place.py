@@ -1,4 +1,4 @@
-"""Parses the path of a stream's recording: `/video`, `/video?segment=5m&keep=7d&max_gb=50`, or a path with a time."""
+"""Parses where to record: `/video`, `/video?segment=5m&keep=7d&max_gb=50`, or a path that contains a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = f"{STREAM}/%Y-%m-%d/%H-%M-%S.mp4"
 
 @dataclass(slots=True)
 class RecordingPlace:
-    """The location of one stream's recording.
+    """Where and how long one stream's recording is stored.
 
     Attributes:
         names: pattern of the file names.
@@ -47,17 +47,17 @@ class RecordingPlace:
         retention = Retention.of_options(options, keep)
         options.reject_unknown()
         if "://" in path or not path:
-            raise SinkError(f"record: {path or 'nothing'} is not a folder")
+            raise SinkError(f"record: {path or 'nothing'} is not a folder; set the path of a folder")
         if not is_pattern(path):
             if path.lower().endswith(".mp4"):
                 raise SinkError(f"record: {path} must be a folder, or a path that contains a time: {_NAMES}")
             path = str(Path(path.replace("%", "%%")) / _NAMES)
         elif STREAM not in path or not path.endswith(".mp4"):
-            raise SinkError(f"record: {path} must contain {STREAM}, for the stream's name, and end in .mp4")
+            raise SinkError(f"record: {path} must contain {STREAM} (the stream's name) and end in .mp4")
         return cls(SegmentNames(path.replace(STREAM, stream.replace("%", "%%"))), length_s, retention)
 
     def files(self) -> Iterator[Path]:
-        """Yield all playable files of the recording, also of earlier runs, in no order."""
+        """Yield all playable files of the recording, including those of earlier runs, in no order."""
         below = "/".join("*" for _ in range(self.names.depth + 1))
         with suppress(FileNotFoundError):  # a folder was deleted meanwhile
             yield from (one for one in self.names.root.glob(below) if one.suffix == ".mp4" and self.names.owns(one))

@@ -1,7 +1,7 @@
-"""Records the encoded packets of one stream in a separate thread.
+"""Records the encoded packets of one stream, in a separate thread.
 
-Analysis never waits for the disk. If the disk is too slow, packets are dropped up to the next keyframe, counted and
-logged once. A full disk is retried.
+Analysis never waits for the disk. If the disk is too slow, packets up to the next keyframe are dropped, counted and
+logged once. If the disk is full, recording is retried.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SETTLE_S = 5.0
 
 @dataclass(slots=True)
 class _OpenFile:
-    """The file that is being written. It is created on disk with its first fragment."""
+    """The MP4 file that is being recorded. It is created on disk when its first fragment is complete."""
 
     began: CodedPacket  # its first
     parameters: tuple[str, frozenset[bytes]]
@@ -73,10 +73,10 @@ class _OpenFile:
 
 
 class PacketRecorder:
-    """Records a stream from construction until `close`. `take` is thread-safe.
+    """Records the encoded packets of one stream to MP4 files, from construction until `close`. `take` is thread-safe.
 
     A file starts at a keyframe. A new file starts after the segment's length, after a gap, after a clock jump, and
-    when the codec, the parameter sets or the audio change.
+    when the codec, the parameter sets or the audio format change.
 
     Args:
         stream: name of the stream.
@@ -121,7 +121,7 @@ class PacketRecorder:
         self._thread.start()
 
     def take(self, packet: CodedPacket | SoundPacket) -> None:
-        """Queue a packet. Returns at once."""
+        """Queue an encoded video or audio packet for recording. Returns at once."""
         with self._lock:
             video = isinstance(packet, CodedPacket)
             may_begin = isinstance(packet, CodedPacket) and packet.key and self._waiting < _MOST_BYTES // 2
@@ -139,11 +139,11 @@ class PacketRecorder:
             self._waiting += len(packet.data)
 
     def status(self) -> SinkStatus:
-        """Return the status, including the number of frames not written. Thread-safe."""
+        """Return the recorder's status, including the number of frames that were not written. Thread-safe."""
         return SinkStatus("record", "paused" if self._failures else "ok", self._reason, self._dropped)
 
     def close(self) -> None:
-        """Write the queued packets for at most some seconds, then stop. A second call does nothing."""
+        """Write the queued packets for at most some seconds, then stop recording. A second call does nothing."""
         with self._lock:
             self._closed = True
         self._wake.set()
@@ -166,7 +166,7 @@ class PacketRecorder:
             while self._frames:
                 frame = self._frames[0]
                 if frame is None:
-                    self._complain("the disk is too slow: frames are left out up to the next key frame")
+                    self._complain("the disk is too slow: frames are dropped until the next keyframe")
                     self._after = "the disk was too slow"
                 elif frame.arrived_at > now - _LATER_S and not closed:
                     break
@@ -190,7 +190,7 @@ class PacketRecorder:
 
     def _take(self, packet: CodedPacket) -> None:
         if packet.codec not in _CODECS:
-            self._complain(f"its video is {packet.codec}, which is not recorded: only H.264 and H.265 are")
+            self._complain(f"video codec {packet.codec} cannot be recorded; set the camera to H.264 or H.265")
             return
         last, self._last = self._last, packet
         broken = last is not None and jumps(last.pts, last, packet)
@@ -207,7 +207,13 @@ class PacketRecorder:
         self._write(self._file, self._file.cutter.push(packet))
 
     def _ends(self, file: _OpenFile, packet: CodedPacket, last: CodedPacket | None) -> bool:
-        """Return whether a keyframe must start another file."""
+        """Return whether the keyframe `packet` must start a new file.
+
+        Args:
+            file: the current file.
+            packet: the keyframe.
+            last: the packet before it, or None.
+        """
         gap = self._after is not None or (last is not None and packet.pts - last.pts > GAP_S * VIDEO_SCALE)
         long = packet.pts - file.began.pts >= self._place.length_s * VIDEO_SCALE
         was_set = abs(time.time() - time.monotonic() - file.wall_offset) > _STEP_S
@@ -232,7 +238,7 @@ class PacketRecorder:
             try:
                 self._sound = SoundWriter(packet)
             except ValueError as error:
-                self._complain(f"its sound is not recorded: {error}")
+                self._complain(f"audio is not recorded: {error}")
                 return
         self._sound.push(packet)
 
@@ -244,7 +250,7 @@ class PacketRecorder:
             try:
                 head = self._begin(file, packets)
             except (av.error.FFmpegError, ValueError) as error:
-                self._complain(f"a file could not be begun: {error}")
+                self._complain(f"a new file could not be started: {error}")
                 self._file = None
                 return
         frames = [Sample(length_prefixed(one.packet.data), one.duration, one.offset, one.packet.key) for one in packets]
@@ -261,7 +267,7 @@ class PacketRecorder:
             part = file.path
             file.path = part.with_name(part.name.removesuffix(SUFFIX))
             part.replace(file.path)
-            log.info("%s: recording to %s", self._stream, file.path)
+            log.info("stream %s: recording to %s", self._stream, file.path)
         file.fragments += 1
         file.size += len(data)
         self.bytes += len(data)
@@ -269,7 +275,7 @@ class PacketRecorder:
             self._prune()
 
     def _begin(self, file: _OpenFile, packets: list[TimedPacket]) -> bytes:
-        """Create the file and return its head."""
+        """Create the MP4 file on disk and return its head."""
         root = self._place.names.root
         if not root.is_dir():  # not created again: it may be where a disk was mounted
             raise FileNotFoundError(2, f"the folder {root} no longer exists")
@@ -315,7 +321,7 @@ class PacketRecorder:
             os.close(file.descriptor)
 
     def _failed(self, error: Exception) -> None:
-        """Close the file after its complete fragments, or delete it without any; retry later."""
+        """After a write error: close the file after its last complete fragment, or delete it. Schedule a retry."""
         file, self._file = self._file, None
         if file is not None and file.descriptor >= 0:
             with suppress(OSError):
@@ -327,7 +333,7 @@ class PacketRecorder:
         if not self._failures:
             trace = None if isinstance(error, OSError) else error
             root = self._place.names.root
-            log.warning("%s: cannot record to %s: %s; trying again", self._stream, root, why, exc_info=trace)
+            log.warning("stream %s: cannot record to %s: %s; retrying", self._stream, root, why, exc_info=trace)
         self._failures += 1
         self._failed_at = time.monotonic()
         self._retry_at = self._failed_at + backoff_s(self._failures)
@@ -337,7 +343,7 @@ class PacketRecorder:
 
     def _settle(self) -> None:
         if self._failures and self._file and self._file.fragments and time.monotonic() - self._failed_at > _SETTLE_S:
-            log.warning("%s: recording works again; frames lost so far: %d", self._stream, self._dropped)
+            log.warning("stream %s: recording works again; frames lost so far: %d", self._stream, self._dropped)
             self._failures, self._reason = 0, None
 
     def _prune(self) -> None:
@@ -351,15 +357,15 @@ class PacketRecorder:
                     folder.rmdir()
 
     def _complain(self, text: str) -> None:
-        """Log a message once."""
+        """Log a warning, unless the same warning was logged before."""
         if text not in self._complained:
             self._complained.add(text)
             self._reason = text
-            log.warning("%s: %s", self._stream, text)
+            log.warning("recording of stream %s: %s", self._stream, text)
 
 
 def _moved(file: _OpenFile) -> bool:
-    """Return whether the file was deleted, moved or replaced."""
+    """Return whether another program has deleted, moved or replaced the file."""
     try:
         status = os.stat(file.path or "")
     except OSError:

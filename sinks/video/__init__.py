@@ -1,4 +1,4 @@
-"""Video sinks: MP4 files, segmented recordings, and live video of every stream."""
+"""Video sinks: MP4 files, segmented recordings, and live video for browsers."""
 
 from saccade.sinks.video.broadcast import BroadcastSink, NoSuchStreamError, View, Viewer, ViewerFrame
 from saccade.sinks.video.encoder import Codec, EncodedImage, LiveEncoder

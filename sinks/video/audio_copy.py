@@ -1,4 +1,4 @@
-"""Copies the audio of a file into an MP4 without re-encoding."""
+"""Copies the audio of a media file into an MP4 without transcoding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Sound:
 
 
 class AudioCopy:
-    """Copies the first audio stream of a file into an MP4. Created by `open`."""
+    """Copies the first audio stream of a media file into an MP4. Created by `AudioCopy.open`."""
 
     def __init__(self, path: Path, source: InputContainer, target: OutputContainer, muxer: Muxer) -> None:
         self._path = path
@@ -55,40 +55,37 @@ class AudioCopy:
 
     @classmethod
     def open(cls, path: Path | None, target: OutputContainer, muxer: Muxer) -> Self | None:
-        """Add the audio of `path` to `target`, before anything is written to `target`.
+        """Add an audio track for the audio of `path` to the MP4. Call it before anything is written to `target`.
 
         Args:
-            path: file with the audio.
+            path: media file with the audio.
             target: MP4 that already has its video stream.
             muxer: writes into `target`.
 
         Returns:
-            The copy, driven by `skip_until` and `copy_until`; None without audio, or, with a warning, if MP4
-                does not support the codec.
+            The audio copy. None if the file has no audio, or if MP4 does not support its codec (logs a warning).
         """
         if path is None:
             return None
         try:
             source = av.open(f"file:{path}", metadata_errors="replace")
         except (av.error.FFmpegError, OSError) as error:
-            log.warning(
-                "the video has no sound: %s cannot be opened a second time to copy its sound (%s)", path, error.strerror
-            )
+            log.warning("audio is omitted: %s cannot be reopened to copy its audio (%s)", path, error.strerror)
             return None
         codec = source.streams.audio[0].codec_context.name if source.streams.audio else None
         if codec in _COPYABLE:
             return cls(path, source, target, muxer)
         if codec is not None:
-            log.warning("the video has no sound: the sound of %s is %s, which browsers do not play in MP4", path, codec)
+            log.warning("audio is omitted: the audio codec of %s is %s, which browsers do not play in MP4", path, codec)
         source.close()
         return None
 
     def skip_until(self, time_s: Fraction, *, wanted: bool) -> None:
-        """Skip all audio that begins before a time.
+        """Skip all audio packets that begin before a time.
 
         Args:
             time_s: the time in seconds on the source's clock.
-            wanted: whether the user asked to skip it; otherwise the loss is logged.
+            wanted: whether to count the skipped audio as missing, which `close` logs.
         """
         while self._next is not None and self._next.time_s < time_s:
             if wanted:
@@ -96,11 +93,11 @@ class AudioCopy:
             self._next = next(self._sounds, None)
 
     def copy_until(self, time_s: Fraction, shift_s: Fraction) -> None:
-        """Copy all audio that begins before a time.
+        """Copy all audio packets that begin before a time.
 
         Args:
             time_s: the time in seconds on the source's clock.
-            shift_s: seconds to subtract from every timestamp, as for the video.
+            shift_s: seconds to subtract from all timestamps, as for the video.
         """
         while (sound := self._next) is not None and sound.time_s < time_s:
             self._next = next(self._sounds, None)
@@ -111,16 +108,16 @@ class AudioCopy:
                 self._end_s = sound.time_s + sound.lasts_s
 
     def close(self) -> None:
-        """Close the audio file, and log how much audio was skipped."""
+        """Close the media file, and log a warning if audio is missing in the copy."""
         self._source.close()
         if self._next is not None and self._next.time_s - (self._end_s or self._next.time_s) > _PAUSE_S:
-            log.warning("%s: the sound stops early, because its timestamps jump ahead of the video", self._path)
+            log.warning("%s: audio ends early, because its timestamps jump ahead of the video", self._path)
         elif self._next is not None and self._end_s is None and not self._left_out_s:
-            log.warning("%s: audio is omitted, because none of it overlaps the video", self._path)
+            log.warning("%s: audio is omitted, because it does not overlap the video in time", self._path)
         self._next = None
         if self._left_out_s >= _WORTH_SAYING_S:
             log.warning(
-                "%s: %.2f s of audio were omitted, because they do not overlap the video",
+                "%s: %.2f s of audio were omitted, because no video was recorded at that time",
                 self._path,
                 self._left_out_s,
             )
@@ -137,7 +134,7 @@ class AudioCopy:
         return all(written)
 
     def _read(self) -> Iterator[_Sound]:
-        """Yield the packets. A packet without a timestamp follows the previous one directly."""
+        """Yield the audio packets. A packet without a timestamp starts at the previous packet's end."""
         # The video is read as well: both are on one clock, see `InputClock`.
         demuxer = FileDemuxer(self._source, _video_beside(self._source))
         end_s = Fraction(0)

@@ -1,7 +1,6 @@
-"""Live video of every stream: each frame is encoded once for all viewers, and only the newest frame is sent.
+"""Live video for browsers. Each frame is encoded once for all viewers; slow viewers skip frames.
 
-Streams without viewers are neither drawn nor encoded. `saccade.pipeline.api.whep` sends the encoded frames to
-browsers.
+Streams without viewers are neither drawn nor encoded. `saccade.pipeline.api.whep` sends the encoded frames.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _RATE_MEMORY = 0.1  # weight of the newest interval in the mean
 
 
 class NoSuchStreamError(Exception):
-    """Raised if there is no stream of the requested name."""
+    """Raised if no stream has the requested name."""
 
 
 @dataclass(slots=True, frozen=True)
 class View:
-    """One variant of a stream's video.
+    """One variant of a stream's live video. Viewers of the same variant share an encoder.
 
     Attributes:
         drawn: whether the overlay is drawn.
@@ -53,14 +52,19 @@ class View:
 
 @dataclass(slots=True, frozen=True)
 class Shown:
-    """A frame with its result."""
+    """A frame with its analysis result and latency."""
 
     frame: Frame
     result: Result
     latency: Latency
 
     def image(self, *, drawn: bool, width: int | None = None) -> RgbImage:
-        """Return the image, scaled down to `width` pixels if given, with or without the overlay."""
+        """Return the frame's image as (height, width, 3) uint8 RGB.
+
+        Args:
+            drawn: whether to draw the overlay.
+            width: width to scale down to, in pixels; None for the original size.
+        """
         image = self.frame.image
         size = width_of, height_of = self.frame.shown_size
         if width is not None and width < width_of:
@@ -72,14 +76,14 @@ class Shown:
 
 @dataclass(slots=True, frozen=True)
 class ViewerFrame:
-    """An encoded frame and its record, for one viewer."""
+    """An encoded frame and its result record, for one viewer."""
 
     encoded: EncodedImage
     record: dict[str, Any]
 
 
 class Viewer:
-    """One viewer of a stream, from `BroadcastSink.join`. Its methods are thread-safe.
+    """One viewer of a stream's live video, from `BroadcastSink.join`. Thread-safe.
 
     Args:
         stream: the stream.
@@ -100,16 +104,16 @@ class Viewer:
 
     @property
     def ended(self) -> bool:
-        """Whether the stream has ended."""
+        """Whether the viewed stream has ended."""
         return self._ended
 
     @property
     def needs_key_frame(self) -> bool:
-        """Whether the viewer needs a keyframe before it can continue."""
+        """Whether the viewer is waiting for a keyframe."""
         return self._needs_key_frame
 
     def take(self) -> ViewerFrame | None:
-        """Return the next frame, or None if there is none yet."""
+        """Return the next encoded frame; None if there is none yet."""
         with self._lock:
             return self._frames.popleft() if self._frames else None
 
@@ -118,14 +122,18 @@ class Viewer:
         self._needs_key_frame = True
 
     def set_halvings(self, halvings: int) -> None:
-        """Continue at another bit rate, see `View`. The viewer's next frame is then a keyframe."""
+        """Continue at another bit rate. The viewer's next frame is then a keyframe.
+
+        Args:
+            halvings: number of times that the highest bit rate is halved.
+        """
         if self._stream.leave(self._view, self):
             self._view = replace(self._view, halvings=halvings)
             self._needs_key_frame = True
             self._stream.join(self._view, self)
 
     def leave(self) -> None:
-        """Stop watching. A second call does nothing."""
+        """Disconnect this viewer from the stream. A second call does nothing."""
         self._stream.leave(self._view, self)
 
     def _offer(self, frame: ViewerFrame) -> None:
@@ -147,7 +155,7 @@ class Viewer:
 
 
 class _Rendition:
-    """One encoder with the viewers of its output."""
+    """One encoder and the viewers that receive its output."""
 
     def __init__(self, view: View) -> None:
         self.viewers: tuple[Viewer, ...] = ()  # replaced, never changed: frames go out while viewers join and leave
@@ -168,7 +176,7 @@ class _Rendition:
 
 
 class _Stream:
-    """The viewed renditions of one stream."""
+    """The variants of one stream that viewers are watching."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # over the renditions: viewers join and leave in other threads than the writer's
@@ -211,7 +219,7 @@ class _Stream:
             rendition.viewers = (*rendition.viewers, viewer)
 
     def leave(self, view: View, viewer: Viewer) -> bool:
-        """Remove a viewer; return whether it was there."""
+        """Remove a viewer. Return False if the viewer had been removed before."""
         with self._lock:
             rendition = self._renditions.get(view)
             if rendition is None or viewer not in rendition.viewers:
@@ -233,9 +241,9 @@ class _Stream:
 
 
 class BroadcastSink:
-    """Encodes the streams that have viewers. Any number of streams may share the sink.
+    """Encodes live video of all streams that have viewers. Several streams may share one sink.
 
-    The sink draws and encodes in the writing thread, so use a queue that keeps only the newest frame.
+    Drawing and encoding run in the thread that calls `write`. Use a queue that keeps only the newest frame.
     """
 
     shared: ClassVar[bool] = True
@@ -251,7 +259,7 @@ class BroadcastSink:
             return list(self._streams)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Encode one frame for the viewers of its stream. Does nothing without viewers.
+        """Encode one frame for the viewers of its stream. Without viewers, do nothing.
 
         Raises:
             SinkError: if the frame cannot be encoded.
@@ -264,7 +272,7 @@ class BroadcastSink:
             raise SinkError(f"{frame.stream}: a frame cannot be encoded for its viewers: {error.strerror}") from error
 
     def end(self, stream: str) -> None:
-        """Disconnect the viewers of `stream`, which has ended."""
+        """Disconnect all viewers of `stream`, because the stream has ended."""
         with self._lock:
             ended = self._streams.pop(stream, None)
         if ended is not None:
@@ -279,13 +287,13 @@ class BroadcastSink:
         """Return a future of the stream's next frame. It is cancelled if the stream ends; the caller may cancel it too.
 
         Raises:
-            NoSuchStreamError: if there is no such stream.
+            NoSuchStreamError: if no stream has this name.
         """
         with self._lock:
             return self._find(stream).next()
 
     def join(self, stream: str, view: View, wake: Callable[[], None]) -> Viewer:
-        """Add a viewer, which sees the stream from its next frame on.
+        """Add a viewer to a stream. The viewer receives the stream from its next frame on.
 
         Args:
             stream: name of the stream.
@@ -293,7 +301,7 @@ class BroadcastSink:
             wake: see `Viewer`.
 
         Raises:
-            NoSuchStreamError: if there is no such stream.
+            NoSuchStreamError: if no stream has this name.
         """
         with self._lock:
             found = self._find(stream)
@@ -302,7 +310,7 @@ class BroadcastSink:
         return viewer
 
     def _find(self, stream: str) -> _Stream:
-        """Return a stream by its name; the caller must hold the lock."""
+        """Return a stream by name. The caller must hold the lock."""
         found = self._streams.get(stream)
         if found is None:
             raise NoSuchStreamError(stream)

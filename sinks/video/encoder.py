@@ -1,7 +1,7 @@
-"""Encodes images without delay, for files and for live viewers: H.264 on a GPU or the CPU, or VP8.
+"""Low-latency video encoding for files and live viewers: H.264 on a GPU or the CPU, or VP8.
 
-The GPU's encoder is tried when an encoder is opened, since FFmpeg also lists encoders without a device. If it fails,
-the CPU encodes, and the GPU is tried again later.
+FFmpeg lists GPU encoders even without a GPU. Each encoder is therefore tested by opening it. If the GPU encoder fails,
+the CPU encodes, and the GPU encoder is retried later.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _RETRY_S, _RETRY_MOST_S = 10.0, 600.0
 
 
 class Backoff:
-    """Retry schedule of a failed GPU encoder, with growing delays, since each attempt creates a CUDA context.
+    """Retry schedule for a failed GPU encoder. Delays grow, because each attempt creates a CUDA context.
 
-    A session may fail temporarily, if the GPU has no free memory or session. The caller passes the time.
+    Opening may fail temporarily, if the GPU has no free memory or encoding session. Callers pass the current time.
     """
 
     def __init__(self) -> None:
@@ -72,16 +72,16 @@ class Backoff:
         self._at = float("-inf")
 
     def allows(self, now: float) -> bool:
-        """Return whether the encoder may be tried at a time in seconds."""
+        """Return whether the encoder may be retried at time `now`, in seconds."""
         return now >= self._at
 
     def failed(self, now: float) -> None:
-        """Record a failed attempt."""
+        """Record that opening the encoder failed at time `now`, in seconds. Double the retry delay."""
         self._at = now + min(_RETRY_S * 2**self._failures, _RETRY_MOST_S)
         self._failures = min(self._failures + 1, 16)
 
     def worked(self) -> None:
-        """Record a successful attempt."""
+        """Record that opening the encoder succeeded. Reset the delay."""
         self._failures, self._at = 0, float("-inf")
 
 
@@ -89,7 +89,11 @@ _backoffs: dict[str, Backoff] = {name: Backoff() for names in _CHOICES.values() 
 
 
 def _open_first(codec: Codec, opened: Callable[[str], T]) -> tuple[str, T]:
-    """Open the first encoder of a codec that works now; return its name and what `opened` returns.
+    """Open the first encoder of a codec that works. Return its name and the result of `opened`.
+
+    Args:
+        codec: the codec.
+        opened: opens the encoder with the given name.
 
     Raises:
         FFmpegError, ValueError: if no encoder works.
@@ -115,17 +119,17 @@ def _note_failure(name: str, error: Exception) -> None:
 
 
 def _set_colors(context: Any) -> None:
-    """State the colours in the stream: players guess from the size otherwise, and each guesses differently."""
+    """Store the colour space in the stream. Without it, each player guesses a different one from the image size."""
     # BT.709 has the same number in all three lists.
     context.colorspace = context.color_primaries = context.color_trc = Colorspace.ITU709
     context.color_range = ColorRange.MPEG
 
 
 class _Converter:
-    """Converts RGB images to yuv420p.
+    """Converts RGB images to yuv420p video frames.
 
     Args:
-        codec: VP8 has one colour space; a player reads H.264's from the stream.
+        codec: selects the colour space: BT.601 for VP8, BT.709 for H.264.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -133,7 +137,7 @@ class _Converter:
         self._reformatter = VideoReformatter()
 
     def convert(self, image: RgbImage, pts: int, unit: Fraction, *, key: bool) -> av.VideoFrame:
-        """Return the frame to encode.
+        """Convert an RGB image to a yuv420p frame for the encoder.
 
         Args:
             image: (height, width, 3) uint8 RGB, with even sides.
@@ -153,7 +157,7 @@ class _Converter:
 
 
 def even(image: RgbImage) -> RgbImage:
-    """Return the image with even sides, padded by repeating its last column and row."""
+    """Pad an image to even width and height by repeating its last column and row."""
     below, right = image.shape[0] % 2, image.shape[1] % 2
     if not right and not below:
         return image
@@ -161,7 +165,7 @@ def even(image: RgbImage) -> RgbImage:
 
 
 def try_encoder(name: str) -> None:
-    """Encode a small image to test an encoder, since FFmpeg also lists encoders without a device.
+    """Test an encoder by encoding a small image. FFmpeg lists GPU encoders even without a GPU.
 
     Raises:
         FFmpegError, ValueError: if the encoder does not work.
@@ -170,7 +174,7 @@ def try_encoder(name: str) -> None:
     frame = av.VideoFrame.from_ndarray(np.zeros((360, 320), np.uint8), format="yuv420p")
     frame.pts, frame.time_base = 0, TIME_BASE
     if not [*context.encode(frame), *context.encode(None)]:
-        raise ValueError("it returned no packet for an image")
+        raise ValueError("the encoder returned no packet for an image")
 
 
 # ---- for files
@@ -178,13 +182,13 @@ def try_encoder(name: str) -> None:
 
 @dataclass(slots=True, frozen=True)
 class VideoFormat:
-    """The video format that all files of one encoder share.
+    """Video format of an MP4 encoder and of all files that it writes.
 
     Attributes:
         width, height: size in pixels, even numbers.
         pixel_aspect: pixel width divided by pixel height.
         unit: seconds per unit of the clock.
-        rate: frames per second, as a hint.
+        rate: approximate number of frames per second.
     """
 
     width: int
@@ -195,10 +199,10 @@ class VideoFormat:
 
 
 class Mp4Encoder:
-    """An H.264 encoder that serves several files in turn.
+    """An H.264 encoder for several consecutive MP4 files.
 
-    Each file starts with a keyframe at its own time 0, while the encoder's clock continues. Opening an encoder per
-    segment would fragment the heap, since each one takes 4 to 60 MB and several threads.
+    Each file starts with a keyframe at time 0, while the encoder's clock continues. Opening an encoder for each file
+    would fragment the heap, because an encoder needs 4 to 60 MB and several threads.
 
     Args:
         form: format of all images and files.
@@ -220,12 +224,12 @@ class Mp4Encoder:
         self._last = -1  # on the encoder's clock
 
     def add_stream(self, container: OutputContainer) -> av.VideoStream:
-        """Add a stream for this encoder's packets to a container."""
+        """Add a video stream for this encoder's packets to a container."""
         stream: av.VideoStream = container.add_stream_from_template(self._stream)
         return stream
 
     def encode(self, image: RgbImage, pts: int, *, key: bool) -> list[av.Packet[av.VideoStream]]:
-        """Encode one image without delay.
+        """Encode one image and return its packets at once.
 
         Args:
             image: (height, width, 3) uint8 RGB, in the size of the format.
@@ -288,14 +292,14 @@ class EncodedImage:
 def bit_rate(width: int, height: int, rate: float) -> int:
     """Return the highest bit rate in bit/s for images of a size in pixels at `rate` images per second.
 
-    It grows less than proportionally, since large and frequent images are more redundant: 1.5 Mbit/s for 640×360 at
-    30, 7 Mbit/s for 1920×1080.
+    The bit rate grows less than the number of pixels per second, because large and frequent images are more redundant.
+    For example, 1.5 Mbit/s for 640×360 and 7 Mbit/s for 1920×1080, at 30 images per second.
     """
     return round(1_500_000 * math.pow(width * height * rate / (640 * 360 * 30), 0.7))
 
 
 class LiveEncoder:
-    """One stream of encoded images. Its settings follow the input's size and rate; each change forces a keyframe.
+    """Encodes live video. Its settings follow the size and rate of the images. A change forces a keyframe.
 
     Args:
         codec: codec of the stream.
@@ -342,7 +346,7 @@ class LiveEncoder:
         return EncodedImage(b"".join(bytes(packet) for packet in packets), pts, packets[0].is_keyframe)
 
     def _packets(self, frame: av.VideoFrame) -> list[Any]:
-        """Return the packets of the first working encoder. A missing GPU is noticed only when an encoder is opened."""
+        """Return the encoded packets. Opens the first working encoder if none is open."""
         while True:
             if self._context is None:
                 self._name, self._context = _open_first(self._codec, self._open)
@@ -376,7 +380,7 @@ def _open_live(name: str, size: tuple[int, int], rate: float, halvings: int = 0)
 
 
 def _fit(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Scale the image to even sides of at most `_MAX_SIDE` pixels."""
+    """Scale an image to even width and height of at most `_MAX_SIDE` pixels."""
     height, width = image.shape[:2]
     scale = min(1.0, _MAX_SIDE / max(width, height))
     if scale < 1:

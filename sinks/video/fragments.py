@@ -3,7 +3,7 @@
     head       ftyp, uuid (Saccade's note), moov (from FFmpeg, with an audio track added)
     fragment   moof, mdat; the file is playable up to its last complete fragment
 
-Fragments are not written by FFmpeg's muxer, because it decides when to write and cannot recover from a full disk.
+FFmpeg's muxer is not used for fragments, because it decides when to write and cannot recover from a full disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SAMPLE = struct.Struct(">IIIi")
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """One encoded video frame or audio packet.
+    """One encoded video frame or audio packet, for an MP4 fragment.
 
     Attributes:
         data: encoded data in MP4 format.
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(slots=True, frozen=True)
 class SoundTrack:
-    """Description of the audio track in a file's head.
+    """Description of an MP4's audio track.
 
     Attributes:
         codec: `aac` or `opus`.
@@ -70,7 +70,7 @@ def head_of(
     display_matrix: tuple[int, ...] | None = None,
     pixel_aspect: Fraction | None = None,
 ) -> bytes:
-    """Build the head of a file.
+    """Build the head of a fragmented MP4, which precedes the first fragment.
 
     Args:
         codec: `h264` or `hevc`.
@@ -112,12 +112,12 @@ def head_of(
 
 
 def sound_head_of(sound: SoundTrack) -> bytes:
-    """Build the head of a file with an audio track only, from which FFmpeg reads the track's description."""
+    """Build the head of an MP4 with an audio track only, from which PyAV reads the track's description."""
     return _box(b"ftyp", b"isom", bytes(4), b"isom") + _box(b"moov", _box(b"trak", _sound_trak(sound)))
 
 
 def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]) -> bytes:
-    """Build one fragment.
+    """Build one MP4 fragment (`moof` and `mdat`).
 
     Args:
         number: number of the fragment in its file, from 1.
@@ -146,7 +146,7 @@ def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """Convert NAL units with start codes to MP4 format, in which each unit follows its length."""
+    """Convert H.264 or H.265 data from start codes (Annex B) to MP4 format, where a length precedes each NAL unit."""
     units = [unit.rstrip(b"\0") for unit in data.split(b"\0\0\1")[1:]]  # no unit ends in a zero
     return b"".join(part for unit in units if unit for part in (len(unit).to_bytes(4), unit))
 
@@ -156,7 +156,7 @@ def length_prefixed(data: bytes) -> bytes:
 
 @dataclass(slots=True, frozen=True)
 class Timing:
-    """The video timing of a `moof` box.
+    """Time range of the video in an MP4 fragment.
 
     Attributes:
         start, duration: decoding time and duration in units of `VIDEO_SCALE`.
@@ -169,7 +169,7 @@ class Timing:
 
 
 def boxes_in(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the type and content of each complete MP4 box."""
+    """Return the type and the content of each complete MP4 box in `data`."""
     found, at = [], 0
     while at + 8 <= len(data):
         size = int.from_bytes(data[at : at + 4])
@@ -181,7 +181,7 @@ def boxes_in(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def note_in(head: bytes) -> dict[str, Any] | None:
-    """Return Saccade's note in a file's head, or None for other files."""
+    """Return the JSON values that Saccade stored in an MP4's head; None if another program wrote the file."""
     for kind, content in boxes_in(head):
         if kind == b"uuid" and content[:16] == _NOTE:
             note = json.loads(content[16:])
@@ -190,7 +190,7 @@ def note_in(head: bytes) -> dict[str, Any] | None:
 
 
 def timing_of(moof: bytes) -> Timing | None:
-    """Return the video timing in the content of a `moof` box, or None if it has no video."""
+    """Return the time range of the video in a `moof` box (without its header); None if the fragment has no video."""
     for kind, content in boxes_in(moof):
         if kind != b"traf":
             continue
@@ -204,7 +204,7 @@ def timing_of(moof: bytes) -> Timing | None:
 
 
 def codecs_of(head: bytes) -> str:
-    """Return the codecs of a file in the notation of RFC 6381, such as `avc1.640028,mp4a.40.2`."""
+    """Return the codecs in an MP4's head as RFC 6381 writes them, such as `avc1.640028,mp4a.40.2`."""
     found = []
     if (at := head.find(b"avcC")) > 0:
         found.append("avc1." + head[at + 5 : at + 8].hex())
@@ -241,7 +241,7 @@ def _descriptor(tag: int, content: bytes) -> bytes:
 
 
 def _sound_trak(sound: SoundTrack) -> bytes:
-    """Build the content of the audio `trak` box (ISO 14496-12 and -14; Opus in ISOBMFF)."""
+    """Build the content of the MP4 box `trak` for audio (ISO 14496-12 and -14; Opus in ISOBMFF)."""
     matrix = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
     tkhd = _full(b"tkhd", 0, 3, struct.pack(">IIIII8xHHH2x", 0, 0, SOUND, 0, 0, 0, 1, 0x100), matrix, bytes(8))
     mdhd = _full(b"mdhd", 0, 0, struct.pack(">IIIIHH", 0, 0, sound.rate, 0, 0x55C4, 0))

@@ -1,4 +1,4 @@
-"""Writes the audio of a live source into annotated MP4s, as AAC."""
+"""Writes the audio of a live source into annotated MP4 files, as AAC."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MOST_WAITING = 8192  # packets: 160 s of G.711
 
 
 class LiveAudio:
-    """The audio of one live source, for all files of one sink.
+    """Collects the audio of a live source, for all MP4 files of one sink.
 
-    `take` may be called from any thread. The other methods belong to the thread that writes the files.
+    `take` may be called from any thread. The other methods must be called from the thread that writes the files.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class LiveAudio:
         self._refused = ""
 
     def take(self, packet: SoundPacket) -> None:
-        """Queue a packet, whose `pts` is on the clock of the frames. Returns at once."""
+        """Queue an audio packet whose timestamp is on the clock of the frames. Returns at once."""
         self._taken.append(packet)
 
     def writer(self) -> SoundWriter | None:
-        """Return the audio so far; None before the first packet. Another audio format gives another writer."""
+        """Return the audio received so far; None before the first packet. A change of format starts a new writer."""
         while self._taken:
             packet = self._taken.popleft()
             if self._writer is None or not self._writer.fits(packet):
@@ -48,19 +48,19 @@ class LiveAudio:
                 except ValueError as error:
                     if str(error) != self._refused:
                         self._refused = str(error)
-                        log.warning("the video has no sound: %s", error)
+                        log.warning("audio is omitted from the video: %s", error)
                     continue
             self._writer.push(packet)
         return self._writer
 
     def open(self, target: OutputContainer, muxer: Muxer) -> AudioTrack | None:
-        """Add an audio track to `target`, before anything is written to it. Return None before the first packet."""
+        """Add an audio track to an MP4 before anything is written to it. Return None before the first audio packet."""
         writer = self.writer()
         return None if writer is None else AudioTrack(self, writer, target, muxer)
 
 
 class AudioTrack:
-    """The audio track of one file. Created by `LiveAudio.open`."""
+    """The live audio track of one MP4 file. Created by `LiveAudio.open`."""
 
     def __init__(self, audio: LiveAudio, writer: SoundWriter, target: OutputContainer, muxer: Muxer) -> None:
         self._audio, self._writer, self._muxer = audio, writer, muxer
@@ -73,7 +73,7 @@ class AudioTrack:
 
         Args:
             time_s: the time in seconds on the clock of the frames.
-            shift_s: start of the file on the same clock.
+            shift_s: start of the file in seconds on the same clock.
         """
         if self._audio.writer() is not self._writer:
             return  # another audio format, which only the next file can have

@@ -1,4 +1,4 @@
-"""A sink that writes one annotated MP4 per stream."""
+"""Sink that writes the annotated video of a stream to one MP4 file."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ log = logging.getLogger(__name__)
 
 
 class Mp4Sink:
-    """Writes frames with their overlay as H.264 (yuv420p) in MP4.
+    """Writes frames with their overlay to one MP4 file, as H.264 (yuv420p).
 
-    - The presentation timestamps of the source are kept exactly, also with a variable frame rate. If the first
-      frame is later than 1 s, the file is shifted to start at 0.
+    - The source's presentation timestamps stay exact, also with a variable frame rate. If the first frame is later
+      than 1 s, the file is shifted to start at 0.
     - Odd widths and heights are padded by repeating the last column or row. Frames of another size are scaled into
       the first frame's size with black borders.
     - The file is fragmented until it is closed. A killed process loses at most the last group of pictures (2 s).
     - The file is named `path.part` until its first group of pictures is complete.
     - After an error, or if the file is deleted or moved, the next frame starts a new file, named with `-1` if
       needed.
-    - Audio of a file is copied without re-encoding, up to the end of the video. Audio of a live source becomes AAC,
-      unless it is AAC.
+    - Audio of a file is copied without transcoding, up to the end of the video. Audio of a live source is transcoded
+      to AAC, unless it is AAC.
     - The index of all frames stays in memory, 9 MB an hour at 30 fps. Use `RecordingSink` for endless streams.
 
     Args:
         path: path of the file; an existing file is replaced once the new one is playable.
-        rate: frames per second of the source, as a hint for the encoder and for the duration of the last frame.
+        rate: approximate frames per second of the source; also sets the duration of the last frame.
         audio_from: file to copy the audio from, usually the source; or the audio of a live source. None for a
-            silent video.
+            video without audio.
 
     Raises:
         SinkError: if the file cannot be written, or is `audio_from` itself.
@@ -69,7 +69,7 @@ class Mp4Sink:
         self._closed = False
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Draw and encode one frame.
+        """Draw the overlay on one frame and encode it.
 
         Raises:
             SinkError: if writing fails, such as on a full disk. The next frame starts a new file.
@@ -81,7 +81,7 @@ class Mp4Sink:
         self._file.add(frame, draw(frame.image, result, drawn_latency(frame, latency)))
 
     def close(self) -> None:
-        """Finish the file; without any frame, no file is left. A second call does nothing.
+        """Complete the MP4 file, or delete it if no frame was written. A second call does nothing.
 
         Raises:
             SinkError: if the end of the file cannot be written.
@@ -90,12 +90,12 @@ class Mp4Sink:
             return
         self._closed = True
         if not self._begun:
-            log.warning("the source had no frame, so %s was not written", self._path)
+            log.warning("%s was not written, because the source had no frame", self._path)
         self._file.end()
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before the first frame. Leaves no file behind.
+    """Check before the first frame whether a file can be created at this path. Leaves no file behind.
 
     Raises:
         SinkError: if no file can be written to this path.

@@ -1,4 +1,4 @@
-"""Encodes frames into one MP4 that browsers play, keeps the source's timestamps, and survives a killed process."""
+"""Encodes frames into one MP4 that browsers can play. A killed process leaves a playable file."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _LARGEST_AREA = 2**28  # of FFmpeg, which adds 128 to each side
 
 
 class Mp4Writer:
-    """An MP4 that is being written. The first frame determines its size and clock.
+    """An MP4 file that is being written. The first frame determines its size and time base.
 
     Args:
         path: path of the file.
         first: the first frame to add.
         encoder: encoder for the format of `first`.
-        audio_from: file, or live source, whose audio the file gets; None for a silent video.
-        from_zero: shift the timestamps so that the file starts at 0.
+        audio_from: file or live source of the audio; None for a video without audio.
+        from_zero: whether to shift the timestamps so that the file starts at 0.
     """
 
     def __init__(
@@ -89,20 +89,25 @@ class Mp4Writer:
 
     @property
     def path(self) -> Path:
-        """Current path of the file."""
+        """Current path of the MP4 file; it ends in `.part` until the file is playable."""
         return self._file.path
 
     @property
     def unfinished(self) -> int:
-        """Number of frames outside complete fragments, which an error would lose."""
+        """Number of frames after the last complete fragment. An error would lose these frames."""
         return self._unfinished
 
     def moved(self) -> bool:
-        """Return whether the file was deleted, moved or replaced."""
+        """Return whether another program has deleted, moved or replaced the file."""
         return self._file.moved()
 
     def add(self, frame: Frame, image: RgbImage) -> None:
-        """Encode `image` at the time of `frame`, after copying the audio up to this time."""
+        """Copy the audio up to the frame's time, then encode the image.
+
+        Args:
+            frame: gives the timestamp.
+            image: image to encode, (height, width, 3) uint8 RGB.
+        """
         if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
             log.warning("%s: a gap of %.0f s is too long for an MP4", frame.stream, too_long * self._base)
             if self._audio is not None:
@@ -127,10 +132,10 @@ class Mp4Writer:
         self._unfinished += 1
 
     def close(self, until_pts: int | None = None) -> None:
-        """Write the remaining audio, and convert the file to an ordinary MP4.
+        """Write the remaining audio, and convert the fragmented file to an ordinary MP4.
 
         Args:
-            until_pts: end of the last frame's display; None to repeat the previous frame's duration.
+            until_pts: time until which the last frame is shown; None to repeat the previous frame's duration.
         """
         try:
             if self._last_pts is not None and until_pts is not None:
@@ -148,7 +153,7 @@ class Mp4Writer:
         self._close_audio()
 
     def give_up(self) -> None:
-        """Close the file after an error, with its playable part."""
+        """Close the file after a write error. Its complete fragments stay playable."""
         self._file.give_up()
         with suppress(av.error.FFmpegError, OSError):
             self._container.close()  # writes nothing any more
@@ -176,7 +181,7 @@ class Mp4Writer:
                 self._begin_file()
 
     def _begin_file(self) -> None:
-        """Add the track of live audio, if there is any by now, and write the packets that waited for it."""
+        """Add the live audio track, if audio has arrived, and write the video packets that waited for it."""
         if self._live_audio is not None:
             self._audio = self._live_audio.open(self._container, self._muxer)
             self._live_audio = None
@@ -192,7 +197,7 @@ class Mp4Writer:
             self._file.publish()
 
     def _fit(self, image: RgbImage, pixel_aspect: Fraction) -> RgbImage:
-        """Scale the image to the size and pixel aspect of the video, which the first frame determines."""
+        """Scale the image to the size and pixel aspect of the MP4, as set by its first frame."""
         height, width = image.shape[:2]
         alike = pixel_aspect == self._pixel_aspect
         if (height, width) == (self._height, self._width) and alike:
@@ -211,11 +216,7 @@ class Mp4Writer:
 
 
 def check_size(path: Path, width: int, height: int) -> None:
-    """Check that H.264 supports a frame size in pixels.
-
-    Raises:
-        SinkError: if it does not.
-    """
+    """Raise SinkError if H.264 does not support a frame size in pixels."""
     if max(width, height) > _LONGEST_SIDE or (width + 130) * (height + 130) > _LARGEST_AREA:
         raise SinkError(
             f"cannot write {path}: the frames are {width} x {height} pixels, and H.264 allows {_LONGEST_SIDE} "
@@ -224,10 +225,10 @@ def check_size(path: Path, width: int, height: int) -> None:
 
 
 def _timescale(base: Fraction) -> int:
-    """Return the time scale of the file, in units per second.
+    """Return the MP4's time scale in units per second.
 
-    It is the source's own, so that timestamps stay the same integers. Very coarse time bases are refined, since
-    players expect less than a millisecond. Very fine ones are made coarser.
+    The source's time base is used if possible, so that timestamps stay the same integers. A time base coarser than 1 ms
+    is made finer, because players expect that precision. A very fine time base is made coarser.
     """
     timescale = base.denominator
     while timescale < 1000:
@@ -240,7 +241,7 @@ def _plain(path: Path) -> Path:
 
 
 def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
-    """Open an MP4 that is playable while it is being written, with `timescale` units per second."""
+    """Open an MP4 for writing that is playable before it is complete, with `timescale` units per second."""
     options = {
         # hybrid_fragmented + flush_packets: readable up to the last full fragment after kill -9, and an ordinary MP4
         # after close(). delay_moov: keeps the time of the first frame, which is moved to 0 otherwise.
@@ -255,18 +256,18 @@ def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
 
 
 class OpenMp4:
-    """The current MP4 of a sink: opens it, writes it, and closes it if writing fails.
+    """The MP4 file that a sink is writing: opens it, writes frames, and closes it, also after a write error.
 
-    Files of the same format share an encoder.
+    Consecutive files of the same format share an encoder.
 
     Args:
-        rate: frames per second of the source, as a hint for the encoder and for the duration of the last frame.
-        audio_from: file, or live source, whose audio the files get; None for silent videos.
-        from_zero: shift every file so that it starts at 0.
+        rate: approximate frames per second of the source; also sets the duration of the last frame.
+        audio_from: file or live source of the audio; None for videos without audio.
+        from_zero: whether to shift every file so that it starts at 0.
 
     Raises:
-        SinkError: by every method, if the file cannot be written. No file is open then, and a new one may be
-            opened.
+        SinkError: by every method, if the file cannot be written. The file is then closed, and `begin` may open a
+            new one.
     """
 
     def __init__(self, rate: Fraction | None, audio_from: Path | LiveAudio | None, *, from_zero: bool) -> None:
@@ -281,17 +282,17 @@ class OpenMp4:
 
     @property
     def path(self) -> Path | None:
-        """Current path of the file; None if no file is open."""
+        """Current path of the MP4 file; None if no file is open."""
         return self._writer.path if self._writer is not None else None
 
     def begin(self, path: Path, first: Frame) -> None:
-        """Open a file. The previous file must have been closed."""
+        """Open a new MP4 file for the frame `first`. The previous file must be closed."""
         with self._giving_up(path):
             encoder = self._encoder_for(path, first)
             self._writer = Mp4Writer(path, first, encoder, self._audio_from, from_zero=self._from_zero)
 
     def _encoder_for(self, path: Path, first: Frame) -> Mp4Encoder:
-        """Return the last encoder if it has the right format, or a new one."""
+        """Return the current encoder if its format fits `first`, else a new encoder."""
         check_size(_plain(path), first.width, first.height)
         width, height = first.width + first.width % 2, first.height + first.height % 2
         unit = Fraction(1, _timescale(first.time_base))
@@ -301,19 +302,19 @@ class OpenMp4:
         return self._encoder
 
     def add(self, frame: Frame, image: RgbImage) -> None:
-        """Write a frame."""
+        """Write a frame to the open MP4 file."""
         assert self._writer is not None
         with self._giving_up(self._writer.path):
             self._writer.add(frame, image)
 
     def end_if_moved(self) -> None:
-        """Close the file if it was deleted or moved, so that a new one is opened."""
+        """Close the file if another program has deleted or moved it, so that the next frame starts a new file."""
         if self._writer is not None and self._writer.moved():
             log.warning("%s was deleted or moved while being written; starting a new file", self._writer.path)
             self.end()
 
     def end(self, until_pts: int | None = None) -> None:
-        """Close the file, if one is open. Its last frame is shown until `until_pts`, if given."""
+        """Close the MP4 file, if one is open. `until_pts` is the time until which its last frame is shown."""
         if self._writer is not None:
             with self._giving_up(self._writer.path, "finish"):
                 self._writer.close(until_pts)

@@ -1,4 +1,4 @@
-"""Muxes packets with timestamps that FFmpeg accepts."""
+"""Writes packets into a media container, with timestamps that FFmpeg accepts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.sinks.video.packet_times import PacketTimes
 
 
 class Muxer:
-    """Writes packets into a container whose streams have all been added.
+    """Writes packets into a media container. All streams must have been added to the container before.
 
     Args:
         container: the container; the caller opens and closes it.
@@ -23,7 +23,7 @@ class Muxer:
         self._streams: dict[int, PacketTimes] = {}
 
     def mux(self, packet: av.Packet[Any], stream: av.stream.Stream) -> bool:
-        """Write a packet with any timestamps, in decoding order. Return False if it does not fit into the file.
+        """Write a packet in decoding order. Return False if its timestamps do not fit into the file.
 
         Args:
             packet: the packet; its timestamps are replaced by those of the file.

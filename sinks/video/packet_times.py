@@ -1,4 +1,4 @@
-"""Converts any timestamps to timestamps that FFmpeg's muxers accept."""
+"""Repairs the timestamps of packets so that FFmpeg's muxers accept them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMIT = 2**56  # muxers multiply timestamps by time scales
 
 @dataclass(slots=True, frozen=True)
 class Times:
-    """Timestamps of a packet in units of the file."""
+    """Corrected timestamps of a packet, in units of the output stream."""
 
     pts: int
     dts: int
@@ -21,15 +21,15 @@ class Times:
 
 
 class PacketTimes:
-    """Computes the timestamps of one stream in a file.
+    """Computes the timestamps of one stream in an output file.
 
-    FFmpeg refuses a packet whose decoding timestamp does not increase or exceeds the presentation timestamp. A gap of
-    2^31 units or more aborts the process.
+    FFmpeg rejects a packet if its decoding timestamp (DTS) does not increase or exceeds the presentation timestamp. A
+    gap of 2^31 units or more aborts the process.
 
-    - The file starts at 0; earlier timestamps are moved to 0.
+    - The file starts at 0; earlier timestamps become 0.
     - A missing timestamp is taken from the packet's other timestamp, or from the previous packet.
-    - If the decoding timestamp does not increase, it becomes the previous one plus 1 unit.
-    - A packet after a gap that is too long for the file is refused.
+    - If the DTS does not increase, it becomes the previous DTS plus 1 unit.
+    - A packet after a gap that is too long for the file is rejected.
 
     Args:
         base: seconds per unit of the stream in the file.
@@ -52,7 +52,7 @@ class PacketTimes:
         self._last: int | None = None
 
     def place(self, pts: int | None, dts: int | None, duration: int | None, base: Fraction | None) -> Times | None:
-        """Return the timestamps of the next packet, or None if it does not fit into the file.
+        """Return the corrected timestamps of the next packet; None if the packet does not fit into the file.
 
         Args:
             pts: presentation timestamp, or None; any value is allowed.
@@ -83,7 +83,7 @@ class PacketTimes:
         return Times(shown, decoded, lasts)
 
     def _units(self, value: int | None, base: Fraction | None) -> int | None:
-        """Convert a timestamp to units of the file; return None if it is impossible."""
+        """Convert a timestamp to units of the output stream; return None if the timestamp is missing or impossible."""
         if value is None or base is None or base <= 0:
             return None
         units = round(value * base / self.base)

@@ -1,4 +1,4 @@
-"""The file of an MP4 that is being written, named `NAME.part` until it is playable, and repaired after errors."""
+"""The file on disk of an MP4 that is being written: named `NAME.part` until it is playable, repaired after errors."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _CHECK_S = 1.0  # between two looks at whether the file is still there
 
 
 class PartFile:
-    """A new file for a fragmented MP4, with the interface that `av.open` needs.
+    """A new file for a fragmented MP4, which `av.open` can write to.
 
     - The file is named `path.part` until its first fragment is complete, so a killed process never leaves an
       unplayable `.mp4`.
-    - After an error, `give_up` keeps the playable part, or deletes the file.
-    - The file is locked until it is closed, because two runs would destroy each other's output.
+    - After an error, `give_up` keeps the playable part, or deletes the file if there is none.
+    - The file is locked until it is closed, because two runs would overwrite each other's output.
 
     Args:
         path: final path. An existing file is replaced once the new one is playable.
 
     Attributes:
         path: current path.
-        closed: whether FFmpeg must stop writing; it then omits the end of the MP4.
+        closed: whether FFmpeg must stop writing. If True, FFmpeg omits the end of the MP4.
 
     Raises:
         OSError: if the file cannot be created, or another run is writing it.
@@ -53,13 +53,13 @@ class PartFile:
 
     @property
     def playable(self) -> bool:
-        """Whether the file contains a complete fragment."""
+        """Whether the file contains a complete fragment, so that players can play it."""
         return self._fragment_end > 0
 
     # ---- for FFmpeg
 
     def write(self, data: bytes) -> int:
-        """Write all of `data`, or raise OSError."""
+        """Write all bytes of `data` at the current position. Raise OSError if this fails."""
         view = memoryview(data)
         if self._undo is not None:
             at = self._file.tell()
@@ -70,36 +70,36 @@ class PartFile:
         return written
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Set the position, like `io.IOBase.seek`."""
+        """Set the position of the next write in bytes, like `io.IOBase.seek`."""
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        """Return the position, like `io.IOBase.tell`."""
+        """Return the position of the next write in bytes, like `io.IOBase.tell`."""
         return self._file.tell()
 
     # ---- for the writer
 
     def publish(self) -> None:
-        """Rename the file to its final name if it is playable. Call it after each possible end of a fragment."""
+        """Rename the file to its final name if it contains a complete fragment. Call it after each fragment."""
         if self.path != self._final:
             self._walk()
             if self.playable:
                 self._rename()
 
     def begin_end(self) -> None:
-        """Mark the start of the MP4's end, so that `give_up` can remove it."""
+        """Record that FFmpeg now writes the MP4's end. After an error, `give_up` then removes the incomplete end."""
         self._walk()
         self._undo = [(os.fstat(self._file.fileno()).st_size, b"")]
 
     def finish(self) -> None:
-        """Close the complete MP4."""
+        """Close the completed MP4 and rename it to its final name."""
         self.closed = True
         self._file.close()
         if self.path != self._final:
             self._rename()
 
     def give_up(self) -> None:
-        """Close the file after an error with its complete fragments; delete it if it has none.
+        """Close the file after an error. Keep its complete fragments; delete it if it has none.
 
         A second call does nothing.
         """
@@ -121,7 +121,7 @@ class PartFile:
             self._file.close()
 
     def moved(self) -> bool:
-        """Return whether the file was deleted, moved or replaced; checked at most once a second."""
+        """Return whether another program has deleted, moved or replaced the file. Checked at most once a second."""
         if time.monotonic() - self._checked_at < _CHECK_S:
             return False
         self._checked_at = time.monotonic()
@@ -147,7 +147,7 @@ class PartFile:
             os.ftruncate(self._file.fileno(), undo[0][0])
 
     def _walk(self) -> None:
-        """Find newly completed fragments."""
+        """Find the end of the last complete fragment in the file."""
         descriptor = self._file.fileno()
         size = os.fstat(descriptor).st_size
         while len(head := os.pread(descriptor, 8, self._walked)) == 8:
@@ -161,7 +161,7 @@ class PartFile:
 
 
 def _open_held(path: Path) -> BinaryIO:
-    """Create and lock a file; a leftover of a killed process is truncated after it is locked."""
+    """Create, lock and empty a file. A killed process may have left a file with the same name."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -177,7 +177,7 @@ def _open_held(path: Path) -> BinaryIO:
 
 
 def free_path(path: Path) -> Path:
-    """Return `path`, or the first unused path of `NAME-1`, `NAME-2` and so on."""
+    """Return `path` if it is unused, else the first unused of `NAME-1`, `NAME-2` and so on."""
     for number in itertools.count():
         free = path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
         if not (os.path.lexists(free) or os.path.lexists(free.with_name(free.name + SUFFIX))):

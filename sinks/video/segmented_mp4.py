@@ -1,4 +1,4 @@
-"""A sink for endless recordings, in MP4 segments of some minutes each."""
+"""Sink for endless annotated recordings: MP4 files (segments) of some minutes each."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ SUFFIXES = (".mp4", ".m4v")
 
 
 class RecordingSink:
-    """Writes frames with their overlay as a sequence of MP4 files, each like a file of `Mp4Sink`.
+    """Records frames with their overlay as a sequence of MP4 files (segments).
 
-    - Each file starts at 0. Its last frame is shown until the first frame of the next file, so the total length is
-      that of the recording.
-    - `video.segments.Segmenter` decides where a file ends: after its length, at a long gap, or at another frame
-      size. A killed process loses at most 2 s of the current file.
-    - If a file cannot be written, or is deleted or moved, the next frame starts a new file.
-    - Existing files are never replaced; a second file of the same name gets `-1` before its suffix.
+    - Each file starts at time 0. Its last frame is shown until the first frame of the next file, so no time is lost
+      between files.
+    - A new file starts after `length_s`, after a long gap, or if the frame size changes.
+    - If a file cannot be written, or is deleted or moved, the next frame starts a new file. A killed process loses at
+      most 2 s of the current file.
+    - Existing files are never replaced. A second file of the same name gets `-1` before its suffix.
 
     Args:
         path: path that contains the start time in local time, in the format of `strftime`; see `SegmentNames`.
         length_s: length of a file in seconds.
-        rate: frames per second of the source, as a hint for the encoder.
-        audio_from: file to copy the audio from, or the audio of a live source; None for silent videos.
+        rate: approximate frames per second of the source.
+        audio_from: file to copy the audio from, or the audio of a live source; None for videos without audio.
         retention: limits of the files' age and total size, including files of earlier runs.
 
     Raises:
@@ -75,7 +75,7 @@ class RecordingSink:
             raise SinkError(str(error).replace(str(self._names.root / "segment"), self._names.pattern)) from None
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Draw and encode one frame, in a new file if a segment starts.
+        """Draw the overlay on one frame and encode it. Start a new file if a segment starts.
 
         Raises:
             SinkError: if writing fails, such as on a full disk. The next frame starts a new file.
@@ -91,7 +91,7 @@ class RecordingSink:
             self._prune()
 
     def close(self) -> None:
-        """Finish the current file. A second call does nothing.
+        """Complete the current MP4 file. A second call does nothing.
 
         Raises:
             SinkError: if the end of the file cannot be written.
@@ -108,7 +108,7 @@ class RecordingSink:
         except OSError as error:
             raise SinkError(f"cannot write {path}: {write_failure(path, error)}") from None
         self._file.begin(path, frame)
-        log.info("%s: recording to %s", frame.stream, path)
+        log.info("stream %s: recording to %s", frame.stream, path)
         if self._retention:
             self._prune()
 
@@ -120,16 +120,18 @@ class RecordingSink:
                     folder.rmdir()
 
     def _files(self) -> Iterator[Path]:
-        """Return the files of the recording, including those of earlier runs."""
+        """Yield the paths of all files of the recording, including those of earlier runs."""
         below = "/".join("*" for _ in range(self._names.depth + 1))
         return (path for path in self._names.root.glob(below) if self._names.owns(path))
 
 
 def open_mp4(target: str, hints: SourceHints) -> Sink:
-    """Open `out.mp4`, or a recording: a path with a time, or `out.mp4?segment=10m&keep=7d&max_gb=50`.
+    """Create a sink for one MP4 file (`out.mp4`) or for a segmented recording.
+
+    A recording has a path with a time such as `%H%M`, or options as in `out.mp4?segment=10m&keep=7d&max_gb=50`.
 
     Raises:
-        SinkError: if an option is wrong or the file cannot be written.
+        SinkError: if an option is invalid or the file cannot be written.
     """
     path, options = split_path(target, SUFFIXES)
     length_s = options.seconds("segment", DEFAULT_S)

@@ -1,4 +1,4 @@
-"""Decides where a segment of a recording ends, and names the segments."""
+"""Segments of a recording: when a new file starts, and its name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIGITS = {
 
 
 class Segmenter:
-    """Decides for each frame whether it starts a segment.
+    """Decides for each frame whether a new segment (file) of a recording starts.
 
     A segment starts at the first frame, after `length_s`, after a gap of more than `GAP_S`, at another frame size, and
     if the clock decreases or changes its time base.
@@ -43,7 +43,13 @@ class Segmenter:
         self._size = (0, 0)
 
     def starts_segment(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
-        """Return whether a frame of `size` pixels at `pts` × `base` seconds starts a segment."""
+        """Return whether a frame starts a new segment.
+
+        Args:
+            pts: presentation timestamp.
+            base: seconds per unit of `pts`.
+            size: width and height in pixels.
+        """
         cut = self._start is None or not self._continues(pts, base, size) or self._age(pts) >= self._length_s
         if cut:
             self._start, self._base, self._size = pts, base, size
@@ -51,7 +57,12 @@ class Segmenter:
         return cut
 
     def is_continuous(self, pts: int, base: Fraction) -> bool:
-        """Return whether the last frame can be shown until this frame, because the gap is short enough."""
+        """Return whether the gap before this frame is short enough to show the previous frame until this frame.
+
+        Args:
+            pts: presentation timestamp of this frame.
+            base: seconds per unit of `pts`.
+        """
         return base == self._base and 0 < (pts - self._last) * base <= GAP_S
 
     def _continues(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
@@ -62,10 +73,10 @@ class Segmenter:
 
 
 class SegmentNames:
-    """The names of a recording's segments: a path with a time in the format of `strftime`.
+    """File names of a recording's segments, from a path that contains a time in the format of `strftime`.
 
     Args:
-        path: path such as `door-%Y%m%d-%H%M%S.mp4`, also with the time in folder names. Without a time, date and
+        path: path such as `door-%Y%m%d-%H%M%S.mp4`. Folder names may contain the time too. Without a time, date and
             time are inserted before the suffix.
     """
 
@@ -77,23 +88,23 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """The folder that must exist; folders below it contain the time in their names."""
+        """Folder before the first path component that contains a time. It must exist; the others are created."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
 
     def at(self, time: datetime, number: int = 0) -> Path:
-        """Return the name of a segment that starts at `time`; `number` distinguishes equal times, counted from 0."""
+        """Return the path of a segment that starts at `time`. `number` (from 0) makes equal times unique."""
         path = Path(time.strftime(self.pattern))
         return path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
 
     @property
     def depth(self) -> int:
-        """Number of folders between `root` and the files."""
+        """Number of folder levels between `root` and the files."""
         return len(Path(self.pattern).parts) - len(self.root.parts) - 1
 
     def owns(self, path: Path) -> bool:
-        """Return whether a file belongs to the recording, also to an earlier run or an unfinished segment."""
+        """Return whether a file belongs to the recording, including earlier runs and unfinished segments."""
         return self._mine.fullmatch(str(path)) is not None
 
     @cached_property
@@ -112,5 +123,5 @@ class SegmentNames:
 
 
 def is_pattern(path: str) -> bool:
-    """Return whether a path contains a time, such as `%H`."""
+    """Return whether a path contains a time in the format of `strftime`, such as `%H`."""
     return _DIRECTIVE.search(path.replace("%%", "")) is not None

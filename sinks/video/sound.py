@@ -1,4 +1,4 @@
-"""Prepares live audio for an MP4: copies some codecs, and encodes every other codec as AAC."""
+"""Live audio for MP4 files: copies AAC (and Opus), and transcodes all other codecs to AAC."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MOST_WAITING = 4096  # pieces: 90 s of AAC
 
 
 class SoundWriter:
-    """Collects the audio of a file, and returns the samples of each fragment.
+    """Collects the audio of a live source and returns it as MP4 samples, one fragment at a time.
 
     Args:
         first: the first packet, which determines the audio format.
-        copied: codecs that are copied.
+        copied: codecs that are copied without transcoding.
 
     Attributes:
         track: description of the audio track.
 
     Raises:
-        ValueError: if FFmpeg cannot decode the audio.
+        ValueError: if FFmpeg cannot decode the audio, or cannot encode it as AAC.
     """
 
     def __init__(self, first: SoundPacket, copied: Sequence[str] = ("aac", "opus")) -> None:
@@ -52,11 +52,11 @@ class SoundWriter:
         self._off = 0.0  # mean offset of the recent pieces from the times that they were given
 
     def fits(self, packet: SoundPacket) -> bool:
-        """Return whether a packet has the same audio format."""
+        """Return whether a packet has the audio format of this writer."""
         return form_of(packet) == self._form
 
     def push(self, packet: SoundPacket) -> None:
-        """Add a packet of the same format."""
+        """Add an audio packet, which must have the format of this writer."""
         time = packet.pts * self.track.rate // VIDEO_SCALE
         if self._coder is None:
             self._place(time, packet.samples, packet.data)
@@ -65,11 +65,14 @@ class SoundWriter:
             self._place(time + later, samples, data)
 
     def take(self, origin: int, until: int) -> tuple[int, list[Sample]]:
-        """Return the time of the first sample in the file, in track units, and the samples of a fragment.
+        """Remove and return the audio samples of one fragment.
 
         Args:
             origin: start of the file on the packets' clock, in units of `VIDEO_SCALE`.
             until: end of the fragment, counted from `origin`, in the same units.
+
+        Returns:
+            The time of the first sample in the file, in track units, and the samples.
         """
         begin, limit = (time * self.track.rate // VIDEO_SCALE for time in (origin, origin + until))
         taken: list[tuple[int, int, bytes]] = []
@@ -108,7 +111,7 @@ class SoundWriter:
 
 
 def form_of(packet: SoundPacket) -> tuple[object, ...]:
-    """Return the audio format of a packet. All packets of a file have the same format."""
+    """Return a packet's audio format: codec, configuration, sample rate and channels. A file has only one format."""
     return packet.codec, packet.config, packet.rate, packet.channels
 
 
@@ -138,7 +141,11 @@ class _AacCoder:
         self.track = SoundTrack("aac", bytes(encoder.extradata or b""), first.rate, 1 if layout == "mono" else 2)
 
     def code(self, packet: SoundPacket) -> list[tuple[int, int, bytes]]:
-        """Encode a packet. Return finished AAC packets: offset from the packet's start in samples, length and data."""
+        """Transcode an audio packet. Return the finished AAC packets.
+
+        Returns:
+            For each AAC packet: its offset from the start of `packet` and its length, in samples, and its data.
+        """
         found = []
         held = self._fifo.samples
         try:
@@ -154,5 +161,5 @@ class _AacCoder:
                     found.append(((number - 2) * self._size - held, self._size, bytes(coded)))
                 number += 1
         except av.error.FFmpegError as error:
-            log.debug("sound could not be coded (%s)", error)
+            log.debug("an audio packet could not be transcoded (%s)", error)
         return found

@@ -1,4 +1,4 @@
-"""The WebSocket feed: server, clients, authentication and subscriptions."""
+"""WebSocket sink: a server that sends results to programs and web pages, with authentication and subscriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["WebSocketSink"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the server on demand, because only it needs the package websockets."""
+    """Import the server at the first use of its name, because it needs the package websockets."""
     if name == "WebSocketSink":
         from saccade.sinks.websocket.server import WebSocketSink
 

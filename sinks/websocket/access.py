@@ -1,4 +1,4 @@
-"""Access control of the WebSocket feed: parses the target and decides on each request."""
+"""Access control of the WebSocket server: parses its address and accepts or rejects clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CLIENTS = 32
 
 
 class RefusedError(Exception):
-    """Raised if a client is refused. The message is one line for the client.
+    """Raised if a WebSocket client is rejected. The message is one line for the client.
 
     Attributes:
         status: HTTP status of the response.
@@ -35,14 +35,14 @@ class RefusedError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class FeedTarget:
-    """Address and access rules of the feed.
+    """Address and access rules of the WebSocket server.
 
     Attributes:
         host, port: address to listen on; port 0 selects any free port.
         path: path that clients must request.
-        token: token that clients must present; None for no authentication.
+        token: token that clients must send; None for no authentication.
         origins: origins of web pages that may connect, besides pages of this machine; "*" allows any.
-        max_clients: highest number of connected clients.
+        max_clients: maximum number of connected clients.
         tls: TLS context with the certificate; None for no encryption.
     """
 
@@ -56,10 +56,10 @@ class FeedTarget:
 
     @classmethod
     def parse(cls, text: str) -> FeedTarget:
-        """Parse `ws://HOST:PORT/PATH?token=…` or `wss://…&cert=FILE&key=FILE`; every part is optional.
+        """Parse `ws://HOST:PORT/PATH?token=…` or `wss://…&cert=FILE&key=FILE`. All parts are optional.
 
         Raises:
-            SinkError: if the target is invalid, or would be open to the network without a token.
+            SinkError: if the address is invalid, or would be open to the network without a token.
         """
         shown = redact_target(text)
         try:
@@ -81,13 +81,13 @@ class FeedTarget:
         except ValueError as error:
             raise SinkError(f"{shown}: {error}") from None
         if token is None and not is_loopback(host):
-            raise SinkError(f"{shown} can be reached from the network, so it needs a token: add the option token")
+            raise SinkError(f"{shown} is reachable from the network: add a token with the option token")
         if token is not None and any(character.isspace() for character in token):
             raise SinkError(f"{shown}: a token must not contain spaces; write + as %2B")
         return cls(host, port, parts.path or "/", token, origins, max_clients, tls)
 
     def admit(self, request: str, origins: Sequence[str], authorizations: Sequence[str]) -> Subscription:
-        """Decide whether to admit a client, and return its subscription.
+        """Check a WebSocket client's request, and return the subscription that its query selects.
 
         Args:
             request: path and query of the request.
@@ -95,7 +95,7 @@ class FeedTarget:
             authorizations: its `Authorization` headers.
 
         Raises:
-            RefusedError: if the client is refused.
+            RefusedError: if the client is rejected.
         """
         path, _, query = request.partition("?")
         if path != self.path:
@@ -114,7 +114,7 @@ class FeedTarget:
 
 
 def _tokens(query: str, authorizations: Sequence[str]) -> list[str]:
-    """Return the tokens of a request. The query counts too, since browsers cannot set headers for a WebSocket."""
+    """Return the tokens in a request's headers and query. Browsers cannot set headers for a WebSocket."""
     pairs = [line.partition(" ") for line in authorizations]
     bearer = [given.strip() for kind, _, given in pairs if kind.lower() == "bearer"]
     return bearer + parse_qs(query).get("token", [])
@@ -123,7 +123,7 @@ def _tokens(query: str, authorizations: Sequence[str]) -> list[str]:
 def _certificate(options: Options, shown: str) -> ssl.SSLContext:
     certificate, key = options.text("cert"), options.text("key")
     if not certificate:
-        raise SinkError(f"{shown}: give a certificate, with the options cert and key")
+        raise SinkError(f"{shown}: wss needs a certificate; set the options cert and key")
     try:
         return server_context(certificate, key)
     except ValueError as error:
@@ -131,9 +131,10 @@ def _certificate(options: Options, shown: str) -> ssl.SSLContext:
 
 
 def _is_local_page(origin: str) -> bool:
-    """Return whether a web page was served by its browser's own machine; such a page is trusted.
+    """Return whether a web page comes from a server on the browser's own machine. Such a page is trusted.
 
-    Only literal loopback addresses and localhost count. A name that resolves to them does not (DNS rebinding).
+    Only loopback IP addresses and `localhost` count. Other host names do not, because any name can resolve to a
+    loopback address (DNS rebinding).
     """
     with suppress(ValueError):
         parts = urlsplit(origin)

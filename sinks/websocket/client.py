@@ -1,4 +1,4 @@
-"""One client of the WebSocket feed: its subscription, its queue and its connection."""
+"""One client of the WebSocket server: its subscription, its queue and its connection."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MAX_REQUEST_BYTES = 16 * 1024
 
 @dataclass(slots=True)
 class Counters:
-    """Record counters of all clients, including disconnected ones."""
+    """Numbers of sent and dropped records of all WebSocket clients, including disconnected ones."""
 
     sent: int = 0
     dropped: int = 0
 
 
 class Client:
-    """A connected client. Its task `write` sends all messages."""
+    """A connected WebSocket client. Only its asyncio task `write` sends messages."""
 
     def __init__(self, connection: ServerConnection, subscription: Subscription, counters: Counters) -> None:
         self.subscription = subscription
@@ -40,12 +40,17 @@ class Client:
         self._finishing = False
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Replace the subscription. Messages in the queue are still sent."""
+        """Replace the client's subscription. Messages that are already queued are still sent."""
         self.subscription = subscription
         self._outbox.newest = subscription.mode == "newest"
 
     def offer(self, message: Message, lost_before: int = 0) -> None:
-        """Queue a message if the client has subscribed to it."""
+        """Queue a message if the client has subscribed to its stream.
+
+        Args:
+            message: the message.
+            lost_before: number of records of the stream that were dropped before this message.
+        """
         if message.stream and not self.subscription.includes(message.stream):
             return
         dropped = self._outbox.dropped
@@ -54,12 +59,12 @@ class Client:
         self._waiting.set()
 
     def finish(self) -> None:
-        """Send the queued messages, then close the connection."""
+        """Send the queued messages, then close the client's connection."""
         self._finishing = True
         self._waiting.set()
 
     async def write(self, timeout_s: float) -> None:
-        """Send queued messages until the connection ends. Close it if nothing can be sent for `timeout_s` seconds."""
+        """Send queued messages. Disconnect the client if it reads nothing for `timeout_s` seconds."""
         try:
             while not (self._finishing and not len(self._outbox)):
                 await self._waiting.wait()
@@ -83,11 +88,13 @@ class Client:
 
 
 class Connection(ServerConnection):
-    """Adds limits that websockets lacks: number of connections, size of a request, and unread pongs.
+    """A WebSocket connection with more limits than the package websockets has.
+
+    Limits are the number of connections, the size of a request, and unread replies to pings.
 
     Args:
-        connections: all open connections; each adds and removes itself.
-        max_connections: highest number of connections. Refusing a connection here saves the 300 kB of TLS.
+        connections: all open connections. Each connection adds and removes itself.
+        max_connections: maximum number of connections. More are refused before TLS, which needs 300 kB each.
         open_s: timeout of the TLS handshake in seconds.
     """
 
@@ -95,7 +102,7 @@ class Connection(ServerConnection):
         self, *args: Any, connections: set[Connection], max_connections: int, open_s: float, **settings: Any
     ) -> None:
         if len(connections) >= max_connections:
-            raise ConnectionRefusedError("too many connections at once")
+            raise ConnectionRefusedError("too many WebSocket connections at once")
         super().__init__(*args, **settings)
         self._connections = connections
         self._connections.add(self)
@@ -104,24 +111,24 @@ class Connection(ServerConnection):
         self._request_bytes = 0
 
     def abort(self) -> None:
-        """Close the connection at once and discard unsent data."""
+        """Close the WebSocket connection at once and discard unsent data."""
         if self._made:
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the new connection."""
+        """Add the new connection to the open connections."""
         self._opening.cancel()
         self._connections.add(self)
         self._made = True
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Unregister the connection."""
+        """Remove the connection from the open connections."""
         self._connections.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process received data; abort if the request is too long or the client does not read replies."""
+        """Process received data. Disconnect if the request is too long or the client does not read replies."""
         if self.request is None:
             self._request_bytes += len(data)
         if self._request_bytes > _MAX_REQUEST_BYTES:
@@ -133,6 +140,11 @@ class Connection(ServerConnection):
 
 
 def notice(stream: str = "", **fields: Any) -> Message:
-    """Create a message that is not a record; it concerns `stream` unless that is ""."""
+    """Create a notice: a message to clients that is not a frame's record.
+
+    Args:
+        stream: name of the stream that the notice is about; "" for none.
+        fields: JSON values of the message.
+    """
     named = {"stream": stream} if stream else {}
     return Message(stream, to_json({"schema": SCHEMA, **named, **fields}), record=False)

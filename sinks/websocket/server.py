@@ -1,10 +1,10 @@
-"""The WebSocket feed: a server that sends the record of each frame to its clients.
+"""WebSocket server that sends the record of each frame to its clients.
 
     ws://127.0.0.1:8765                                   for programs and pages of this machine
     ws://0.0.0.0:8765/feed?token=sesame                   for clients that know the token
     wss://0.0.0.0:8765?token=…&cert=cert.pem&key=key.pem  the same, encrypted
     …&origin=https://example.org                          allows that page to connect; may be repeated
-    …&max_clients=32                                      how many may be connected at a time
+    …&max_clients=32                                      maximum number of connected clients
 
 A complete client (`?stream=door&stream=yard&mode=newest` in the address would limit the subscription):
 
@@ -62,15 +62,16 @@ _BETWEEN_MESSAGES_S = 0.05  # so that a client that sends without end costs the 
 
 
 class WebSocketSink:
-    """Sends every record to each subscribed client. It listens in its own thread; no client delays a writer.
+    """WebSocket server that sends each record to all subscribed clients. It runs in its own thread.
 
-    Each client has a queue of 256 records or 2 MiB. A slow client loses the oldest records and is told their number. A
-    client that reads nothing for `write_timeout_s` is disconnected.
+    Each client has a queue of 256 records or 2 MiB, so that no client delays the pipeline. For a slow client, the
+    oldest records are dropped, and the client receives their number. A client that reads nothing for `write_timeout_s`
+    is disconnected.
 
     Args:
         target: address to listen on; see the module's description.
         write_timeout_s: how long a message may wait in a client's connection, in seconds.
-        ping_s: interval of pings, and timeout of their answers, in seconds.
+        ping_s: interval between pings, and timeout of the replies, in seconds.
 
     Raises:
         SinkError: if the target is invalid or its port is not available.
@@ -103,39 +104,39 @@ class WebSocketSink:
             port = listening.result()
         except (OSError, UnicodeError) as error:  # the second for an invalid host name
             self._thread.join()
-            reason = error.strerror if isinstance(error, OSError) else "this is not a host name"
+            reason = error.strerror if isinstance(error, OSError) else "invalid host name"
             why = str(reason).rpartition(": ")[2]  # asyncio repeats the address before it
-            raise SinkError(f"ws: cannot listen on {host}:{self._target.port}: {why}") from error
+            raise SinkError(f"WebSocket server: cannot listen on {host}:{self._target.port}: {why}") from error
         self.url = f"{'wss' if self._target.tls else 'ws'}://{host}:{port}{self._target.path}"
         """The address for clients, without the token."""
-        log.info("records are at %s", self.url)
+        log.info("the WebSocket server listens on %s", self.url)
 
     @property
     def clients(self) -> int:
-        """Number of connected clients."""
+        """Number of connected WebSocket clients."""
         return len(self._clients)
 
     @property
     def sent(self) -> int:
-        """Number of records sent to all clients so far."""
+        """Number of records sent to all WebSocket clients so far."""
         return self._counters.sent
 
     @property
     def dropped(self) -> int:
-        """Number of records dropped because a client was slow, summed over all clients."""
+        """Number of records dropped because a WebSocket client was slow, summed over all clients."""
         return self._counters.dropped
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Start listening at `target`. Raises the errors of the constructor."""
+        """Start the WebSocket server for an address with options. Raises SinkError like the constructor."""
         return cls(target)
 
     def stats(self) -> SinkStats:
-        """Return the number of clients and of their sent and dropped records."""
+        """Return the number of WebSocket clients, and of sent and dropped records."""
         return SinkStats(clients=self.clients, sent=self.sent, dropped=self.dropped)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Queue one record for all clients. Thread-safe; never waits for a client."""
+        """Queue the record of one frame for all clients. Thread-safe; never waits for a client."""
         if self._clients:
             self._post(Message(frame.stream, to_json(make_record(frame, result, latency))))
         else:  # without clients, the text is not made
@@ -143,11 +144,11 @@ class WebSocketSink:
                 self._streams[frame.stream] = None
 
     def end(self, stream: str) -> None:
-        """Notify the clients that `stream` has ended. Writing to the stream again restarts it."""
+        """Tell the clients that `stream` has ended. Writing to the stream again restarts it."""
         self._post(notice(stream, ended=True))
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Send an event of a rule to the clients."""
+        """Queue an event of a rule for the WebSocket clients."""
         if event["type"] in CHANGES:
             self._post(notice(event["stream"], event=dict(event)), ends=False)
 

@@ -1,4 +1,4 @@
-"""Parses what a WebSocket client subscribes to: streams, and all records or only the newest."""
+"""Parses the subscription of a WebSocket client: which streams, and all records or only the newest."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ _SHAPE = '{"subscribe": ["door", …] or "all", "mode": "all" or "newest"}'
 
 @dataclass(slots=True, frozen=True)
 class Subscription:
-    """The subscription of a client.
+    """The subscription of a WebSocket client.
 
     Attributes:
         streams: names of the streams, which need not exist yet; None for all streams.
-        mode: "all" records that the client can keep up with, or the "newest" of each stream.
+        mode: "all" sends all records that the client can keep up with; "newest" sends the newest of each stream.
     """
 
     streams: frozenset[str] | None = None
     mode: Mode = "all"
 
     def includes(self, stream: str) -> bool:
-        """Return whether records of `stream` are to be sent."""
+        """Return whether the client has subscribed to `stream`."""
         return self.streams is None or stream in self.streams
 
     def as_json(self) -> dict[str, Any]:
-        """Return the subscription in the format of the client's message."""
+        """Return the subscription as JSON values, in the format of a client's message."""
         return {"subscribe": "all" if self.streams is None else sorted(self.streams), "mode": self.mode}
 
     @classmethod
     def from_query(cls, query: str) -> Subscription:
-        """Parse `stream=door&stream=yard&mode=newest`; every part is optional, and `token` is ignored.
+        """Parse a subscription from a URL query such as `stream=door&stream=yard&mode=newest`. `token` is ignored.
 
         Raises:
             ValueError: if the query is invalid, in one line for the client.
         """
         given = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(given.keys() - {"stream", "mode", "token"}):
-            raise ValueError(f"unknown setting {_short(unknown[0])}; use stream, mode or token")
+            raise ValueError(f"unknown query parameter {_short(unknown[0])}; use stream, mode or token")
         streams = frozenset(given["stream"]) if "stream" in given else None
         return cls(streams, _mode(given.get("mode", ["all"])[-1]))
 
     def updated_by(self, text: str | bytes) -> Subscription:
-        """Return the subscription after the client's message. Fields that are absent or null stay unchanged.
+        """Return the subscription changed by a client's JSON message. Fields that are absent or null stay unchanged.
 
         Raises:
             ValueError: if the message is invalid, in one line for the client.
@@ -54,9 +54,9 @@ class Subscription:
         try:
             received = json.loads(text)
         except (ValueError, RecursionError):
-            raise ValueError(f"this is not JSON; send {_SHAPE}") from None
+            raise ValueError(f"the message is not JSON; send {_SHAPE}") from None
         if not isinstance(received, dict) or not received or received.keys() - {"subscribe", "mode"}:
-            raise ValueError(f"not a valid message; send {_SHAPE}")
+            raise ValueError(f"the message is not a valid subscription; send {_SHAPE}")
         subscription = self
         if received.get("subscribe") is not None:
             subscription = replace(subscription, streams=_streams(received["subscribe"]))

@@ -232,7 +232,7 @@ def test_a_sink_that_fails_stops_nothing_but_fails_the_run(tmp_path: Path, sacca
     done = saccade("run", "--config", "two.yaml", cwd=tmp_path)
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
-    assert first == "saccade: cannot write full.jsonl: No space left on device; paused, trying again"
+    assert first == "saccade: cannot write full.jsonl: No space left on device; the sink is paused and will be retried"
     assert last == "saccade: bad: cannot write full.jsonl: No space left on device; dropped results: 10"
     assert done.stdout.splitlines()[0].startswith("good: 10 frames in ")
     for stream in ("good", "bad"):  # nothing else is stopped by it
@@ -280,7 +280,7 @@ def test_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
     with running("--http", "127.0.0.1:0", "--sink", "mqtt://me:secret@127.0.0.1:1/home") as process:
         assert process.stderr is not None
         line = process.stderr.readline()  # while it runs: it has no end of its own
-        assert line == "saccade: mqtt://127.0.0.1:1: Connection refused; trying again\n"
+        assert line == "saccade: mqtt://127.0.0.1:1: MQTT broker not connected: Connection refused; retrying\n"
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=LONG_S)
     assert process.returncode == 130

@@ -57,5 +57,5 @@ def test_an_exception_of_a_callback_is_passed_on() -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(SinkError, match="must be callable, since it is called for every frame; got 5"):
+    with pytest.raises(SinkError, match=r"must be callable with .*; got 5"):
         CallbackSink(5)  # type: ignore[arg-type]

@@ -192,7 +192,7 @@ def test_a_failing_sink_is_paused_and_the_others_get_all(
     assert failing.closed
     (status, _) = run.sink_statuses()
     assert status.lost == FRAMES - sum(frame.index != 2 for frame in failing.taken)
-    assert caplog.text.count("No space left on device; paused, trying again") == 1
+    assert caplog.text.count("No space left on device; the sink is paused and will be retried") == 1
 
 
 def test_a_file_run_ends_when_no_sink_can_be_written(engine: Engine, clip: Source) -> None:

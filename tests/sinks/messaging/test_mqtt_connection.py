@@ -71,7 +71,11 @@ def test_a_broker_restart_loses_only_records_of_the_gap(
     assert 400 - MAX_RECORDS <= sink.dropped <= 402 - MAX_RECORDS
     sink.close()
     lines = [record.getMessage() for record in caplog.records]
-    assert [line.rpartition(": ")[2] for line in lines] == ["connected", "connection lost; trying again", "connected"]
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "connected to the MQTT broker",
+        "connection lost; retrying",
+        "connected to the MQTT broker",
+    ]
 
 
 @needs_mosquitto
@@ -109,7 +113,7 @@ def test_a_broker_that_starts_later_gets_all_state(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.INFO):
         sink = MqttSink(broker.url())
         sink.write(live_frame(0), showing("person"), LATENCY)
-        wait_for(lambda: "trying again" in caplog.text)
+        wait_for(lambda: "retrying" in caplog.text)
         with broker, Listener(broker) as listener:
             wait_for(lambda: listener.last("saccade/door/person") == "1")
             wait_for(lambda: len(listener.events()) == 1)
@@ -194,7 +198,7 @@ def test_a_broker_that_refuses_mqtt_5_is_served_in_mqtt_3(refusal: bytes, caplog
                     wait_for(lambda: sink.stats().connected is True)
                     sink.close()
         assert versions == [5, 4]  # 4 is how MQTT 3.1.1 calls itself
-    assert "Unsupported protocol version; trying again" in caplog.text
+    assert "Unsupported protocol version; retrying" in caplog.text
 
 
 @needs_mosquitto
@@ -242,7 +246,7 @@ def test_passwords_are_used_and_never_logged(tmp_path: Path, caplog: pytest.LogC
     caplog.set_level(logging.DEBUG)
     with Broker(tmp_path, user="me", password="se/cr@t") as broker:
         wrong = MqttSink(f"mqtt://me:wrong-one@127.0.0.1:{broker.port}")
-        wait_for(lambda: "trying again" in caplog.text)
+        wait_for(lambda: "retrying" in caplog.text)
         wrong.close()
         right = MqttSink(f"mqtt://me:se%2Fcr%40t@127.0.0.1:{broker.port}")
         with Listener(broker, user="me", password="se/cr@t") as listener:

@@ -206,7 +206,7 @@ def test_a_slow_disk_delays_nothing_and_drops_up_to_a_key_frame(
     assert kept[0] == 0
     assert kept[-1] == 249
     assert [record.getMessage() for record in caplog.records].count(
-        "door: the disk is too slow: frames are left out up to the next key frame"
+        "recording of stream door: the disk is too slow: frames are dropped until the next keyframe"
     ) == 1
     assert [span.after for span in archive.spans(*ALWAYS)][-1] == "the disk was too slow"
 
@@ -276,7 +276,7 @@ def test_what_is_no_h264_or_h265_is_said_once(tmp_path: Path, caplog: pytest.Log
     archive, recorder = record(tmp_path, coded(20, codec="vp8"))
     assert archive.files(*ALWAYS) == []
     assert [record.getMessage() for record in caplog.records] == [
-        "door: its video is vp8, which is not recorded: only H.264 and H.265 are"
+        "recording of stream door: video codec vp8 cannot be recorded; set the camera to H.264 or H.265"
     ]
     assert recorder.bytes == 0
 

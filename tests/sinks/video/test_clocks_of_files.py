@@ -195,7 +195,7 @@ def test_sound_that_goes_on_after_the_video_is_said_to_be_left_out(
     with av.open(str(tmp_path / "out.mp4")) as container:
         assert container.duration is not None
         assert container.duration / 1e6 == pytest.approx(2, abs=0.1)  # the last packet does not last for the gap
-    assert "the sound stops early, because its timestamps jump" in caplog.text
+    assert "audio ends early, because its timestamps jump" in caplog.text
 
 
 WRITE_ALL = """

@@ -30,8 +30,8 @@ def test_every_part_of_a_target_may_be_left_out(text: str, expected: tuple[objec
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ws://0.0.0.0", "can be reached from the network, so it needs a token: add the option token"),
-        ("ws://camera.example:8765?token=", "can be reached from the network"),
+        ("ws://0.0.0.0", "is reachable from the network: add a token with the option token"),
+        ("ws://camera.example:8765?token=", "is reachable from the network"),
         ("ws://127.0.0.1:port", "is not an address to listen on"),
         ("ws://127.0.0.1:70000", "is not an address to listen on"),
         ("ws://sesame@127.0.0.1", "write the token as ?token="),
@@ -39,7 +39,7 @@ def test_every_part_of_a_target_may_be_left_out(text: str, expected: tuple[objec
         ("ws://127.0.0.1?token=a+b", "write + as %2B"),
         ("ws://127.0.0.1?max_clients=0", "max_clients should be a whole number"),
         ("ws://127.0.0.1?cert=a.pem", "unknown option 'cert'"),
-        ("wss://127.0.0.1", "give a certificate"),
+        ("wss://127.0.0.1", "needs a certificate"),
         ("wss://127.0.0.1?cert=/nowhere.pem", "cannot read the certificate /nowhere.pem: No such file"),
     ],
 )
