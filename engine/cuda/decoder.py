@@ -205,7 +205,7 @@ class _TokenOps:
         self._adapters = runner._adapted
         self._count, self._together = len(x), together
         self.pdl = runner._pdl and not together
-        self.joined = False  # whether the next kernel comes behind the experts' stream as well
+        self.joined = False  # whether the next kernel must also wait for the experts' stream
         self.before: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         shape = runner._blocks.tau_parts, self._count, 2 * runner._blocks.text.n_heads
@@ -220,7 +220,7 @@ class _TokenOps:
             router, routes = layer.experts.router, runner._routes
             logits = runner._logits[layer.number, : self._count]
             router_products(normed, router, logits, routes, runner._blocks.top, pdl=self.pdl)
-            # Their parts lie behind those of attention's product.
+            # The experts' partial sums are stored after those of attention's product.
             parts = runner._split_k[runner._blocks.out_splits :, : self._count][: runner._blocks.top]
             runner._beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(runner._beside):
@@ -232,7 +232,7 @@ class _TokenOps:
         wide = self._runner._wide[: self._count]
         if layer.experts is not None:
             wide = wide[:, : self._runner._blocks.heads]
-        # Behind the router, whose predecessor wrote what both read.
+        # Launched after the router: both read the output of the kernel before the router.
         layer.into.few(normed, wide, pdl=self.pdl, late=layer.experts is not None)
         if self._adapters is not None:
             width = self._runner._blocks.heads
@@ -270,7 +270,7 @@ class _TokenOps:
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: Any) -> None:
         blocks, experts = self._runner._blocks, layer.experts is not None
-        if self._adapters is not None:  # added at once; the next norm adds the rest
+        if self._adapters is not None:  # the adapter's result is added here; the next norm adds the rest
             width = self._runner._blocks.text.dim
             self._adapters.add(layer.number, "attn.proj", seen[:, :width], self.x)
             if not experts:

@@ -32,14 +32,14 @@ def packed(plain: PicoDet, dtype: torch.dtype) -> PackedPicoDet:
             pass
     crops = plain.first.weight.new_zeros(1, 3, 64, 64).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
-        detector(crops)  # what fails does so here, where there is another way
+        detector(crops)  # errors occur here, while the caller can still use another implementation
     return detector
 
 
 class _CudaLayers(Layers):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(dtype)
-        self.made: dict[object, _Pointwise | _Convolution] = {}  # one of each form of a kernel
+        self.made: dict[object, _Pointwise | _Convolution] = {}  # one entry per kernel configuration
 
     def pointwise(self, conv: ConvAct, order: Sequence[int] | None = None) -> Pointwise:
         layer = _Pointwise(conv, self.dtype, order)

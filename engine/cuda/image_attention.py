@@ -103,7 +103,7 @@ def _tried(
             far = float((out.float() - wanted).norm() / wanted.norm())
         if far < _LIMIT:
             return kernel, None
-    except Exception as error:  # Gluon is experimental: in each version of Triton it is another one, or none
-        # Triton puts the source first and what is wrong last.
+    except Exception as error:  # Gluon is experimental and raises different errors in each version of Triton
+        # Triton's message has the source first and the reason last.
         return None, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
     return None, f"it is wrong by {far:.2g}"

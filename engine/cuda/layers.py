@@ -77,7 +77,7 @@ class PackedExperts:
         elif fp8:
             given = experts.scales or (None, None)
             self.fc1, first = _quantize(self.fc1, given[0])
-            experts.fc1.weight.data = self.fc1  # what was there is free for those of the second product
+            experts.fc1.weight.data = self.fc1  # frees the memory of fc1's original weights, for fc2
             self.fc2, second = _quantize(self.fc2, given[1])
             experts.fc2.weight.data = self.fc2
             self.scales = experts.scales = first, second
@@ -114,7 +114,7 @@ class PackedLayer:
             share(block, self.into.weight, self.out.weight)
         self.experts = None if joined.experts is None else PackedExperts(joined.experts, fp8 is not Fp8.NONE)
         tau = block.temperature
-        # The weights of queries and of values, one below the other, and alpha.
+        # The stacked weights of queries and values, and alpha.
         self.temperature = None if tau is None else (torch.cat([tau.wq, tau.wv]).detach(), tau.alpha.detach())
 
 

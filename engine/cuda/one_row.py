@@ -61,7 +61,7 @@ class OneRow:
         def scratch(*shape: int, dtype: torch.dtype = like.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=like.device)
 
-        # With experts FP8 weights are multiplied in float16.
+        # In mixture-of-experts models, FP8 weights are multiplied in float16.
         row = torch.float16 if blocks.fp8 and text.moe is not None else like.dtype
         self.heads = scratch(1, blocks.heads)
         self.seen, self.mlp_inner = scratch(1, text.dim, dtype=row), scratch(1, text.ff_dim, dtype=row)
@@ -84,7 +84,7 @@ def supports(blocks: PackedBlocks) -> bool:
         return not text.tau and gemv.supports(blocks.heads + text.ff_dim, text.dim)
     experts, into = text.moe.num_experts, SHAPES[blocks.fp8].into_with_tau
     if any(layer.experts is not None and (layer.experts.scales is not None) != blocks.fp8 for layer in blocks.layers):
-        return False  # a kernel has the experts' products and attention's
+        return False  # one kernel computes the products of the experts and of attention
     widths = text.dim, blocks.heads, text.ff_dim, 2 * text.n_heads, text.moe.expert_inner_dim
     return one_row.supports(*widths, experts, blocks.top, into)
 

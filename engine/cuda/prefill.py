@@ -171,11 +171,11 @@ class PrefillOps:
         if last or not at:
             attend_prompts(attended)
             return None, attended
-        # Attention of an image takes 20 µs, of the prompts 14. With concurrent experts the GPU is already full.
+        # Image attention takes 20 µs and prompt attention 14 µs. They run concurrently, unless experts fill the GPU.
         beside = self._beside if len(prompts) and layer.experts is None else None
         if beside is not None:
             beside.wait_stream(torch.cuda.current_stream())
-        # Images first, otherwise prompts occupy the GPU: FP8 prefills of 8 images take 16.5 ms instead of 16.8.
+        # Images first, otherwise prompts occupy the GPU: an FP8 prefill of 8 images takes 16.5 instead of 16.8 ms.
         first = blocks.image_attention.attend(qkv[:at], whole := attended[:at])
         with torch.cuda.stream(beside):
             attend_prompts(attended[at:])

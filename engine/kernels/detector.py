@@ -98,7 +98,7 @@ def pointwise(
     rows, inner = x.shape
     outer = len(weight)
     out = x.new_empty(rows, outer) if out is None else out
-    # float32 is multiplied without tensor cores; larger blocks would spill registers.
+    # float32 products do not use tensor cores here. Larger blocks would spill registers.
     wide = x.element_size() == 2
     block_m, block_n, block_k = 64, 128 if wide and outer > 64 else 64, 64 if wide else 32
     _pointwise_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outer, block_n))](

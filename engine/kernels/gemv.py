@@ -130,7 +130,7 @@ def _norm_gemv_kernel(
     else:
         through = gelu(
             acc.to(plain.dtype.element_ty).to(tl.float32)
-        )  # GELU reads the rounded product, like the unfused version
+        )  # GELU reads the product after rounding, so that results equal those of the unfused kernels
         tl.store(gelu_out + n - PLAIN, through.to(gelu_out.dtype.element_ty))
 
 

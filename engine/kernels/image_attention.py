@@ -220,7 +220,7 @@ def _image_attention_kernel(
     more: gl.constexpr = blocks > STAGES
     _fetch(rows, rows_rest, k_arrived, k, k_rest, 0, more, image, STAGES * BLOCK, key, BLOCK, WIDTH, REST)
     p_b, best_b, total_b, fade = _softmax(score_b, best_b, total_b, scale, dtype)
-    # Scores are waited for in the iteration that started them; otherwise ptxas serializes the GEMMs.
+    # Wait for the scores in the iteration that started their GEMM; otherwise ptxas serializes the GEMMs.
     score_a, acc_a, rest_a = _wait(0, s_a, t_a, tr_a, REST)
     for i in range(1, blocks - 1):
         before = (i - 1) % STAGES

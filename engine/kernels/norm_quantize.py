@@ -73,7 +73,9 @@ def _add_layernorm_kernel(
             tl.store(plain + at + d, y, mask=real)
             y = y.to(tl.float32)
         if SCALED:
-            scale = tl.maximum(tl.max(tl.abs(y), 0), 1e-12) / _LARGEST  # 0 where nothing is: gain and shift are
+            scale = (
+                tl.maximum(tl.max(tl.abs(y), 0), 1e-12) / _LARGEST
+            )  # padded columns are 0, because gain and shift are
             tl.store(scales + tl.program_id(0), scale)
             y *= 1.0 / scale  # one division per value would double the kernel's time
         tl.store(normed + at + d, y.to(normed.dtype.element_ty), mask=real)
@@ -174,7 +176,7 @@ def _quantize_rows_kernel(
         widest = tl.maximum(widest, tl.max(tl.abs(r), 0))
     scale = tl.maximum(widest, 1e-12) / _LARGEST
     tl.store(scales + row, scale)
-    factor = 1.0 / scale  # one division per value would take as long as its GELU
+    factor = 1.0 / scale  # a division per value would take as long as the GELU
     if PLAIN > 0:
         tl.store(at + p, (a * factor).to(out.dtype.element_ty), mask=p < PLAIN)
     if PRE_GELU > 0:

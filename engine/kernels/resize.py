@@ -34,8 +34,8 @@ ROWS = 16
 """Field with the number of rows."""
 _BITS = 22  # 32 bits minus 8 bits of a pixel minus 2 bits for overshoot
 _LOBES = 3.0
-_COMPARED = 8  # output rows that tell the order of the passes
-_PROGRAMS = 128  # programs for each image of `resize_all`; each takes several blocks of pixels
+_COMPARED = 8  # output rows to compare, which show the order of the two passes
+_PROGRAMS = 128  # programs per image of `resize_all`; each resizes several blocks of pixels
 
 
 def coefficients(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:

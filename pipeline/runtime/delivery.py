@@ -159,9 +159,9 @@ class _Outbox:
         try:
             while (taken := self.queue.take()) is not None:
                 self._write_one(taken)
-                del taken  # it would keep its frame alive
+                del taken  # the variable would keep the frame in memory
                 if guard.paused and not run.live and not run.any_sink_works:
-                    break  # reading the rest of a file is useless; a live source continues until the sink works again
+                    break  # no sink is left for the rest of a file; a live source continues until a sink works again
             else:
                 return
         except QueueClosed:

@@ -143,7 +143,7 @@ def yuv_image(planes: YuvPlanes) -> YuvImage:
 
     from saccade.engine.image import YuvImage
 
-    # The capsule and not the plane: torch would pass a CUDA stream to wait on, which PyAV refuses.
+    # Pass the DLPack capsule instead of the plane: torch would pass a CUDA stream to the plane, which PyAV rejects.
     y, *chroma = (torch.utils.dlpack.from_dlpack(plane.__dlpack__()) for plane in planes.planes)
     u, v = chroma if len(chroma) == 2 else chroma[0].unbind(-1)
     return YuvImage(y, u, v, planes.matrix, planes.full_range)
@@ -219,7 +219,7 @@ class Flights:
     def full(self) -> bool:
         """Whether too many results have not been collected. A newer frame is then not submitted yet."""
         with self._lock:
-            # Besides `most`, one frame waits, and one may be about to wait.
+            # Besides `most` frames, one frame waits, and another one may arrive.
             return len(self._flights) >= self._most + 2 and not self._flights[-1].waits
 
     @property

@@ -33,7 +33,7 @@ class FrameLuma:
             return None
         import torch  # already loaded by the engine
 
-        # The capsule and not the plane, see `yuv_image`.
+        # Pass the DLPack capsule instead of the plane, see `yuv_image`.
         luma = torch.utils.dlpack.from_dlpack(planes.planes[0].__dlpack__())[::step, ::step]
         if not luma.is_cuda:
             self._pending = None

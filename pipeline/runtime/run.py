@@ -147,7 +147,7 @@ class Run:
         self._on_end, self._left, self._abandoned = on_end, len(work) + 1 + len(outputs), False
         self._ended = threading.Event()
         self._begun, self._called_off, self._stopped = threading.Event(), False, False
-        # Daemon threads, so that a part stuck in a driver or on a dead disk cannot block the exit of the process.
+        # Daemon threads, so that a thread stuck in a driver or on a failed disk cannot block the exit of the process.
         self._threads = [
             threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
             for what, part in work
@@ -389,7 +389,7 @@ class Run:
         frame = frame.changed(stream=self.name, dropped_before=frame.dropped_before + self._lost)
         now = time.monotonic()
         try:
-            # This frame replaces an admitted frame that still waits, so it is admitted without asking the gates.
+            # This frame replaces a waiting frame that the gates have admitted, so the gates are not called again.
             if self._gates and not (self._flights.waits or all(gate.admit(frame) for gate in self._gates)):
                 self._stats.note_lost("gate")
                 self._free_place()
@@ -406,8 +406,8 @@ class Run:
                 result.set_result(Result(Detections((), *frame.shown_size), Points((), *frame.shown_size)))
         except EngineClosedError:
             raise
-        except Exception as error:  # of a gate, or of the image conversion
-            result = Future()  # fails in order, like an error of the engine
+        except Exception as error:  # raised by a gate, or by the image conversion
+            result = Future()  # reported in the order of frames, like an error of the engine
             result.set_exception(error)
         self._lost = 0
         flight = InFlight(frame, now, result, "max_fps" if self._stream.beyond_rate(now) else "full")
@@ -439,11 +439,11 @@ class Run:
         try:
             while (flight := self._flights.take()) is not None:
                 self._collect_one(flight, self._collected)
-                del flight  # it would keep its frame alive
+                del flight  # the variable would keep the frame in memory
                 if self._newest and (self._held is not None or self._all_read):
                     self._submit_late()
         except QueueClosed:
-            pass  # everything submitted is delivered
+            pass  # all submitted frames are delivered
         except Exception as error:
             self._fail(error)
         else:

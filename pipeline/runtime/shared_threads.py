@@ -80,7 +80,7 @@ class SharedThreads:
         with self._changed:
             if not task.called:
                 task.called = True
-                if not task.running:  # else its thread queues it again
+                if not task.running:  # a running task is queued again by its own thread
                     self._queue(task)
 
     def _queue(self, task: SharedTask) -> None:
@@ -107,7 +107,7 @@ class SharedThreads:
                 task.running = False
                 if task.called:
                     self._queue(task)
-            del task  # it would keep its stream alive until the next task
+            del task  # the variable would keep the stream in memory until the next task
 
     def _next(self) -> SharedTask | None:
         """Wait for the next task and return it. Return None if this thread should end."""
@@ -127,7 +127,7 @@ class SharedThreads:
             task.called, task.running = False, True
             self._busy += 1
             if not self._idle and len(self._threads) < self._most:
-                with suppress(RuntimeError):  # the present threads must suffice
+                with suppress(RuntimeError):  # no new thread could be started; continue with the existing threads
                     self._start()
             return task
 

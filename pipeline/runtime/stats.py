@@ -114,7 +114,7 @@ class Stats:
         self._last_result = 0.0
         self._came_at: float | None = None  # arrival time of the frame of the newest result
         self._objects_now = 0
-        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # time of the result, and latency
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # time and latency of results
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
@@ -194,7 +194,7 @@ class Stats:
         now = time.monotonic()
         lately = [at for at, _ in self._recent if at > now - _RECENT_S]
         span = lately[-1] - lately[0] if lately else 0.0
-        if span > 0:  # the rate of a stopped stream falls with time
+        if span > 0:  # measured up to now, so that the rate of a stopped stream decreases
             span += max(0.0, now - lately[-1] - span / (len(lately) - 1))
         totals = sorted(total for _, total in self._recent)
         return Recent(

@@ -133,7 +133,7 @@ class OpenedStream:
         if not self._open:
             return
         self._open = False
-        with ExitStack() as everything:  # even if one of them raises
+        with ExitStack() as everything:  # closes all, even if one raises an error
             everything.callback(self._ended, None)
             everything.callback(self.source.close)
             for stage in self._stages:
@@ -184,7 +184,7 @@ def open_stream(
         tasks = tasks_for(engine, config)
         check_asked(ask or engine, config)
         source.gpu = engine.model.gpu
-        # An engine on a GPU takes frames as they are decoded, so no image is made just for motion detection.
+        # A GPU engine accepts frames in the decoder's format, so motion detection must not cause an RGB conversion.
         on_gpu = engine.model.gpu is not None
         fine = MotionMap(FINE_ROWS, FrameLuma() if on_gpu else None)
         moving = fine if config.saccades != "0" else MotionMap(read=FrameLuma() if on_gpu else None)

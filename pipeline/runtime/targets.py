@@ -82,7 +82,7 @@ def targets_of(config: RunConfig) -> list[Target]:
     targets = [Target("display", "--display")] if config.display else []
     targets += [Target(config.out, "--out")] if config.out else []
     targets += [Target(text) for text in config.sinks]
-    # Last, because opening it empties an existing file.
+    # Opened last, because opening empties an existing file.
     return [*targets, Target(config.jsonl, "--jsonl")] if config.jsonl else targets
 
 

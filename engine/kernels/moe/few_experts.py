@@ -21,7 +21,7 @@ FEW = 2  # up to this many rows, most experts have one row each
 _BLOCK_M = 16  # rows per tile, the minimum of `tl.dot`; more rows per expert are rare
 _BLOCK_N = 16  # experts per program, the minimum of `tl.dot`
 _BLOCK_K = 256  # inputs per tile
-_ROWS = (2, 16, 32, 64)  # row counts that the choosing code is compiled for
+_ROWS = (2, 16, 32, 64)  # row counts for which the expert selection is compiled
 _COUNTED = 2  # up to this many rows, ranks come from comparing all pairs of logits
 _LARGEST_HALF = 65280.0  # largest value in both bfloat16 and float16
 

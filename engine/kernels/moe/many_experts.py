@@ -200,7 +200,7 @@ def _grouped_kernel(
     begin_of = tl.load(begins + e)
     end_of = tl.load(begins + e + 1)
     blocks = tl.cdiv(end_of - begin_of, BLOCK_M)
-    behind = tl.cumsum(blocks, 0)  # index of the next expert's first block
+    behind = tl.cumsum(blocks, 0)  # block index after each expert, where the next expert begins
     number = tl.program_id(1)
     own = (e == tl.sum((behind <= number).to(tl.int32), 0)).to(tl.int32)
     if tl.sum(own, 0) == 0:

@@ -69,7 +69,7 @@ def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
     return acc.to(tl.float32)
 
 
-# ---- what reads the norm
+# ---- kernels that read the normalized row
 
 
 class IntoShape(NamedTuple):
@@ -369,7 +369,7 @@ def _fc1_kernel(
     n = program % (INNER // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, DIM // PARTS)
     if slot < TOP:
-        # Waits for the router's programs instead of the previous kernel. All of them are resident by now.
+        # Wait for the router's programs instead of the previous kernel. All router programs are resident by now.
         packed = tl.atomic_add(ready, 0, sem="acquire")
         while packed == 0:
             packed = tl.atomic_add(ready, 0, sem="acquire")

@@ -77,7 +77,7 @@ export class Question {
         text += event.text;
         words.textContent = text;
       }
-      if (!text) words.textContent = "The model has nothing to say.";
+      if (!text) words.textContent = "The model returned no answer.";
     } catch (problem) {
       if (asking.signal.aborted) return;
       [place.hidden, words.textContent] = [false, problem instanceof Problem ? problem.message : "The connection was lost."];

@@ -32,13 +32,13 @@ export async function listCameras(chosen) {
 export function cameraTrouble(error) {
   switch (error.name) {
     case "NotAllowedError":
-      return "The camera is blocked for this page. Allow it beside the address, then try again.";
+      return "The camera is blocked for this page. Allow it in the address bar, then try again.";
     case "NotFoundError":
     case "OverconstrainedError":
-      return "There is no camera here. Plug one in, or play the demo clip.";
+      return "No camera was found. Connect one, or play the demo clip.";
     case "NotReadableError":
     case "AbortError":
-      return "The camera does not start. Close any other program that uses it, then try again.";
+      return "The camera does not start. Close other programs that use it, then try again.";
     default:
       return error.plain ? error.message : "This browser cannot use the camera.";
   }

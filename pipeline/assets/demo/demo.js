@@ -39,7 +39,7 @@ async function useCamera(deviceId) {
     const release = () => stream.getTracks().forEach((track) => track.stop());
     if (mine !== visit) return release();  // something else was chosen meanwhile
     const [track] = stream.getVideoTracks();
-    track.onended = () => fail("The camera was unplugged, or taken by another program.");
+    track.onended = () => fail("The camera was disconnected, or another program uses it.");
     publish("camera", track.label || "Camera", stream, release);
     stage.own.srcObject = stream;
     await stage.own.play();
@@ -56,12 +56,12 @@ async function useVideo(url, name, title) {
     const {own} = stage;
     Object.assign(own, {src: url, loop: true});
     await own.play();
-    if (!own.videoWidth) throw new Problem("There is only sound in that file, and no video.");
+    if (!own.videoWidth) throw new Problem("The file contains only audio, no video.");
     const stream = own.captureStream?.() ?? own.mozCaptureStream?.();
-    if (!stream) throw new Problem("This browser cannot send a video: use the camera, or Chrome or Firefox.");
+    if (!stream) throw new Problem("This browser cannot send a video file. Use the camera, or open this page in Chrome or Firefox.");
     publish(name, title, stream, () => {});
   } catch (error) {
-    const unplayable = "This browser cannot play that video. MP4 with H.264 and WebM work, and images.";
+    const unplayable = "This browser cannot play this video. Use MP4 with H.264, WebM or an image.";
     if (mine === visit) fail(error instanceof Problem ? error.message : unplayable);
   }
 }
@@ -78,7 +78,7 @@ async function useImage(file) {
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    return fail("This browser cannot show that image. JPEG, PNG and WebP work.");
+    return fail("This browser cannot show this image. Use JPEG, PNG or WebP.");
   }
   if (mine !== visit) return bitmap.close();
   begin(null, {kind: "image", title: file.name, bitmap, release() {}, matcher: new Still(bitmap)});
@@ -134,7 +134,7 @@ async function cause(name) {
   try {
     const {state: how, ok, reason, detail} = await (await ask(`streams/${encodeURIComponent(name)}`)).json();
     if (ok) return "";
-    const tried = how === "failed" ? "It has ended." : "It is tried again by itself.";
+    const tried = how === "failed" ? "The stream has ended." : "It is retried automatically.";
     return `${name}: ${[reason ?? how, detail].filter(Boolean).join(": ")}. ${tried}`;
   } catch {
     return "";
@@ -168,7 +168,7 @@ function begin(video, what) {
   for (const id of ["controls", "now"]) $(id).hidden = false;
   for (const id of ["speed", "view", "freeze"]) $(id).hidden = what.kind === "image";
   const from = what.kind === "mine" ? "the camera" : "the frame’s arrival";
-  $("delay").textContent = `from ${from} to the box on the screen`;
+  $("delay").textContent = `latency from ${from} to the box on the screen`;
   $("ask").hidden = !model.talks;
   $("source").textContent = what.title;
   if (what.kind !== "watched") show("live");
@@ -252,7 +252,7 @@ function watchSilence() {
   if (!now || now.kind === "image") return;
   const silent = performance.now() - now.heardAt > NOTHING_MS && $("status").dataset.state === "live";
   if (silent && $("message").hidden) {
-    notify("No results come: the stream stands still, or the model is busy with others.", "silent");
+    notify("No results: the stream has stopped, or the model is busy with other streams.", "silent");
   } else if (!silent && $("message").dataset.kind === "silent") {
     hush();
   }
@@ -294,7 +294,7 @@ function freeze(wanted) {
   stage.frozen = wanted;
   $("freeze").setAttribute("aria-pressed", wanted);
   const time = new Date().toLocaleTimeString([], {hour12: false});
-  const words = `Frozen at ${time}: these boxes were found in this very frame`;
+  const words = `Frozen at ${time}: the boxes belong to exactly this frame`;
   $("caption").textContent = wanted ? words : "";
   $("caption").hidden = !wanted;
 }
@@ -347,7 +347,7 @@ function listen() {
 
 async function open() {
   if (!("requestVideoFrameCallback" in HTMLVideoElement.prototype)) {
-    return notify("This browser is too old for this page. Any of the last two years will do.");
+    return notify("This browser is too old. Use a version from the last two years.");
   }
   while (!model) {
     try {

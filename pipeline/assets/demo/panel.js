@@ -23,7 +23,7 @@ export class Prompts {
     for (const one of [$("find"), $("settings")]) one.hidden = !model.model;
     $("names").replaceChildren(...(this.#classes ?? []).map((value) => make("option", {value})));
     $("all").hidden = !this.#classes;
-    $("all").querySelector("summary").textContent = `Everything ${model.model} knows (${this.#classes?.length})`;
+    $("all").querySelector("summary").textContent = `All classes of ${model.model} (${this.#classes?.length})`;
     for (const input of document.querySelectorAll("[name=skill]")) {
       input.disabled = !model.skills.includes(input.value);
       input.onchange = () => this.#changed();
@@ -106,7 +106,7 @@ export class Prompts {
   refuse(words) { this.#warn(words); }
 
   #remove(name) {
-    if (this.#names.length === 1) return this.#warn("At least one name is needed: add another first.");
+    if (this.#names.length === 1) return this.#warn("At least one name is required: add another name first.");
     this.#names = this.#names.filter((one) => one !== name);
     this.#warn("");
     this.#show();

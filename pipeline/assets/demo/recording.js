@@ -223,7 +223,7 @@ class Player {
     URL.revokeObjectURL(this.#video.src);
     if (round !== this.#round) return;
     const kind = `video/mp4; codecs="${this.#parts[0].codecs}"`;
-    if (!MediaSource.isTypeSupported(kind)) throw new Error(`This browser cannot play ${this.#parts[0].codecs}; save it instead.`);
+    if (!MediaSource.isTypeSupported(kind)) throw new Error(`This browser cannot play the codec ${this.#parts[0].codecs}; save the video instead.`);
     this.#buffer = source.addSourceBuffer(kind);
     const skipped = Math.max(0, time - this.#parts[0].begin);
     await this.#load();
@@ -274,7 +274,7 @@ class Player {
     };
     const append = (data) => new Promise((done, failed) => {
       buffer.addEventListener("updateend", done, {once: true});
-      buffer.addEventListener("error", () => failed(new Error("This part cannot be played.")), {once: true});
+      buffer.addEventListener("error", () => failed(new Error("This part of the recording cannot be played.")), {once: true});
       buffer.appendBuffer(data);
     });
     const data = await bytes(part.offset, part.size);

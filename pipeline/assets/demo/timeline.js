@@ -116,7 +116,7 @@ export class Timeline {
       const response = await ask(this.#query(more ? this.#after : null), asks ? {signal: AbortSignal.timeout(ASKED_MS)} : {});
       const {events, after} = await response.json();
       if (asked !== this.#asked) return;
-      note(asks && events.length ? "The likeliest first." : "");
+      note(asks && events.length ? "Best matches first." : "");
       const seen = JSON.stringify(events.map(({id, end_time: end, snapshot, clip}) => [id, end, snapshot, clip]));
       if (!more && seen === this.#newest) return;
       if (!more) this.#newest = seen;
@@ -129,7 +129,7 @@ export class Timeline {
         this.#load(true);
       };
       $("no-events").hidden = $("event-list").children.length > 0;
-      $("no-events").textContent = "Nothing has happened that these filters let through.";
+      $("no-events").textContent = "No events match these filters.";
     } catch (problem) {
       if (asked !== this.#asked) return;
       note("");
@@ -152,7 +152,7 @@ export class Timeline {
     chip.style.setProperty("--chip", this.#color(event.label));
     const title = make("span", {className: "title"}, chip, make("b", {textContent: event.rule}));
     if (event.match !== undefined) {
-      title.append(make("span", {className: "match", textContent: `${Math.round(100 * event.match)}%`, title: "How likely it shows that"}));
+      title.append(make("span", {className: "match", textContent: `${Math.round(100 * event.match)}%`, title: "Probability that the image matches the search"}));
     }
     const words = `${event.stream} · ${timeOf(event)}`;
     const button = make("button", {type: "button", className: "tile"}, frame, title,
@@ -197,7 +197,7 @@ export class Timeline {
     video.hidden = !event.clip;
     $("player").showModal();
     if (!event.clip) {
-      $("player-words").textContent = [...answers, "There is no clip of it, or not yet."].join(" · ");
+      $("player-words").textContent = [...answers, "The event has no clip yet."].join(" · ");
       return;
     }
     try {
@@ -233,7 +233,7 @@ export function drawChart(figure, minutes, most = 60) {
   const svg = figure.querySelector("svg");
   svg.setAttribute("viewBox", `0 0 ${most} 20`);
   svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-label", `Objects that came in each of the last ${totals.length} minutes: ${totals.join(", ")}`);
+  svg.setAttribute("aria-label", `New objects in each of the last ${totals.length} minutes: ${totals.join(", ")}`);
   svg.replaceChildren(...totals.map((total, at) => {
     const bar = document.createElementNS("http://www.w3.org/2000/svg", "rect");
     const height = total ? Math.max(1, 20 * total / top) : 0.3;
@@ -241,5 +241,5 @@ export function drawChart(figure, minutes, most = 60) {
     for (const [name, value] of Object.entries(place)) bar.setAttribute(name, value);
     return bar;
   }));
-  figure.querySelector("figcaption").textContent = `New objects a minute, last hour · most ${top}`;
+  figure.querySelector("figcaption").textContent = `New objects per minute, last hour · maximum ${top}`;
 }

@@ -112,8 +112,8 @@ export class Regions {
   #begin(kind) {
     this.#chosen = null;
     this.#drawing = {kind, points: []};
-    const hint = kind === "zones" ? "Press the corners on the frame; press the first one again to finish."
-      : "Press where the line begins, then where it ends. What goes to its right counts as forward.";
+    const hint = kind === "zones" ? "Click or tap the corners of the zone; select the first corner again to finish."
+      : "Click or tap the start and the end of the line. Crossing to its right counts as forward.";
     $("drawing").hidden = false;
     $("drawing").querySelector("p").textContent = hint;
     $("stage").scrollIntoView({block: "nearest"});  // on a phone it is above what was pressed

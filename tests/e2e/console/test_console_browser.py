@@ -114,7 +114,7 @@ def test_a_failing_stream_says_why_and_leads_back(page: Tab) -> None:
     page.eval("location.hash = '#/stream/roof'")
     page.until("document.getElementById('message').checkVisibility()")
     page.until("document.getElementById('message').innerText.includes('connection failed')")
-    assert "tried again by itself" in words(page, "#message")
+    assert "retried automatically" in words(page, "#message")
     assert page.eval("document.getElementById('retry').checkVisibility()")
     press(page, "#retry")
     page.until("document.getElementById('message').innerText.includes('connection failed')")
@@ -179,7 +179,7 @@ def test_freeze_holds_a_frame_and_its_boxes(page: Tab) -> None:
     page.until(f"{SEEN}?.objects.length > 0", seconds=25)
     press(page, "#freeze")
     held = page.eval(f"JSON.stringify({SEEN})")
-    assert "found in this very frame" in words(page, "#caption")
+    assert "belong to exactly this frame" in words(page, "#caption")
     page.eval("new Promise((done) => setTimeout(done, 600))")
     assert page.eval(f"JSON.stringify({SEEN})") == held
     page.eval("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'f', bubbles: true}))")

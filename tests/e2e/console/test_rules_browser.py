@@ -177,7 +177,7 @@ def test_events_are_filtered_and_found_by_what_is_seen(page: Tab, console: Conso
     page.eval("""document.getElementById('event-words').value = 'a person with a hat';
         document.getElementById('event-filters').requestSubmit()""")
     page.until("!!document.querySelector('#event-list .match')", seconds=60)
-    page.until("document.getElementById('event-note').innerText.includes('likeliest first')")
+    page.until("document.getElementById('event-note').innerText.includes('Best matches first')")
     assert page.eval("/^\\d+%$/.test(document.querySelector('#event-list .match').textContent)")
     assert violations(page) == []
 

@@ -25,7 +25,7 @@ class Item {
   #asked = make("div", {className: "asked", hidden: true});
 
   constructor(name, {edit, remove}) {
-    const open = make("button", {type: "button", className: "rule", title: "Change it"}, this.#light,
+    const open = make("button", {type: "button", className: "rule", title: "Edit this rule"}, this.#light,
       make("b", {textContent: name}), this.#now, this.#when);
     open.onclick = edit;
     const cross = make("button", {type: "button", className: "cross", textContent: "×", ariaLabel: `Remove ${name}`});
@@ -157,7 +157,7 @@ export class Rules {
     try {
       await ask(`${this.#path}${path}`, {method, headers: {"Content-Type": YAML}, body});
       if (method === "PUT") {
-        $("announcement").textContent = "The rules are watched from the next frame on";
+        $("announcement").textContent = "The rules apply from the next frame";
         this.#refresh();
       }
       return null;

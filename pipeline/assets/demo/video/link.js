@@ -36,10 +36,10 @@ export async function ask(path, init = {}) {
   const body = await response.json().catch(() => ({}));
   const reason = body.error?.message ?? body.error;
   switch (response.status) {
-    case 401: throw new Problem("This server wants a token: open the address with it, as ?token=….", true);
-    case 403: throw new Problem(`The server refuses this address or token: ${reason}.`, true);
-    case 404: throw new Problem("There is no video of that stream now.");
-    case 503: throw new Problem(`The server has no room: ${reason}.`);
+    case 401: throw new Problem("This server requires a token: add ?token=… to the address.", true);
+    case 403: throw new Problem(`The server rejected the request: ${reason}.`, true);
+    case 404: throw new Problem("This stream has no video now.");
+    case 503: throw new Problem(`The server is full: ${reason}.`);
     default: {
       const problem = new Problem(`The server answers: ${reason || response.statusText}.`, response.status < 500);
       throw Object.assign(problem, {body});
@@ -100,10 +100,10 @@ export class Link {
         this.#on.state("live", "live");
         wait = 500;
         await ended;
-        if (this.#wanted) this.#on.state("lost", "The connection was lost. Connecting again…");
+        if (this.#wanted) this.#on.state("lost", "The connection was lost. Reconnecting…");
       } catch (problem) {
         if (!this.#wanted) break;
-        const known = problem instanceof Problem ? problem : new Problem("The browser cannot make the connection.");
+        const known = problem instanceof Problem ? problem : new Problem("The browser cannot connect to the server.");
         if (known.final) {
           this.#on.state("failed", known.message);
           break;
@@ -142,7 +142,7 @@ export class Link {
     });
     this.#session = response.headers.get("Location");
     await peer.setRemoteDescription({type: "answer", sdp: await response.text()});
-    const blocked = new Problem("The server answers, but no video gets through (UDP may be blocked).");
+    const blocked = new Problem("The server answers, but no video arrives (a firewall may block UDP).");
     const late = setTimeout(() => failed(blocked), CONNECT_MS);
     await open.finally(() => clearTimeout(late));
     this.#on.open();
