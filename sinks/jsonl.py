@@ -138,7 +138,7 @@ class JsonlSink:
                     # Else the interpreter fails once more at its end, when it flushes what is left.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
                 self._reader_gone = True
-                raise ReaderGoneError(f"the reader of {self._shown} has closed") from None
+                raise ReaderGoneError(f"the program that reads {self._shown} has exited") from None
             except OSError as error:
                 raise SinkError(f"cannot write {self._shown}: {write_failure(self._path, error)}") from None
 

@@ -15,10 +15,8 @@ from saccade.engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, split_k_fo
 from saccade.engine.models.moondream.layers import Mlp
 from saccade.engine.models.quantization import fp8_linear, quantize
 
-_ONE_ROW = (
-    gemv.Shape(4, 4, True),
-    gemv.Shape(2, 4, True),
-)  # for a head's layers: 20 µs instead of 25 µs with `skinny_gemm`
+# For the two layers of a head: 20 µs instead of 25 µs with `skinny_gemm`.
+_ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)
 
 
 class Fp8(Enum):

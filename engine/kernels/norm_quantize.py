@@ -73,9 +73,8 @@ def _add_layernorm_kernel(
             tl.store(plain + at + d, y, mask=real)
             y = y.to(tl.float32)
         if SCALED:
-            scale = (
-                tl.maximum(tl.max(tl.abs(y), 0), 1e-12) / _LARGEST
-            )  # padded columns are 0, because gain and shift are
+            # Padded columns are 0, because their gain and shift are 0.
+            scale = tl.maximum(tl.max(tl.abs(y), 0), 1e-12) / _LARGEST
             tl.store(scales + tl.program_id(0), scale)
             y *= 1.0 / scale  # one division per value would double the kernel's time
         tl.store(normed + at + d, y.to(normed.dtype.element_ty), mask=real)

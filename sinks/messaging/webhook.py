@@ -274,9 +274,9 @@ class WebhookSink:
                 self._undelivered += not accepted
 
     async def _post(self, session: httpx.AsyncClient, identity: str, text: bytes) -> tuple[str | None, float | None]:
-        """Post a message once. Return (reason of the failure, retry delay in seconds), or (None, None) on success.
+        """Post a message once. Return (None, None) on success.
 
-        The delay is None if a retry is useless.
+        After a failure, return the reason and the retry delay in seconds; the delay is None if no retry can help.
         """
         import httpx
 

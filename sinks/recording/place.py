@@ -47,7 +47,7 @@ class RecordingPlace:
         retention = Retention.of_options(options, keep)
         options.reject_unknown()
         if "://" in path or not path:
-            raise SinkError(f"record: {path or 'nothing'} is not a folder; set the path of a folder")
+            raise SinkError(f"record: {path or 'an empty path'} is not a folder; set the path of a folder")
         if not is_pattern(path):
             if path.lower().endswith(".mp4"):
                 raise SinkError(f"record: {path} must be a folder, or a path that contains a time: {_NAMES}")

@@ -63,7 +63,7 @@ class Decoder:
 
     @property
     def pixel_aspect(self) -> Fraction:
-        """Pixel width divided by pixel height of the newest frame."""
+        """Pixel aspect ratio of the newest frame: pixel width divided by pixel height."""
         return pixel_aspect_of(self._context.sample_aspect_ratio)
 
     def decode(self, data: bytes, pts: int) -> list[VideoFrame]:

@@ -101,7 +101,7 @@ class JitterBuffer:
         return frames
 
     def _take(self) -> list[CodedFrame]:
-        """Return the frames that the packets with the next sequence numbers complete."""
+        """Return the frames that are complete, from the packets that are next in sequence."""
         frames: list[CodedFrame] = []
         while (entry := self._waiting.pop(self._next, None)) is not None:
             self._next = (self._next + 1) % 0x10000
