@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from saccade.engine.results import Result
 from saccade.sinks.record import Latency
 from saccade.sources.frame import Frame
-from saccade.sources.live.packets import SoundPacket
+from saccade.sources.live.packets import AudioPacket
 
 
 class SinkError(Exception):
@@ -69,7 +69,7 @@ class SourceHints:
 
     rate: Fraction | None = None
     audio_from: str | None = None
-    listen: Callable[[Callable[[SoundPacket], None]], None] | None = None
+    listen: Callable[[Callable[[AudioPacket], None]], None] | None = None
 
 
 class Sink(Protocol):
@@ -121,7 +121,7 @@ class SupportsStats(Protocol):
 
 
 CHANGES = ("begin", "update", "end")
-"""The types of the records of an event."""
+"""Values of `type` in an event's record."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from importlib import import_module
 
 from saccade.sinks.base import Sink, SinkError, SourceHints
 from saccade.sinks.urls import redact_target, split_path
-from saccade.sources.live.packets import SoundPacket
+from saccade.sources.live.packets import AudioPacket
 
 Opener = Callable[[str, SourceHints], Sink]
 
@@ -61,7 +61,7 @@ SINKS: list[SinkKind] = [
     SinkKind("saccade.sinks.messaging.mqtt:MqttSink.open", schemes=("mqtt", "mqtts")),
     SinkKind("saccade.sinks.messaging.webhook:WebhookSink.open", schemes=("http", "https")),
 ]
-"""Every kind of sink that `open_sink` knows; the first that matches is taken."""
+"""All kinds of sinks. `open_sink` uses the first kind that matches the target."""
 
 
 def open_sink(
@@ -69,7 +69,7 @@ def open_sink(
     *,
     rate: Fraction | None = None,
     audio_from: str | os.PathLike[str] | None = None,
-    listen: Callable[[Callable[[SoundPacket], None]], None] | None = None,
+    listen: Callable[[Callable[[AudioPacket], None]], None] | None = None,
 ) -> Sink:
     """Open a sink from the text that a user typed.
 

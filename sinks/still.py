@@ -25,7 +25,7 @@ _MOST_PIXELS = {
     "TIFF": 2**31 - 1,
     "WEBP": 16_383,
 }
-"""The longest side that each format, or its encoder, allows."""
+"""Maximum width and height in pixels, by image format."""
 
 
 def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:

@@ -61,7 +61,7 @@ class Source(ABC):
     _decoder = ""
 
     gpu: int | None = None
-    """Index of the GPU whose memory may hold decoded frames; None for main memory. Set it before iterating."""
+    """Index of the GPU whose memory stores decoded frames; None for main memory. Set it before iterating."""
 
     def __init__(self, name: str, vid_stride: int = 1) -> None:
         if vid_stride < 1:

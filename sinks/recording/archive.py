@@ -24,10 +24,10 @@ from saccade.sinks.video.muxer import Muxer
 
 _HEAD_BYTES = 8192
 _LONGEST_FILE_S = 6 * 3600.0  # a file that began longer before what is asked for has nothing of it
-_SEGMENT_S = 4.0  # of HLS, at least; up to the next key frame
+_SEGMENT_S = 4.0  # of HLS, at least; up to the next keyframe
 _CONTINUOUS_S = 1.5  # files this close have no gap between them
 MOST_BYTES = 4 << 30
-"""Of one MP4: it is written to a temporary file first."""
+"""Maximum size of an exported MP4 in bytes, because it is first written to a temporary file."""
 
 
 class ArchiveError(Exception):

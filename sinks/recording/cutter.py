@@ -13,7 +13,7 @@ from saccade.sinks.video.fragments import VIDEO_SCALE
 from saccade.sources.live.packets import CodedPacket
 
 FRAGMENT_S = 1.0
-"""A fragment ends after so many seconds, or at a key frame."""
+"""A fragment ends after this many seconds, or at a keyframe."""
 
 _MOST_REORDERED = 64  # packets of one group; more is a clock that stands still
 

@@ -36,17 +36,17 @@ from saccade.sinks.video.fragments import (
     length_prefixed,
 )
 from saccade.sinks.video.part_file import SUFFIX, free_path
-from saccade.sinks.video.sound import SoundWriter
-from saccade.sources.live.packets import CodedPacket, SoundPacket, jumps, parameters_of
+from saccade.sinks.video.sound import AudioWriter
+from saccade.sources.live.packets import AudioPacket, CodedPacket, jumps, parameters_of
 
 log = logging.getLogger(__name__)
 
 GAP_S = 3.0
-"""After a longer time without frames the next file begins, so that each gap is one between files."""
+"""Seconds without frames after which a new file starts, so that gaps occur only between files."""
 
 _CODECS = ("h264", "hevc")
 _WAKE_S = 0.25
-_LATER_S = 0.3  # frames wait for the sound that belongs to them
+_LATER_S = 0.3  # frames wait so long for the audio of the same time
 _MOST_BYTES = 64 << 20  # that wait: half a minute of 16 Mb/s
 _PRUNE_S = 60.0
 _CLOSE_S = 5.0
@@ -63,7 +63,7 @@ class _OpenFile:
     wall_offset: float  # of the wall clock to the one that nobody sets
     after: str | None  # why something is missing before it
     cutter: FragmentCutter = field(default_factory=FragmentCutter)
-    sound: SoundWriter | None = None
+    sound: AudioWriter | None = None
     path: Path | None = None
     descriptor: int = -1
     identity: tuple[int, int] = (0, 0)
@@ -98,12 +98,12 @@ class PacketRecorder:
             raise SinkError(f"cannot record to {root}: {write_failure(root / 'file', error)}") from None
         self._wake = threading.Event()
         self._lock = threading.Lock()  # over the three that follow
-        self._queue: deque[CodedPacket | SoundPacket | None] = deque()  # None: some were dropped here
+        self._queue: deque[CodedPacket | AudioPacket | None] = deque()  # None: some were dropped here
         self._waiting = 0  # bytes
-        self._full = False  # whether packets are dropped up to the next key frame
+        self._full = False  # whether packets are dropped up to the next keyframe
         self._closed = False
         self._frames: deque[CodedPacket | None] = deque()
-        self._sound: SoundWriter | None = None
+        self._sound: AudioWriter | None = None
         self._file: _OpenFile | None = None
         self._last: CodedPacket | None = None
         self._after: str | None = "the recording began"
@@ -114,13 +114,13 @@ class PacketRecorder:
         self._complained: set[str] = set()
         self._dropped = 0
         self.bytes = 0
-        """Written so far."""
+        """Number of bytes written so far."""
         self.cpu_s = 0.0
-        """CPU time of its thread."""
+        """CPU time of the recording thread in seconds."""
         self._thread = threading.Thread(target=self._work, name="saccade record", daemon=True)
         self._thread.start()
 
-    def take(self, packet: CodedPacket | SoundPacket) -> None:
+    def take(self, packet: CodedPacket | AudioPacket) -> None:
         """Queue an encoded video or audio packet for recording. Returns at once."""
         with self._lock:
             video = isinstance(packet, CodedPacket)
@@ -158,7 +158,7 @@ class PacketRecorder:
             with self._lock:
                 packets, self._queue = self._queue, deque()
             for packet in packets:
-                if isinstance(packet, SoundPacket):
+                if isinstance(packet, AudioPacket):
                     self._take_sound(packet)
                 else:
                     self._frames.append(packet)
@@ -231,12 +231,12 @@ class PacketRecorder:
         elif packet.pts - last.pts > GAP_S * VIDEO_SCALE:
             self._after = "frames were lost on the way"
 
-    def _take_sound(self, packet: SoundPacket) -> None:
+    def _take_sound(self, packet: AudioPacket) -> None:
         with self._lock:
             self._waiting -= len(packet.data)
         if self._sound is None or not self._sound.fits(packet):
             try:
-                self._sound = SoundWriter(packet)
+                self._sound = AudioWriter(packet)
             except ValueError as error:
                 self._complain(f"audio is not recorded: {error}")
                 return

@@ -24,8 +24,8 @@ from saccade.sinks.record import Latency, make_record
 from saccade.sinks.video.encoder import TIME_BASE, Codec, EncodedImage, LiveEncoder
 from saccade.sources.frame import Frame, RgbImage
 
-_BACKLOG = 8  # frames: a viewer further behind than that goes on at the next key frame
-_KEY_FRAMES_S = 0.5  # between two key frames: requests of one viewer must not lower the quality for the others
+_BACKLOG = 8  # frames: a viewer further behind than that goes on at the next keyframe
+_KEY_FRAMES_S = 0.5  # between two keyframes: requests of one viewer must not lower the quality for the others
 _RATE_MEMORY = 0.1  # weight of the newest interval in the mean
 
 
@@ -100,7 +100,7 @@ class Viewer:
         self._needs_key_frame = True
         self._ended = False
         self.skipped = 0
-        """Frames not delivered because the viewer was too slow."""
+        """Number of frames not sent because the viewer was too slow."""
 
     @property
     def ended(self) -> bool:

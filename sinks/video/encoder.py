@@ -57,7 +57,7 @@ _RATES = (1.0, 60.0)  # plausible frames a second
 _ANOTHER_RATE = 1.5  # a rate that is off by more than this factor needs other settings
 _THREADS = min(4, os.cpu_count() or 1)  # zero latency cuts each frame into one slice a thread; more cost quality
 _HIGHEST_RATE = Fraction(240)
-_NO_KEYS = 2**16  # frames between two key frames, which are requested
+_NO_KEYS = 2**16  # frames between two keyframes, which are requested
 _RETRY_S, _RETRY_MOST_S = 10.0, 600.0
 
 

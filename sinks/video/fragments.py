@@ -19,7 +19,7 @@ from typing import Any
 import av
 
 VIDEO, SOUND = 1, 2
-"""Numbers of the tracks."""
+"""Track numbers in an MP4."""
 
 VIDEO_SCALE = 90_000
 _NOTE = bytes.fromhex("5acca0de7e0d4f6ab1f2c0deca3e2a01")  # which `uuid` box is ours
@@ -45,7 +45,7 @@ class Sample:
 
 
 @dataclass(slots=True, frozen=True)
-class SoundTrack:
+class AudioTrackInfo:
     """Description of an MP4's audio track.
 
     Attributes:
@@ -65,7 +65,7 @@ def head_of(
     codec: str,
     first: bytes,
     *,
-    sound: SoundTrack | None,
+    sound: AudioTrackInfo | None,
     note: Mapping[str, Any],
     display_matrix: tuple[int, ...] | None = None,
     pixel_aspect: Fraction | None = None,
@@ -111,7 +111,7 @@ def head_of(
     return _box(b"ftyp", boxes[b"ftyp"]) + ours + _box(b"moov", moov)
 
 
-def sound_head_of(sound: SoundTrack) -> bytes:
+def sound_head_of(sound: AudioTrackInfo) -> bytes:
     """Build the head of an MP4 with an audio track only, from which PyAV reads the track's description."""
     return _box(b"ftyp", b"isom", bytes(4), b"isom") + _box(b"moov", _box(b"trak", _sound_trak(sound)))
 
@@ -240,7 +240,7 @@ def _descriptor(tag: int, content: bytes) -> bytes:
     return bytes((tag, 0x80, 0x80, 0x80, len(content))) + content
 
 
-def _sound_trak(sound: SoundTrack) -> bytes:
+def _sound_trak(sound: AudioTrackInfo) -> bytes:
     """Build the content of the MP4 box `trak` for audio (ISO 14496-12 and -14; Opus in ISOBMFF)."""
     matrix = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
     tkhd = _full(b"tkhd", 0, 3, struct.pack(">IIIII8xHHH2x", 0, 0, SOUND, 0, 0, 0, 1, 0x100), matrix, bytes(8))

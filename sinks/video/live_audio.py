@@ -12,8 +12,8 @@ from av.container import OutputContainer
 
 from saccade.sinks.video.fragments import VIDEO_SCALE, sound_head_of
 from saccade.sinks.video.muxer import Muxer
-from saccade.sinks.video.sound import SoundWriter
-from saccade.sources.live.packets import SoundPacket
+from saccade.sinks.video.sound import AudioWriter
+from saccade.sources.live.packets import AudioPacket
 
 log = logging.getLogger(__name__)
 
@@ -30,21 +30,21 @@ class LiveAudio:
     """
 
     def __init__(self) -> None:
-        self._taken: deque[SoundPacket] = deque(maxlen=_MOST_WAITING)
-        self._writer: SoundWriter | None = None
+        self._taken: deque[AudioPacket] = deque(maxlen=_MOST_WAITING)
+        self._writer: AudioWriter | None = None
         self._refused = ""
 
-    def take(self, packet: SoundPacket) -> None:
+    def take(self, packet: AudioPacket) -> None:
         """Queue an audio packet whose timestamp is on the clock of the frames. Returns at once."""
         self._taken.append(packet)
 
-    def writer(self) -> SoundWriter | None:
+    def writer(self) -> AudioWriter | None:
         """Return the audio received so far; None before the first packet. A change of format starts a new writer."""
         while self._taken:
             packet = self._taken.popleft()
             if self._writer is None or not self._writer.fits(packet):
                 try:
-                    self._writer = SoundWriter(packet, copied=("aac",))
+                    self._writer = AudioWriter(packet, copied=("aac",))
                 except ValueError as error:
                     if str(error) != self._refused:
                         self._refused = str(error)
@@ -62,7 +62,7 @@ class LiveAudio:
 class AudioTrack:
     """The live audio track of one MP4 file. Created by `LiveAudio.open`."""
 
-    def __init__(self, audio: LiveAudio, writer: SoundWriter, target: OutputContainer, muxer: Muxer) -> None:
+    def __init__(self, audio: LiveAudio, writer: AudioWriter, target: OutputContainer, muxer: Muxer) -> None:
         self._audio, self._writer, self._muxer = audio, writer, muxer
         # PyAV copies the description of a stream only from another stream.
         with av.open(io.BytesIO(sound_head_of(writer.track)), format="mp4") as head:

@@ -26,7 +26,7 @@ from saccade.sources.frame import Frame, RgbImage
 
 log = logging.getLogger(__name__)
 
-_GOP_S = 2  # between key frames, in seconds; a kill costs at most that
+_GOP_S = 2  # between keyframes, in seconds; a kill costs at most that
 _FIRST_AT_MOST_S = 1  # a first frame later than this (a live stream, a start in the middle) is moved to 0
 DEFAULT_RATE = Fraction(25)
 _FINEST = 1_000_000  # units a second: with finer ones an MP4 could show a frame for seconds only
@@ -79,7 +79,7 @@ class Mp4Writer:
             if not isinstance(audio_from, LiveAudio):
                 self._audio = AudioCopy.open(audio_from, self._container, self._muxer)
             if isinstance(self._audio, AudioCopy):
-                # Sound from before a file's first frame is kept where the clock is, and left out where that is moved.
+                # Audio before the first frame is kept, unless the timestamps are shifted.
                 whole = first.capture_clock == "file" and first.captured_at <= 0
                 start = self._shift if whole else first.pts
                 self._audio.skip_until(start * self._base, wanted=whole)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 LONGEST_UNITS = 2**31 - 2
-"""The longest that an MP4 can show a frame, in units of its track."""
+"""Longest time that an MP4 can show a frame, in units of its track."""
 _REORDERED_S = 600  # presentation is never further behind decoding
 _LIMIT = 2**56  # muxers multiply timestamps by time scales
 

@@ -14,8 +14,8 @@ from av.audio.codeccontext import AudioCodecContext
 from av.audio.fifo import AudioFifo
 from av.audio.resampler import AudioResampler
 
-from saccade.sinks.video.fragments import VIDEO_SCALE, Sample, SoundTrack
-from saccade.sources.live.packets import SoundPacket
+from saccade.sinks.video.fragments import VIDEO_SCALE, AudioTrackInfo, Sample
+from saccade.sources.live.packets import AudioPacket
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _SET_BACK_S = 2.0  # a clock that goes back further was set, or is another conne
 _MOST_WAITING = 4096  # pieces: 90 s of AAC
 
 
-class SoundWriter:
+class AudioWriter:
     """Collects the audio of a live source and returns it as MP4 samples, one fragment at a time.
 
     Args:
@@ -40,22 +40,24 @@ class SoundWriter:
         ValueError: if FFmpeg cannot decode the audio, or cannot encode it as AAC.
     """
 
-    def __init__(self, first: SoundPacket, copied: Sequence[str] = ("aac", "opus")) -> None:
+    def __init__(self, first: AudioPacket, copied: Sequence[str] = ("aac", "opus")) -> None:
         self._form = form_of(first)
-        # Opus counts at 48 kHz whatever the rate of its sound.
+        # The time base of Opus is always 48 kHz.
         rate = 48000 if first.codec == "opus" else first.rate
         self._coder = None if first.codec in copied else _AacCoder(replace(first, rate=rate))
-        self.track = self._coder.track if self._coder else SoundTrack(first.codec, first.config, rate, first.channels)
+        self.track = (
+            self._coder.track if self._coder else AudioTrackInfo(first.codec, first.config, rate, first.channels)
+        )
         # Time on the clock of packets, in the track's units; samples; data.
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         self._next: int | None = None  # the time that follows what waits
         self._off = 0.0  # mean offset of the recent pieces from the times that they were given
 
-    def fits(self, packet: SoundPacket) -> bool:
+    def fits(self, packet: AudioPacket) -> bool:
         """Return whether a packet has the audio format of this writer."""
         return form_of(packet) == self._form
 
-    def push(self, packet: SoundPacket) -> None:
+    def push(self, packet: AudioPacket) -> None:
         """Add an audio packet, which must have the format of this writer."""
         time = packet.pts * self.track.rate // VIDEO_SCALE
         if self._coder is None:
@@ -110,7 +112,7 @@ class SoundWriter:
         self._next = time + samples
 
 
-def form_of(packet: SoundPacket) -> tuple[object, ...]:
+def form_of(packet: AudioPacket) -> tuple[object, ...]:
     """Return a packet's audio format: codec, configuration, sample rate and channels. A file has only one format."""
     return packet.codec, packet.config, packet.rate, packet.channels
 
@@ -118,7 +120,7 @@ def form_of(packet: SoundPacket) -> tuple[object, ...]:
 class _AacCoder:
     """Transcodes audio to AAC at its own sample rate."""
 
-    def __init__(self, first: SoundPacket) -> None:
+    def __init__(self, first: AudioPacket) -> None:
         layout = "mono" if first.channels == 1 else "stereo"
         try:
             decoder = av.CodecContext.create(first.codec, "r")
@@ -138,9 +140,9 @@ class _AacCoder:
         self._resampler = AudioResampler("fltp", layout, first.rate)
         self._fifo = AudioFifo()
         self._size = encoder.frame_size or 1024
-        self.track = SoundTrack("aac", bytes(encoder.extradata or b""), first.rate, 1 if layout == "mono" else 2)
+        self.track = AudioTrackInfo("aac", bytes(encoder.extradata or b""), first.rate, 1 if layout == "mono" else 2)
 
-    def code(self, packet: SoundPacket) -> list[tuple[int, int, bytes]]:
+    def code(self, packet: AudioPacket) -> list[tuple[int, int, bytes]]:
         """Transcode an audio packet. Return the finished AAC packets.
 
         Returns:

@@ -108,7 +108,7 @@ class WebSocketSink:
             why = str(reason).rpartition(": ")[2]  # asyncio repeats the address before it
             raise SinkError(f"WebSocket server: cannot listen on {host}:{self._target.port}: {why}") from error
         self.url = f"{'wss' if self._target.tls else 'ws'}://{host}:{port}{self._target.path}"
-        """The address for clients, without the token."""
+        """URL for clients, without the token."""
         log.info("the WebSocket server listens on %s", self.url)
 
     @property

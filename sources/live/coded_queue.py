@@ -31,7 +31,7 @@ class CodedQueue:
         self._lost = 0  # since the last `pop`
         self._decode_s = _FIRST_DECODE_S
         self.dropped = 0
-        """Units dropped because decoding was behind."""
+        """Number of access units dropped because the decoder was too slow."""
 
     def __len__(self) -> int:
         return len(self._units)

@@ -32,7 +32,7 @@ from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder, set_live
 from saccade.sources.live.mjpeg import JpegSplitter, NoJpegError, is_mjpeg
 from saccade.sources.live.pacer import Pacer
-from saccade.sources.live.packets import CodedPacket, PacketTap, SoundTap, Taps
+from saccade.sources.live.packets import AudioTap, CodedPacket, PacketTap, Taps
 from saccade.sources.live.reconnect import NO_PACKETS_S
 from saccade.sources.network.dialer import Dialer
 from saccade.sources.network.http_files import HttpFile, HttpFiles
@@ -394,7 +394,7 @@ class FfmpegConnection:
         if sound is None:
             yield from container.demux(stream)
             return
-        tap = SoundTap(sound)
+        tap = AudioTap(sound)
         for packet in container.demux([stream, sound]):
             if packet.stream_index != sound.index:
                 yield cast("av.Packet[VideoStream]", packet)

@@ -15,7 +15,7 @@ from av.video.stream import VideoStream
 from saccade.sources.live.clock import LIVE_BASE
 
 JUMP_S = 10.0
-"""A sender's clock that jumps ahead of the local clock by more than this was set."""
+"""Seconds. A larger jump ahead of the local clock means that the sender's clock was set."""
 
 _NAL_CODECS = ("h264", "hevc")
 _REORDERED_S = 1.0  # most seconds that a packet's presentation precedes that of the packet decoded before it
@@ -56,7 +56,7 @@ class CodedPacket:
 
 
 @dataclass(slots=True, frozen=True)
-class SoundPacket:
+class AudioPacket:
     """One encoded audio packet of a live source.
 
     Attributes:
@@ -89,10 +89,10 @@ class Taps:
     """
 
     video: list[Callable[[CodedPacket], None]] = field(default_factory=list)
-    sound: list[Callable[[SoundPacket], None]] = field(default_factory=list)
+    sound: list[Callable[[AudioPacket], None]] = field(default_factory=list)
     decode: bool = True
 
-    def take(self, packet: CodedPacket | SoundPacket) -> None:
+    def take(self, packet: CodedPacket | AudioPacket) -> None:
         """Pass a packet to all callbacks for its kind, video or audio."""
         if isinstance(packet, CodedPacket):
             for take_video in self.video:
@@ -160,8 +160,8 @@ class PacketTap:
             )
 
 
-class SoundTap:
-    """Converts FFmpeg's audio packets of a live stream to `SoundPacket`s.
+class AudioTap:
+    """Converts FFmpeg's audio packets of a live stream to `AudioPacket`s.
 
     Args:
         stream: an audio stream of any codec.
@@ -173,8 +173,8 @@ class SoundTap:
         self._config = context.extradata or b"" if self._codec == "aac" else b""
         self._rate, self._channels = context.sample_rate, context.layout.nb_channels
 
-    def packets(self, packet: av.Packet[AudioStream]) -> Iterator[SoundPacket]:
-        """Yield the audio packet as a `SoundPacket`; nothing if it has no timestamp."""
+    def packets(self, packet: av.Packet[AudioStream]) -> Iterator[AudioPacket]:
+        """Yield the audio packet as a `AudioPacket`; nothing if it has no timestamp."""
         if not packet.size or packet.pts is None:
             return
         pts, lasts = round(packet.pts * packet.time_base / LIVE_BASE), packet.duration or 0
@@ -185,7 +185,7 @@ class SoundTap:
             config, data = adts_config(data)
             if not config:
                 return
-        yield SoundPacket(self._codec, config, self._rate, self._channels, data, pts, samples)
+        yield AudioPacket(self._codec, config, self._rate, self._channels, data, pts, samples)
 
 
 def adts_config(data: bytes) -> tuple[bytes, bytes]:

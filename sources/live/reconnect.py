@@ -76,7 +76,7 @@ class Link:
         self._attempts = 0
         self._connections = 0
         self.frames_only = False
-        """Whether frames are the connection's only sign of life. RTSP also has replies and reports."""
+        """Whether only frames show that the connection is alive. RTSP also has replies and reports."""
         self._interval_s: float | None = None  # longest recent interval between two frames; None if unknown
         self._attempted_at = self._live_since = self._heard_at = self._media_at = self._frame_at = 0.0
 

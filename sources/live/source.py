@@ -18,7 +18,7 @@ from saccade.sources.errors import LiveError, Reason, StreamEndedError
 from saccade.sources.frame import Frame, RgbImage
 from saccade.sources.live.clock import LIVE_BASE, LiveClock
 from saccade.sources.live.connection import LiveConnection, LiveFrame, StreamStats
-from saccade.sources.live.packets import SoundPacket, Taps
+from saccade.sources.live.packets import AudioPacket, Taps
 from saccade.sources.live.reconnect import Link, LinkStatus
 from saccade.sources.rgb import DecodedImage, Orientation, RgbConverter, orientation_of
 from saccade.sources.urls import redact
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 Opener = Callable[[threading.Event, int | None, Taps], LiveConnection]
 """Connects within seconds, and stops when the event is set; raises `LiveError` if it cannot connect.
 
-The number is the index of the GPU whose memory keeps decoded frames, see `Source.gpu`. The taps receive the packets of
-the connection from its first packet on.
+The number is the index of the GPU whose memory keeps decoded frames, see `Source.gpu`. The taps
+receive all packets of the connection.
 """
 
 _POLL_S = 0.25  # interval of silence checks while nothing arrives
@@ -72,8 +72,8 @@ class LiveSource(Source):
         self._reported: LinkStatus | None = None
         self._stats: StreamStats | None = None
         self.taps = Taps()
-        """Receivers of the encoded packets; add them before iterating the source."""
-        self._sound = _SoundClock()
+        """Callbacks that receive the encoded packets. Add them before iterating the source."""
+        self._sound = _AudioClock()
         self._info = SourceInfo(
             codec="",
             width=0,
@@ -97,7 +97,7 @@ class LiveSource(Source):
         """Statistics of the newest connection; None before the first connection, or if the protocol provides none."""
         return self._stats
 
-    def listen(self, take: Callable[[SoundPacket], None]) -> None:
+    def listen(self, take: Callable[[AudioPacket], None]) -> None:
         """Pass the audio packets to the callback `take`. Call `listen` before iterating the source.
 
         Args:
@@ -247,7 +247,7 @@ class LiveSource(Source):
             log.info("stream %s: connection status: %s", self._name, status)
 
 
-class _SoundClock:
+class _AudioClock:
     """Converts audio timestamps from a connection's clock to the clock of the frames. Thread-safe.
 
     Attributes:
@@ -255,10 +255,10 @@ class _SoundClock:
     """
 
     def __init__(self) -> None:
-        self.listeners: list[Callable[[SoundPacket], None]] = []
+        self.listeners: list[Callable[[AudioPacket], None]] = []
         self._lock = threading.Lock()
         self._shift: int | None = None
-        self._early: deque[SoundPacket] = deque(maxlen=_EARLY)
+        self._early: deque[AudioPacket] = deque(maxlen=_EARLY)
 
     def restart(self) -> None:
         """Start a new connection. Audio packets are kept until its first frame aligns the clocks."""
@@ -275,7 +275,7 @@ class _SoundClock:
             while self._early:
                 self._pass_on(self._early.popleft())
 
-    def hear(self, packet: SoundPacket) -> None:
+    def hear(self, packet: AudioPacket) -> None:
         """Convert an audio packet and send it to the callbacks, or keep it until the clocks are aligned."""
         with self._lock:
             if self._shift is None:
@@ -283,7 +283,7 @@ class _SoundClock:
             else:
                 self._pass_on(packet)
 
-    def _pass_on(self, packet: SoundPacket) -> None:
+    def _pass_on(self, packet: AudioPacket) -> None:
         moved = replace(packet, pts=packet.pts + (self._shift or 0))
         for take in self.listeners:
             take(moved)

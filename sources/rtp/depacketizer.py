@@ -71,7 +71,7 @@ class Depacketizer:
         self._keyed = False  # whether units are yielded
         self._dropped: int | None = None  # None before the first keyframe: units sent before we joined are not dropped
         self.damaged_packets = 0
-        """Packets that could not be parsed."""
+        """Number of packets that could not be parsed."""
 
     def push(self, packet: RtpPacket, gap: bool, at: float) -> list[AccessUnit]:
         """Append an RTP packet and return the access units that it completes, usually none or one.

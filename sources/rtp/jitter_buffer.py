@@ -11,9 +11,7 @@ from typing import Protocol
 
 from saccade.sources.rtp.packet import signed
 
-CAPACITY = (
-    4096  # packets behind a gap: 5 MB, several key frames of 4K; aiortc's 512 are fewer than one of them can have
-)
+CAPACITY = 4096  # packets behind a gap: 5 MB, several keyframes of 4K; aiortc's 512 are fewer than one of them can have
 WAIT_S = 0.2  # for a retransmitted packet; longer than two round trips on a bad mobile line
 _FAR = 3000  # a sequence number this far off is a sender that restarted, not a late packet
 
@@ -60,7 +58,7 @@ class JitterBuffer:
         self._capacity = capacity
         self._wait_s = wait_s
         self.marker_trusted = True
-        """False once the sender has set the marker where no frame ended."""
+        """False after the sender has set the marker bit inside a frame."""
         self._ssrc: int | None = None
         self._restart(0)
 

@@ -11,7 +11,7 @@ _NTP_TO_UNIX_S = 2_208_988_800  # from 1900 to 1970
 _SENDER, _RECEIVER, _DESCRIPTION, _BYE, _PAYLOAD_FEEDBACK = 200, 201, 202, 203, 206
 _OUR_SSRC = 0x5ACCADE
 PLAUSIBLE_S = 10.0
-"""A sender's clock further off than this was never set; `SenderClock` corrects it."""
+"""Seconds. A sender's clock that is wrong by more was never set; `SenderClock` corrects it."""
 
 _RTP_CLOCK = 90_000  # units a second of every RTP video format handled here
 

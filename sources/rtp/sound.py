@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CODECS = {"MPEG4-GENERIC": "aac", "OPUS": "opus", "PCMA": "pcm_alaw", "PCMU": "pcm_mulaw", "G722": "adpcm_g722"}
-"""FFmpeg's names of the formats of sound that are understood, by their names in SDP."""
+"""FFmpeg's names of the supported audio codecs, by their names in SDP."""
 
 _RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
 _AAC_SAMPLES = 1024
@@ -29,7 +29,7 @@ class Piece:
     samples: int
 
 
-class SoundDepacketizer:
+class AudioDepacketizer:
     """Extracts the encoded audio of one stream from RTP packets in order.
 
     Args:

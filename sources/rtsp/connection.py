@@ -30,7 +30,7 @@ from saccade.sources.rtsp.transport import TransportChoice
 from saccade.sources.urls import RtspAddress
 
 Loss = Literal["hide", "show"]
-"""What becomes of frames after a packet was lost: none before the next key frame, or all of them, marked as damaged."""
+"""Frames after packet loss: dropped until the next keyframe ("hide"), or all shown and marked as damaged ("show")."""
 
 CATCH_UP_S = 0.4  # behind by more, frames are decoded, but not converted, up to the newest
 CATCH_UP_FOR_S = 0.2  # at most, before one is handed on in any case
@@ -80,7 +80,7 @@ class RtspConnection:
         self._media = session.media
         self._codec = session.codec
         self.transport = choice.way
-        """How packets come."""
+        """Transport of the packets, such as "tcp"."""
         try:
             self._decoder = Decoder(
                 session.codec, session.media.parameter_sets, hwaccel, gpu=gpu, show_damaged=self._show_damaged
@@ -90,7 +90,7 @@ class RtspConnection:
             session.client.close()
             raise
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
-        self._key_time: int | None = None  # of the latest key frame
+        self._key_time: int | None = None  # of the latest keyframe
         self._key_interval_s: float | None = None
         self._clock = SenderClock()
         self._undecodable = 0

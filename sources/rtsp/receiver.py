@@ -18,7 +18,7 @@ from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderClock, SenderReport, parse_rtcp, picture_loss_indication, receiver_report
 from saccade.sources.rtsp.client import Datagram, RedirectError
 from saccade.sources.rtsp.session import RtspSession
-from saccade.sources.rtsp.sound import SoundReceiver
+from saccade.sources.rtsp.sound import AudioReceiver
 from saccade.sources.rtsp.transport import TransportChoice
 
 log = logging.getLogger(__name__)
@@ -75,10 +75,10 @@ class Receiver:
         self.received = 0
         self._time = 0  # RTP timestamp of the newest unit, never wrapped
         self._newest: tuple[int, float] | None = None  # `_time` of it, and when it arrived
-        self._sound: SoundReceiver | None = None
+        self._sound: AudioReceiver | None = None
         if session.sound is not None:
             try:
-                self._sound = SoundReceiver(session.sound, in_order=in_order, began=session.began)
+                self._sound = AudioReceiver(session.sound, in_order=in_order, began=session.began)
             except ValueError as error:
                 log.warning("audio of this camera is disabled: %s", error)
         self.report: SenderReport | None = None
@@ -209,7 +209,7 @@ class Receiver:
     def _take_rtp(self, packet: RtpPacket, at: float, units: list[AccessUnit]) -> None:
         own = self._session.media.payload_type
         if packet.payload_type != own and packet.ssrc != self._reorder.ssrc:
-            return  # sound or repair packets of another sender beside the video
+            return  # audio or repair packets (RTX, FEC) that another sender sends with the video
         if packet.payload_type == own:
             self.media_at = at
             self.received += 1

@@ -12,7 +12,7 @@ from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.network.tls import TlsPolicy
 from saccade.sources.rtp.depacketizer import Codec
-from saccade.sources.rtp.sound import CODECS as SOUND_CODECS
+from saccade.sources.rtp.sound import CODECS as AUDIO_CODECS
 from saccade.sources.rtsp.client import RedirectError, RtspClient
 from saccade.sources.rtsp.sdp import Media, parse_sdp
 from saccade.sources.rtsp.srtp import SrtpReceiver
@@ -154,7 +154,7 @@ def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress)
     """Set up the first audio stream with a supported codec. Return None if there is none or the camera refuses."""
     offered = [media for media in medias if media.kind == "audio"]
     for media in offered:
-        if media.encoding in SOUND_CODECS:
+        if media.encoding in AUDIO_CODECS:
             try:
                 client.setup(media)
             except LiveError as error:

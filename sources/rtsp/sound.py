@@ -7,19 +7,19 @@ reply to PLAY align them. Without such timestamps, arrival times do. Callers pas
 from __future__ import annotations
 
 from saccade.sources.live.clock import LIVE_BASE
-from saccade.sources.live.packets import SoundPacket
+from saccade.sources.live.packets import AudioPacket
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
 from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp
-from saccade.sources.rtp.sound import SoundDepacketizer
+from saccade.sources.rtp.sound import AudioDepacketizer
 from saccade.sources.rtsp.sdp import Media
 
 _VIDEO_RATE = int(1 / LIVE_BASE)
 _PLAUSIBLE = _VIDEO_RATE  # by at most this, the timestamps in the reply to PLAY may differ from arrival times
 
 
-class SoundReceiver:
-    """Converts RTP packets of audio to `SoundPacket`s with timestamps on the video's clock.
+class AudioReceiver:
+    """Converts RTP packets of audio to `AudioPacket`s with timestamps on the video's clock.
 
     Args:
         media: description of the audio stream.
@@ -34,14 +34,14 @@ class SoundReceiver:
         self._began = began
         self._payload_type = media.payload_type
         self._clock = media.clock or 8000
-        self._pieces = SoundDepacketizer(media.encoding, self._clock, media.channels, media.parameters)
+        self._pieces = AudioDepacketizer(media.encoding, self._clock, media.channels, media.parameters)
         self._reorder = ReorderBuffer(0) if in_order else ReorderBuffer()
         self._time = 0  # RTP timestamp of the newest packet, never wrapped
         self._shift: int | None = None  # from its clock, in the video's units, to the video's
         self._report: SenderReport | None = None
         self._aligned_by: tuple[float, float] | None = None  # the wall clocks of the two reports last used
 
-    def take_rtp(self, data: bytes, at: float, video: tuple[int, float] | None) -> list[SoundPacket]:
+    def take_rtp(self, data: bytes, at: float, video: tuple[int, float] | None) -> list[AudioPacket]:
         """Process an RTP packet. Return the audio packets that are now complete.
 
         Args:
@@ -55,7 +55,7 @@ class SoundReceiver:
         packet = parse_rtp(data)
         if packet is None or packet.payload_type != self._payload_type:
             return []
-        found: list[SoundPacket] = []
+        found: list[AudioPacket] = []
         for one, gap in self._reorder.push(packet, at):
             found += self._depacketize(one, gap, at, video)
         return found
@@ -83,7 +83,7 @@ class SoundReceiver:
 
     def _depacketize(
         self, packet: RtpPacket, gap: bool, at: float, video: tuple[int, float] | None
-    ) -> list[SoundPacket]:
+    ) -> list[AudioPacket]:
         self._time += signed(packet.timestamp - self._time)
         pieces = self._pieces.push(self._time, packet.payload, marker=packet.marker, gap=gap)
         if self._shift is None:
@@ -92,7 +92,7 @@ class SoundReceiver:
             self._shift = self._first_shift(video[0] + round((at - video[1]) * _VIDEO_RATE), video[0])
         sound = self._pieces
         return [
-            SoundPacket(
+            AudioPacket(
                 sound.codec,
                 sound.config,
                 sound.rate,

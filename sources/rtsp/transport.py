@@ -8,7 +8,7 @@ from typing import Literal
 from saccade.sources.errors import LiveError
 
 Transport = Literal["auto", "tcp", "udp", "multicast", "http"]
-"""How RTSP cameras send packets; auto is TCP, or UDP where that is refused, and TCP again where UDP loses too much."""
+"""Transport of RTSP packets. "auto" uses TCP, or UDP if TCP is refused, and TCP again if UDP loses too many packets."""
 
 Way = Literal["tcp", "udp", "multicast", "http"]
 

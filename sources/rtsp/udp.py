@@ -10,7 +10,7 @@ import time
 from saccade.sources.errors import LiveError
 
 RTP, RTCP = 0, 1
-_BUFFER = 4 << 20  # bytes asked of the kernel: a key frame comes in one burst
+_BUFFER = 4 << 20  # bytes asked of the kernel: a keyframe comes in one burst
 _MAX_AT_ONCE = 4096  # packets
 _PATIENT_S = 1.0  # without packets from the announced hosts before another is taken
 _PUNCH = b"\x80\x00\x00\x00" + bytes(8)

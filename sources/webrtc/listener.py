@@ -154,7 +154,7 @@ class WebRtcListener(LiveSource):
             place = f"{self._target.host}:{self._target.port}"
             raise SourceError(f"webrtc: cannot listen on {place}: {error.strerror}") from error
         self.url = f"{self._web.url}{self._target.path}"
-        """Where publishers POST their offers (WHIP)."""
+        """URL to which publishers POST their SDP offers (WHIP)."""
         self._info = replace(self._info, url=self.url)
         log.info("stream %s: waiting for a WebRTC publisher at %s", name, self.url)
 

@@ -74,7 +74,7 @@ class Peer(ABC):
     """
 
     requirement: ClassVar[str]
-    """What an offer must support, for the error text."""
+    """What an SDP offer must contain, for the error message."""
 
     def __init__(self, settings: PeerSettings, on_closed: Callable[[], object]) -> None:
         # An empty list, since None would mean a public STUN server to aiortc.

@@ -44,7 +44,7 @@ class Signaling(ABC, Generic[P]):
     """
 
     activity: ClassVar[str]
-    """What the connected peers do, for the 503 text, such as "are watching"."""
+    """What the connected peers do, such as "are watching", for the message of HTTP error 503."""
 
     def __init__(
         self,

@@ -30,10 +30,10 @@ from saccade.sources.webrtc.data_channel import Messages
 log = logging.getLogger(__name__)
 
 DECODERS = {"VP8": "libvpx", "H264": "h264"}
-"""The codecs that are understood, by their names in SDP, and FFmpeg's decoder of each."""
+"""FFmpeg's decoder of each supported codec, by the codec's name in SDP."""
 
-_BACKLOG = 64  # coded frames, two seconds: a decoder further behind than that restarts at a key frame
-_ASK_AGAIN_S = 0.5  # between two requests for a key frame; the sender needs a round trip and an encoding
+_BACKLOG = 64  # coded frames, two seconds: a decoder further behind than that restarts at a keyframe
+_ASK_AGAIN_S = 0.5  # between two requests for a keyframe; the sender needs a round trip and an encoding
 
 
 class WebRtcConnection:
@@ -68,9 +68,9 @@ class WebRtcConnection:
         self._codec = ""
         self._decoder_name = ""
         self.taps = Taps()
-        """Who takes the packets."""
+        """Callbacks that receive the encoded packets."""
         self.final = True
-        """Whether the source ends with this peer, or waits for another one."""
+        """Whether the source ends when this peer disconnects, instead of waiting for the next peer."""
         self._thread = threading.Thread(target=self._work, name="webrtc-decode", daemon=True)
         self._thread.start()
 

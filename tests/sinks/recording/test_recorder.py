@@ -22,8 +22,8 @@ from saccade.sinks.recording import Archive, ArchiveError, PacketRecorder, Recor
 from saccade.sinks.recording import recorder as module
 from saccade.sinks.retention import elapsed_s
 from saccade.sinks.video.fragments import length_prefixed
-from saccade.sinks.video.sound import SoundWriter
-from saccade.sources.live.packets import CodedPacket, SoundPacket
+from saccade.sinks.video.sound import AudioWriter
+from saccade.sources.live.packets import AudioPacket, CodedPacket
 from tests.support.packets import coded, shown
 from tests.support.sinks.disk import FullDisk
 
@@ -36,7 +36,7 @@ def place(folder: Path, options: str = "") -> RecordingPlace:
 
 
 def record(
-    folder: Path, packets: Sequence[CodedPacket | SoundPacket], options: str = "?segment=2"
+    folder: Path, packets: Sequence[CodedPacket | AudioPacket], options: str = "?segment=2"
 ) -> tuple[Archive, PacketRecorder]:
     where = place(folder, options)
     recorder = PacketRecorder("door", where)
@@ -230,7 +230,7 @@ def test_retention_deletes_only_its_own_files(tmp_path: Path, monkeypatch: pytes
     assert all(path.exists() for path in others)
 
 
-def sounds(codec: str, rate: int, seconds: int) -> list[SoundPacket]:
+def sounds(codec: str, rate: int, seconds: int) -> list[AudioPacket]:
     """A tick at each full second from 1 on."""
     at = np.arange(rate * seconds) / rate
     wave = ((at % 1 < 0.02) & (at > 0.5)) * np.sin(2 * np.pi * 1000 * at) * 0.8
@@ -248,13 +248,13 @@ def sounds(codec: str, rate: int, seconds: int) -> list[SoundPacket]:
         made += coder.encode(frame)
     config = bytes(coder.extradata or b"") if codec == "aac" else b""
     name = "opus" if codec == "libopus" else codec
-    return [SoundPacket(name, config, rate, 1, bytes(one), round((one.pts or 0) * 90_000 / rate), size) for one in made]
+    return [AudioPacket(name, config, rate, 1, bytes(one), round((one.pts or 0) * 90_000 / rate), size) for one in made]
 
 
 @pytest.mark.parametrize(("codec", "rate"), [("aac", 48000), ("aac", 16000), ("libopus", 48000), ("pcm_alaw", 8000)])
 def test_sound_stays_at_its_time_over_files(tmp_path: Path, codec: str, rate: int) -> None:
     video = coded(65)
-    packets: list[CodedPacket | SoundPacket] = sorted([*video, *sounds(codec, rate, 6)], key=lambda one: one.pts)
+    packets: list[CodedPacket | AudioPacket] = sorted([*video, *sounds(codec, rate, 6)], key=lambda one: one.pts)
     archive, _ = record(tmp_path, packets)
     assert [one.codecs.partition(",")[2] for one in archive.files(*ALWAYS)] == [
         "opus" if codec == "libopus" else "mp4a.40.2"
@@ -367,12 +367,12 @@ def test_the_head_tells_browsers_the_codecs(tmp_path: Path) -> None:
 def test_sound_follows_a_better_alignment_and_a_lost_packet() -> None:
     packets = sounds("pcm_alaw", 8000, 20)
     for off in (5400, -5400):  # 60 ms, after 4 s
-        writer = SoundWriter(packets[0], copied=("pcm_alaw",))
+        writer = AudioWriter(packets[0], copied=("pcm_alaw",))
         for packet in packets:
             writer.push(replace(packet, pts=packet.pts + (off if packet.pts > 360_000 else 0)))
         last, end = writer._waiting[-1], packets[-1].pts + off
         assert last[0] / 8000 == pytest.approx(end / 90_000, abs=0.021)
-    writer = SoundWriter(packets[0], copied=("pcm_alaw",))
+    writer = AudioWriter(packets[0], copied=("pcm_alaw",))
     for packet in packets[:100] + packets[103:]:  # 60 ms are lost
         writer.push(packet)
     assert writer._waiting[-1][0] / 8000 == pytest.approx(packets[-1].pts / 90_000, abs=0.021)

@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from saccade.sources.live.packets import CodedPacket, PacketTap, SoundPacket, SoundTap
+from saccade.sources.live.packets import AudioPacket, AudioTap, CodedPacket, PacketTap
 from tests.support.clips import number_of, numbered_image
 
 
@@ -60,9 +60,9 @@ def test_sound_of_any_container_decodes_alone(form: str) -> None:
             out.mux(stream.encode(frame))
         out.mux(stream.encode())
     data.seek(0)
-    packets: list[SoundPacket] = []
+    packets: list[AudioPacket] = []
     with av.open(data) as container:
-        tap = SoundTap(container.streams.audio[0])
+        tap = AudioTap(container.streams.audio[0])
         for packet in container.demux(container.streams.audio[0]):
             packets += tap.packets(packet)
     assert len(packets) >= 20

@@ -19,7 +19,7 @@ from saccade.sources import LiveError, LiveSource, SourceError, open_source
 from saccade.sources.errors import StreamEndedError
 from saccade.sources.live.connection import LiveFrame
 from saccade.sources.live.decoder import decode_behind_the_model
-from saccade.sources.live.packets import SoundPacket, Taps
+from saccade.sources.live.packets import AudioPacket, Taps
 from saccade.sources.live.reconnect import Link
 from tests.support.cameras.rtsp import wait_for
 
@@ -165,7 +165,7 @@ def test_sound_is_on_the_clock_of_the_frames_over_a_reconnect() -> None:
     offsets = iter((1000, 500_000))
 
     def opener(closed: threading.Event, gpu: int | None, taps: Taps) -> FakeConnection:
-        offset, own = next(offsets), SoundPacket("aac", b"", 8000, 1, b"", 0, 1024)
+        offset, own = next(offsets), AudioPacket("aac", b"", 8000, 1, b"", 0, 1024)
         frames = [replace(live_frame(number), timestamp=3600 * number + offset) for number in range(2)]
         for early in (0, 900):  # before the first frame
             taps.take(replace(own, pts=offset + early))

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.packets import adts_config
 from saccade.sources.rtp.rtcp import SenderReport
-from saccade.sources.rtp.sound import SoundDepacketizer, opus_samples
+from saccade.sources.rtp.sound import AudioDepacketizer, opus_samples
 from saccade.sources.rtsp.sdp import parse_sdp
 from saccade.sources.rtsp.session import rtp_time_of
-from saccade.sources.rtsp.sound import SoundReceiver
+from saccade.sources.rtsp.sound import AudioReceiver
 from tests.support.cameras.scripted import Packetizer, sender_report
 
 AAC = {"mode": "AAC-hbr", "config": "1190", "sizelength": "13", "indexlength": "3", "indexdeltalength": "3"}
 
 
-def aac(rate: int = 48000) -> SoundDepacketizer:
-    return SoundDepacketizer("MPEG4-GENERIC", rate, 2, AAC)
+def aac(rate: int = 48000) -> AudioDepacketizer:
+    return AudioDepacketizer("MPEG4-GENERIC", rate, 2, AAC)
 
 
 def units(*sizes: int) -> bytes:
@@ -55,12 +55,12 @@ def test_an_access_unit_in_several_packets_is_whole_or_nothing() -> None:
 @pytest.mark.parametrize("change", [{"config": ""}, {"config": "xy"}, {"sizelength": "many"}, {"sizelength": "99"}])
 def test_aac_without_what_it_needs_is_refused(change: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="config"):
-        SoundDepacketizer("MPEG4-GENERIC", 48000, 2, AAC | change)
+        AudioDepacketizer("MPEG4-GENERIC", 48000, 2, AAC | change)
 
 
 @given(st.binary(max_size=200), st.booleans(), st.booleans())
 def test_garbage_breaks_nothing(data: bytes, marker: bool, gap: bool) -> None:
-    for sound in (aac(), SoundDepacketizer("OPUS", 48000, 2, {}), SoundDepacketizer("PCMA", 8000, 1, {})):
+    for sound in (aac(), AudioDepacketizer("OPUS", 48000, 2, {}), AudioDepacketizer("PCMA", 8000, 1, {})):
         for _ in range(3):
             for piece in sound.push(0, data, marker=marker, gap=gap):
                 assert piece.data
@@ -98,7 +98,7 @@ a=control:track2"""
 def test_reports_place_sound_on_the_clock_of_the_video() -> None:
     (media,) = parse_sdp(SDP, "rtsp://c/d").medias
     assert (media.clock, media.channels) == (48000, 2)
-    sound = SoundReceiver(media, in_order=True)
+    sound = AudioReceiver(media, in_order=True)
     packets = Packetizer(timestamp=2**32 - 2048, payload_type=97)
     video_time = 900_000
 
@@ -121,7 +121,7 @@ def test_reports_place_sound_on_the_clock_of_the_video() -> None:
 def test_the_reply_to_play_places_sound_before_any_report() -> None:
     (media,) = parse_sdp(SDP, "rtsp://c/d").medias
     for began, pts in (((900_000, 5000), 900_000), ((900_000, 48000 * 60), 909_000)):  # the second is implausible
-        sound = SoundReceiver(media, in_order=True, began=began)
+        sound = AudioReceiver(media, in_order=True, began=began)
         packets = Packetizer(timestamp=5000, payload_type=97)
         (piece,) = sound.take_rtp(packets.packet(units(100), True), 100.1, (900_000, 100.0))
         assert piece.pts == pts
