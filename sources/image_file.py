@@ -16,7 +16,7 @@ from saccade.sources.errors import SourceError
 from saccade.sources.frame import RgbImage
 
 MAX_PIXELS = 250_000_000
-"""Maximum number of pixels of one image. The largest phone photos (16320 x 12240) have 200 million and take 2 GB to read."""
+"""Maximum number of pixels of one image. The largest phone photos have 200 million pixels and take 2 GB to read."""
 
 HEAD_BYTES = 4096
 """Number of bytes that `image_format` needs from the beginning of a file."""
