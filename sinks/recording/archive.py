@@ -218,7 +218,7 @@ class Archive:
         for one in files:
             if one.form != files[0].form:
                 changed = datetime.fromtimestamp(one.began, UTC).isoformat(timespec="seconds")
-                raise ArchiveError(f"the video format changes at {changed}: request both parts separately")
+                raise ArchiveError(f"the video format changes at {changed}: request the two parts separately")
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
             _copy(files, out)
 

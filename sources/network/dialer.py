@@ -20,7 +20,7 @@ from saccade.sources.network.tls import TlsPolicy
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 CheckAddress = Callable[[str, Sequence[IpAddress]], None]
-"""Called before each connection with the URL and its host's IP addresses. Raises `SourceError` for a forbidden address."""
+"""Called before each connection with the URL and its host's IP addresses. Raises `SourceError` to forbid an address."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -68,7 +68,7 @@ class ListenTarget:
         except ValueError:
             raise SourceError("webrtc: invalid address; write webrtc:8081 or webrtc://HOST:PORT/PATH?token=…") from None
         if unknown := sorted(query.keys() - set(_OPTIONS)):
-            raise SourceError(f"webrtc: unknown option '{unknown[0]}'; known are {', '.join(_OPTIONS)}")
+            raise SourceError(f"webrtc: unknown option '{unknown[0]}'; use {', '.join(_OPTIONS)}")
         if parts.username is not None:
             raise SourceError("webrtc: write the token as ?token=…; a token before @ is not supported")
         host = parts.hostname or "127.0.0.1"
