@@ -1,8 +1,8 @@
 # Everything a developer types. `make` alone says what there is.
 
 PYTHON ?= python3
-# What pip installs for torch; a smaller build for machines without a GPU may be named here with its index:
-# make TORCH='torch==2.13.0 --index-url …'
+# What pip installs for torch. The build for the CPU alone is much smaller:
+# make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
 # Most tests wait for a camera, a browser or a process: two at a time take half as long, also on two cores. A module's tests
@@ -11,6 +11,7 @@ PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base
 INSTALLED := $(VENV)/.installed
 DEMO := out/demo.mp4
 
@@ -28,16 +29,23 @@ help:
 	@echo 'make image-test  build the image with Docker and run it; check the Helm chart (needs Docker, helm)'
 	@echo 'make clean   remove $(VENV), out/ and caches'
 
-# The stamp makes a second call instant; a changed pyproject.toml or lock makes it stale.
-$(INSTALLED): pyproject.toml requirements.lock
+# The stamps make a second call instant; a changed pyproject.toml or lock makes them stale.
+$(BASE): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "saccade needs Python 3.11 or later; name one with PYTHON=…")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing $(firstword $(TORCH)) and Saccade into $(VENV): downloads 3 GB (CPU build of torch: 0.4 GB), takes 3 to 15 minutes'
 	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -c requirements.lock -e .
+	@touch $@
+
+# What the tests, the linters and the documentation need in addition.
+$(INSTALLED): $(BASE)
+	@echo 'Installing the tools for tests and documentation into $(VENV): downloads 0.2 GB, takes 2 to 5 minutes'
 	$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps moondream==2.6.1  # its HTTP client; the rest of it is for inference
 	@touch $@
 
-demo: $(INSTALLED)
+demo: $(BASE)
 	@mkdir -p $(dir $(DEMO))
 	$(BIN)/saccade run pipeline/assets/demo.mp4 --detect person --out $(DEMO)
 	@echo 'The annotated video: $(DEMO)'

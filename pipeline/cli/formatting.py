@@ -56,17 +56,24 @@ def summary(report: Report) -> str:
     """Return a summary of a run, in one or two lines."""
     latency = report.latency
     lines = [
-        f"{report.frames} frames in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, {report.model_ms:.1f} ms a frame "
-        f"(prefill {latency.prefill:.1f}, decode {latency.decode_tokens:.1f}), {report.objects} objects"
+        f"{_counted(report.frames, 'frame')} in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, "
+        f"{report.model_ms:.1f} ms a frame (prefill {latency.prefill:.1f}, decode {latency.decode_tokens:.1f}), "
+        f"{_counted(report.objects, 'object')}"
         if report.frames
         else "no frames"
     ]
-    lost = [f"{count} frames {LOST[cause]}" for cause, count in report.drops.items()]
+    if report.events is not None:
+        lines[0] += f", {_counted(report.events, 'event')}"
+    lost = [f"{_counted(count, 'frame')} {LOST[cause]}" for cause, count in report.drops.items()]
     if report.corrupt_packets:
-        lost.append(f"{report.corrupt_packets} damaged packets skipped")
+        lost.append(f"{_counted(report.corrupt_packets, 'damaged packet')} skipped")
     if lost:
         lines.append(", ".join(lost))
     return "\n".join(lines)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:

@@ -124,6 +124,8 @@ def run(
             ):
                 if file and not sys.stdin.isatty():  # on a terminal, SIGHUP means that the terminal was closed
                     signals.reload_on_hangup()
+                if opened.url and not quiet:
+                    print(f"saccade: HTTP server at {opened.url}  (Ctrl-C stops it)", file=sys.stderr, flush=True)
                 if not signals:
                     follow(opened.controller, signals, quiet=quiet)
         except SystemExit:  # while Ray was starting

@@ -169,7 +169,8 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
     key = next((step for step in reversed(error["loc"]) if isinstance(step, str)), str(error["loc"][0]))
     known = next((_NESTED[step] for step in error["loc"][:-1] if step in _NESTED), known)
     if error["type"] == "missing":
-        return f"{key} is missing: {known.model_fields[key].description}"
+        what = known.model_fields[key].description or ""
+        return f"{key} is missing; add it: {what[:1].lower()}{what[1:]}"
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key.replace("-", "_"), known.model_fields, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known.model_fields)}"

@@ -123,7 +123,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         if self.source and self.streams:
             raise ValueError("source and streams are both set: remove one of them")
         if not (self.source or self.streams or self.http):
-            raise ValueError(f"source is missing: {type(self).model_fields['source'].description}")
+            raise ValueError("source is missing; give a file, the address of a camera, or http to add streams later")
         for number, stream in enumerate(self.each()):
             if stream.nothing:
                 raise ValueError(f"streams[{number}]: {stream.nothing}" if self.streams else stream.nothing)

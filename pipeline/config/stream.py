@@ -25,7 +25,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         metavar="NAME",
     )
     source: Address = setting(
-        ..., "Input: a video file, an image, a folder, the address of a live source or the number of a webcam."
+        ..., "A video file, an image, a folder, the address of a live source or the number of a webcam."
     )
     tiles: int = setting(
         1,

@@ -99,6 +99,7 @@ class EventStage:
         self._rules = tuple(rules)  # replaced as a whole, from any thread
         self._shown: tuple[RuleSettings, ...] = ()  # the rules that subscribers know
         self._machines: dict[str, RuleMachine] = {}
+        self._begun = 0
         self._resumed: dict[str, Event] = {}
         self.moves = False
         """Whether the stream moves to another worker; `close` then leaves open events to that worker."""
@@ -121,6 +122,11 @@ class EventStage:
         """The number of open events, and the bytes of video that are buffered for clips."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
+
+    @property
+    def begun(self) -> int | None:
+        """The number of events that have begun. None if there are no rules. Thread-safe."""
+        return self._begun if self._rules or self._begun else None
 
     @property
     def states(self) -> list[RuleState]:
@@ -254,6 +260,7 @@ class EventStage:
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:
             event = change.event
+            self._begun += change.kind == "begin"
             if self._recorder is not None:
                 if change.kind == "begin":
                     clip = f"/events/{event.id}/clip.mp4" if self._recorder.has_clips else None

@@ -34,7 +34,7 @@ from saccade.pipeline.analytics.saccades.stage import SaccadeStage
 from saccade.pipeline.analytics.stages import ClosableStage, Gate, KeepingStage, Stage
 from saccade.pipeline.config import ListedStream, ShareSettings
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
-from saccade.pipeline.events.stage import EventStage
+from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.verdicts import verdict_stage
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
@@ -285,8 +285,12 @@ class Run:
         looks = self._saccades.counts if self._saccades else {}
         kept = {name: n for stage in self._stages if isinstance(stage, KeepingStage) for name, n in stage.kept.items()}
         report = self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
-        verdicts = verdict_stage(self._stages)
-        return report if verdicts is None else replace(report, held_back=sum(verdicts.held_back.values()))
+        verdicts, events = verdict_stage(self._stages), event_stage(self._stages)
+        return replace(
+            report,
+            held_back=sum(verdicts.held_back.values()) if verdicts else 0,
+            events=events.begun if events else None,
+        )
 
     def sink_statuses(self) -> list[SinkStatus]:
         """The status of each sink of this run, including its recorder."""

@@ -57,10 +57,11 @@ class Report:
         objects: number of boxes and points in these frames.
         elapsed_s: seconds from the first submitted frame to the last result.
         latency: mean latency of the frames, in milliseconds.
-        drops: number of dropped frames, by cause. `lost`: lost in transit. `full`, `closed`: dropped from the frame
-            queue. `sink full`, `sink closed`: dropped from the outbox of a sink. `gate`: not admitted by a gate.
-            `max_fps`: above the frame rate limit. `deadline`: past the deadline. `failed`: the engine, a gate or a
-            stage failed.
+        drops: number of dropped frames, by cause. `lost`: lost in transit. `full`: replaced by a newer frame while it
+            waited for the engine, or dropped from the full frame queue. `closed`: still waiting or unfinished at the
+            end of the run. `max_fps`: replaced by a newer frame while the frame rate limit delayed it. `deadline`:
+            past the deadline. `gate`: not admitted by a gate. `failed`: the engine, a gate or a stage failed.
+            `sink full`, `sink closed`: dropped from the outbox of a sink.
         corrupt_packets: number of packets of the source that could not be decoded.
         read: number of frames read from the source.
         waiting: number of frames that wait for the engine, and number of results in the outbox of each sink. The key
@@ -72,6 +73,7 @@ class Report:
         kept: size of the state of the stages: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video
             that is buffered for clips) and `clips` (not written yet).
         held_back: number of finds that resemble a false alarm and were held back. A find counts once per frame.
+        events: number of events that have begun. None if the stream has no rules.
     """
 
     frames: int
@@ -88,6 +90,7 @@ class Report:
     looks: Mapping[str, int] = field(default_factory=dict)
     kept: Mapping[str, int] = field(default_factory=dict)
     held_back: int = 0
+    events: int | None = None
 
     @property
     def fps(self) -> float:

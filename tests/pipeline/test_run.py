@@ -273,12 +273,13 @@ def test_a_server_alone_waits_for_streams_until_a_signal(tmp_path: Path) -> None
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=LONG_S)
-    assert (process.returncode, stderr) == (0, "")
+    assert (process.returncode, stderr) == (0, f"saccade: HTTP server at {url}  (Ctrl-C stops it)\n")
 
 
 def test_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
     with running("--http", "127.0.0.1:0", "--sink", "mqtt://me:secret@127.0.0.1:1/home") as process:
         assert process.stderr is not None
+        assert process.stderr.readline().startswith("saccade: HTTP server at http://127.0.0.1:")
         line = process.stderr.readline()  # while it runs: it has no end of its own
         assert line == "saccade: mqtt://127.0.0.1:1: MQTT broker not connected: Connection refused; retrying\n"
         process.send_signal(signal.SIGINT)

@@ -212,7 +212,7 @@ def test_answers_have_the_documented_keys(finder: str, photo: Image.Image) -> No
         ("query", {"question": "who?"}, 400, "nano can detect and point, not query"),
         ("caption", {}, 400, "nano can detect and point, not caption"),
         ("detect", {"object": ""}, 400, "object"),
-        ("detect", {}, 400, "object is missing: label to detect"),
+        ("detect", {}, 400, "object is missing; add it: label to detect"),
         ("detect", {"object": "cat", "image_url": "http://192.0.2.1/cat.jpg"}, 400, "data URL"),
         ("detect", {"object": "cat", "image_url": "data:image/png;base64,AAAA"}, 400, "cannot be read"),
         ("detect", {"object": "cat", "settings": {"conf": 2}}, 400, "conf"),

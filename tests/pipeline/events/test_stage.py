@@ -32,6 +32,8 @@ def test_a_walk_makes_the_events_of_every_rule() -> None:
     heard: list[Change | RuleList] = []
     stage = EventStage(rules("enters=person in right for 1s", "passes=any crosses middle", "dogs=dog"), heard.append)
     run(stage, ACROSS, 12)
+    assert stage.begun == 2
+    assert EventStage([], heard.append).begun is None
     assert heard[0] == RuleList("door", ("enters", "passes", "dogs"))
     steps = [(one.event.rule, one.kind, one.event.frame_time - 1.7e9) for one in heard[1:] if isinstance(one, Change)]
     assert steps == [
