@@ -1,6 +1,6 @@
-"""Tasks on images (detect, point, gaze, segment, query, caption) and the registry of tasks.
+"""Tasks on images (detect, point, gaze, segment, query, caption) and the task registry.
 
-To add a task, subclass `Task` in a new file and register it with `register_task`.
+To add a task, subclass `Task` in a new file and register the class with `register_task`.
 """
 
 from saccade.engine.tasks.objects import Detect, Gaze, ObjectsTask, Point

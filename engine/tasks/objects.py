@@ -1,4 +1,4 @@
-"""Tasks that find objects (boxes, points and gaze targets), and the state machines of their answers."""
+"""Tasks that return objects as boxes or points, and the state machines that decode their answers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _NEAR_EDGE = 0.08  # an object within this fraction of an inner window edge may 
 
 @dataclass(slots=True, frozen=True)
 class DecodedObject:
-    """An object as decoded by the model.
+    """An object decoded from the model's output.
 
     Attributes:
-        score: p(coord) / (p(coord) + p(eos)), from 0 to 1: the probability that the model lists one more object here
-            instead of ending the answer.
-        x, y: centre, as fractions of the prefilled image. The values are not clipped.
-        width, height: size as fractions of the prefilled image; 0 for points.
+        score: probability, from 0 to 1, that the model lists this object instead of ending the answer: p(coord) /
+            (p(coord) + p(eos)).
+        x, y: centre, as fractions of the width and height of the model's input image; not clipped.
+        width, height: size as fractions of the same image; 0 for points.
     """
 
     score: float
@@ -59,12 +59,12 @@ class DecodedObject:
 
 
 class ObjectsOutput(OutputState):
-    """Base class of detect and point answers: a list of objects that ends when the model samples the end token.
+    """State machine of detect and point answers: a list of objects that ends when the model samples the end token.
 
     Args:
         max_objects: maximum number of objects.
-        conf: minimum score of an object.
-        max_steps: maximum number of steps that fit the context.
+        conf: minimum score of an object, from 0 to 1.
+        max_steps: maximum number of decoding steps that fit into the context.
     """
 
     __slots__ = ("_committed", "_height", "_logit_limit", "_score", "_width", "_x", "_y", "objects")
@@ -78,14 +78,15 @@ class ObjectsOutput(OutputState):
         self.objects: list[DecodedObject] = []
 
     def begins(self, margin: float) -> bool:
-        """Return whether another object starts.
+        """Return whether the model lists another object instead of ending the answer.
 
-        It starts if its logit (coordinate logit − end logit) is above the logit of `conf`.
+        Args:
+            margin: coordinate logit − end logit. It must be above the logit of `conf`.
         """
         return margin > self._logit_limit
 
     def commit(self, sampled: Sampled) -> bool:
-        """Add the samples of one step. Return True after the last object."""
+        """Add the sampled values of one decoding step. Return True after the last object."""
         phase = self.phases[self._committed % len(self.phases)]
         self._committed += 1
         if phase is Phase.X_OR_EOS:
@@ -104,22 +105,22 @@ class ObjectsOutput(OutputState):
 
     @property
     def draftable(self) -> bool:
-        """Always True, because objects are sampled greedily."""
+        """Whether the answer can be the draft of the next one. Always True, because objects are sampled greedily."""
         return True
 
     @property
     def visible(self) -> bool:
-        """Always True: detections in the image can be the draft of an object list."""
+        """Whether the objects that the vision encoder detects can be the draft of the answer. Always True."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the sampled coordinate or size as the next input, or None if the answer ends."""
+        """Return the sampled coordinate or size as the next decoder input, or None if the answer ends."""
         if phase is Phase.X_OR_EOS:
             return (Phase.Y, sampled[1], 0.0) if self.begins(sampled[0]) else None
         return super().fed(phase, sampled)
 
     def values(self) -> list[FedValue]:
-        """Return the input values of all complete objects."""
+        """Return the decoder inputs of all complete objects: their coordinates and sizes, in order."""
         values: list[FedValue] = []
         for one in self.objects:
             values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
@@ -129,21 +130,21 @@ class ObjectsOutput(OutputState):
 
 
 class BoxesOutput(ObjectsOutput):
-    """Answer of detect: x, y and size of each object."""
+    """State machine of a detect answer, which has x, y and size for each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y, Phase.SIZE)
 
 
 class PointsOutput(ObjectsOutput):
-    """Answer of point: x and y of each object."""
+    """State machine of a point answer, which has x and y for each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y)
 
 
 def logit(p: float) -> float:
-    """Return log(p / (1 - p)), which is infinite at 0 and 1."""
+    """Return the logit log(p / (1 - p)) of a probability: -inf at 0 and inf at 1."""
     return -math.inf if p <= 0 else math.inf if p >= 1 else math.log(p / (1 - p))
 
 
@@ -152,13 +153,13 @@ def logit(p: float) -> float:
 
 @dataclass(slots=True, frozen=True)
 class ObjectsTask(Task):
-    """Base class of `Detect` and `Point`: find all objects that match `label`.
+    """Base class of the tasks `Detect` and `Point`, which find all objects that match `label`.
 
     Attributes:
         label: name or phrase that describes the objects.
         max_objects: maximum number of objects. 0 skips the task.
-        conf: minimum score p(coord) / (p(coord) + p(eos)) of an object, from 0 to 1. 0.5 is the model's greedy choice.
-            Lower values find more objects, with more false ones.
+        conf: minimum score of an object, from 0 to 1; see `DecodedObject.score`. The default 0.5 equals greedy
+            decoding. Lower values find more objects and more false positives.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -175,17 +176,17 @@ class ObjectsTask(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from a label."""
+        """Create the task from the label of the objects."""
         return cls(text, max_objects, conf)
 
     @property
     def asked(self) -> str:
-        """Label of the objects."""
+        """Label of the objects, from which `parse` creates the same task."""
         return self.label
 
     @property
     def empty(self) -> bool:
-        """Whether `max_objects` is 0."""
+        """Whether `max_objects` is 0, so that the model need not run."""
         return self.max_objects == 0
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
@@ -195,27 +196,27 @@ class ObjectsTask(Task):
         return [replace(self, label=name) for name in vocabulary.resolve([self.label])]
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt that asks for all objects with the label."""
+        """Return the token IDs of the prompt that asks for all objects with the label."""
         return prompts.objects(self.skill, self.label)
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Detect(ObjectsTask):
-    """Find all objects that match `label`, as boxes."""
+    """Task that finds all objects that match `label`, as boxes."""
 
     skill = "detect"
     tiled = True
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer that lists boxes."""
+        """Return the state machine that decodes an answer with boxes."""
         return BoxesOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """Return the boxes without duplicates.
 
-        Duplicates across image windows are merged. Duplicates in one answer are removed if the model defines an IoU
-        limit.
+        Boxes of the same object in several image windows are merged. If the model defines an IoU limit, boxes of one
+        answer above that limit are duplicates too.
         """
         views = [(window, _objects(output, limits.repeat_iou)) for output, window in answers]
         found = views[0][1] if len(views) == 1 else fuse(views, width, height)[: self.max_objects]
@@ -225,10 +226,10 @@ class Detect(ObjectsTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Point(ObjectsTask):
-    """Find all objects that match `label`, as centre points.
+    """Task that finds all objects that match `label`, as centre points.
 
     Attributes:
-        refs: parts of the image to consider: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        refs: parts of the image to search: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
     """
 
     skill = "point"
@@ -240,34 +241,34 @@ class Point(ObjectsTask):
         object.__setattr__(self, "refs", require_refs(self.refs))
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt that asks for all points with the label."""
+        """Return the token IDs of the prompt that asks for all points with the label."""
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the references, by position in the prompt."""
+        """Return the coordinates of the reference points and boxes, by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer that lists points."""
+        """Return the state machine that decodes an answer with points."""
         return PointsOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the points in the order of the answer."""
+        """Return the points as results, in the order in which the model listed them."""
         return [Spot(self.label, one.score, one.x, one.y) for one in _points(answers)]
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Gaze(Task):
-    """Find the point that a person looks at. The point has the label 'gaze'.
+    """Task that finds the point at which a person looks. The label of the point is 'gaze'.
 
-    The result has no point if the target is not visible.
+    The result has no point if the gaze target is not visible.
 
     Attributes:
         eye: (x, y) of an eye of the person, as fractions of the image's width and height.
-        conf: minimum score, see `ObjectsTask`.
-        form: prompt format. 'words' puts words around the coordinates of the eye, as in the reference implementation of
-            Moondream 2. 'reference' is the point prompt for 'gaze' with the eye as reference point.
+        conf: minimum score of the point, from 0 to 1.
+        form: prompt format. 'words' puts the coordinates of the eye between words, as Moondream 2's reference
+            implementation does. 'reference' is the prompt of `Point` for 'gaze' with the eye as reference point.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -289,7 +290,7 @@ class Gaze(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from text of the form 'x,y'."""
+        """Create the task from the eye's position as text 'x,y', in fractions of the image."""
         try:
             x, y = map(float, text.split(","))
         except ValueError:
@@ -298,28 +299,28 @@ class Gaze(Task):
 
     @property
     def asked(self) -> str:
-        """Position of the eye as 'x,y'."""
+        """Position of the eye as text 'x,y', in fractions of the image."""
         return f"{self.eye[0]:g},{self.eye[1]:g}"
 
     @property
     def empty(self) -> bool:
-        """Always False: the task is never skipped."""
+        """Whether the task can be skipped without running the model. Always False."""
         return False
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt that asks for the gaze target."""
+        """Return the token IDs of the prompt that asks for the gaze target."""
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the eye's coordinates by prompt position."""
+        """Return the coordinates of the eye, by position in the prompt."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer with at most one point."""
+        """Return the state machine that decodes an answer with at most one point."""
         return PointsOutput(1, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the gaze target, if the model found one."""
+        """Return the gaze target as a list of one point, or an empty list if the model found none."""
         return [Spot(self.skill, one.score, one.x, one.y) for one in _points(answers)]
 
 
@@ -329,7 +330,7 @@ def _objects(output: OutputState, repeat_iou: float | None) -> list[DecodedObjec
 
 
 def _points(answers: Answers) -> list[DecodedObject]:
-    """Return the points of an answer. Point tasks run only on the whole image."""
+    """Return the points of all answers. Point tasks run only on the whole image, so there is at most one answer."""
     return [one for output, _ in answers for one in _objects(output, None)]
 
 
@@ -342,11 +343,11 @@ def _box(label: str, found: DecodedObject) -> Box:
 
 
 def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, height: int) -> list[DecodedObject]:
-    """Merge the objects found in several image windows, so that each object appears once. The best score comes first.
+    """Merge the objects found in several image windows so that each object appears once. The best score comes first.
 
-    Two boxes of different windows are duplicates if their IoU is high. The box with the higher score is kept. A box at
-    an inner window edge may be only a part of an object. It is dropped if a box of another window contains most of it.
-    Boxes of the same window are never merged.
+    Two boxes of different windows with a high IoU are duplicates. The box with the higher score remains. A box at an
+    inner window edge may show only a part of an object. It is dropped if a box of another window contains most of its
+    area. Boxes of the same window are never merged.
 
     Args:
         found: objects of each window, in fractions of the window.
@@ -378,7 +379,7 @@ class _View:
         object: the object, in fractions of the image.
         window: the window.
         number: index of the window.
-        cut: whether the object is close to an inner edge of the window, so that a part of it may be missing.
+        cut: whether the object is close to an inner edge of the window, and may therefore continue outside.
     """
 
     object: DecodedObject
@@ -399,7 +400,7 @@ class _View:
 
 
 def _near_edge(found: DecodedObject, window: Window, width: int, height: int) -> bool:
-    """Return whether an object is close to an inner edge of its window. The edges of the image do not count."""
+    """Return whether an object is close to a window edge that is not an edge of the image."""
     return (
         (found.x - found.width / 2 < _NEAR_EDGE and window.x > 0)
         or (found.x + found.width / 2 > 1 - _NEAR_EDGE and window.x + window.width < width)
@@ -409,9 +410,9 @@ def _near_edge(found: DecodedObject, window: Window, width: int, height: int) ->
 
 
 def place(found: DecodedObject, window: Window, width: int, height: int) -> DecodedObject | None:
-    """Convert an object from fractions of a window to fractions of the image.
+    """Convert an object from fractions of an image window to fractions of the image.
 
-    Return None if an inner edge of the window cuts the object off.
+    Return None if the object touches a window edge inside the image. Another, overlapping window then shows all of it.
     """
     left, right = found.x - found.width / 2, found.x + found.width / 2
     top, bottom = found.y - found.height / 2, found.y + found.height / 2
@@ -432,14 +433,14 @@ def place(found: DecodedObject, window: Window, width: int, height: int) -> Deco
 
 
 def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObject]:
-    """Return the objects of one answer without boxes whose IoU with an earlier box is above `limit`."""
+    """Return the objects of one answer without those whose IoU with an earlier object is above `limit`."""
     return _first_of(objects, lambda a, b: _iou(a, b) > limit)
 
 
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """Return the objects without those that are the `same` as an earlier object in the result."""
+    """Return the objects, without those for which `same` is true with an earlier object of the result."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):
@@ -448,7 +449,7 @@ def _first_of(
 
 
 def _iou(a: DecodedObject, b: DecodedObject) -> float:
-    """Return the intersection over union (IoU) of two boxes. It is 0 for points."""
+    """Return the intersection over union (IoU) of two boxes, or 0 for points."""
     # Quick test first: most pairs are disjoint, and 50 boxes have 1225 pairs.
     if 2 * abs(a.x - b.x) >= a.width + b.width or 2 * abs(a.y - b.y) >= a.height + b.height:
         return 0.0

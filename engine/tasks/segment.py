@@ -1,7 +1,7 @@
-"""Segmentation task: the model generates a box, then the outline inside the box as an SVG path.
+"""Segmentation task: the model generates a box, then the outline of the object in the box as an SVG path.
 
-An answer consists of two coordinates and a size, followed by text tokens of SVG path data: command letters, minus
-signs, and integers in units of 1/960 of the box.
+The model first generates two coordinates and a size. Text tokens of SVG path data follow: command letters, minus signs,
+and integers in units of 1/960 of the box.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _LAST_MARK = 20  # token IDs up to this one are special tokens, not text
 @register_task
 @dataclass(slots=True, frozen=True)
 class Segment(Task):
-    """Find the outline of one `object`.
+    """Task that finds the outline of one `object`.
 
-    When streamed, the first piece of text is the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The pieces of the
-    path follow.
+    When the answer is streamed, the first piece of text is the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The
+    pieces of SVG path data follow.
 
     Attributes:
         object: name or phrase that describes the object.
         refs: location of the object: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
         max_tokens: maximum number of path tokens.
-        grammar: whether to sample only tokens that continue a valid path. Otherwise the answer ends at the first
-            invalid token.
-        temperature, top_p, seed: see `TextTask`.
+        grammar: whether to sample only tokens that continue a valid path. If False, the first invalid token ends the
+            answer.
+        temperature, top_p, seed: sampling parameters; see `TextTask`.
         polygon: whether records also list the polygons of the path.
 
     Raises:
@@ -82,29 +82,29 @@ class Segment(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from the name of an object."""
+        """Create the task from the name of an object to segment."""
         return cls(text)
 
     @property
     def asked(self) -> str:
-        """Name of the object."""
+        """Name of the object to segment."""
         return self.object
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0."""
+        """Whether `max_tokens` is 0, so that the model need not run."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt that asks for the outline."""
+        """Return the token IDs of the prompt that asks for the outline of the object."""
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the references, by position in the prompt."""
+        """Return the coordinates of the reference points and boxes, by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer with a box and a path."""
+        """Return the state machine that decodes an answer with a box and an SVG path."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
         sampling = Sampling(self.temperature, self.top_p, seed)
         tokens = prompts.path_tokens
@@ -113,7 +113,7 @@ class Segment(Task):
         return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the outline of the object."""
+        """Return the outline of the object as a result."""
         found = []
         for output, _ in answers:
             assert isinstance(output, SegmentOutput)
@@ -124,12 +124,12 @@ class Segment(Task):
 
 
 class PathWriter:
-    """Converts the symbols of an outline to SVG path data.
+    """Converts the tokens of an outline to SVG path data.
 
     Two numbers form a coordinate pair. A command letter is written together with its first pair.
 
     Attributes:
-        broken: whether an invalid symbol was added. Later symbols are ignored.
+        broken: whether an invalid token was added. Later tokens are ignored.
     """
 
     __slots__ = ("_command", "_due", "_minus", "_number", "_pieces", "_waiting", "broken")
@@ -145,19 +145,19 @@ class PathWriter:
 
     @property
     def text(self) -> str:
-        """Path data so far."""
+        """SVG path data written so far."""
         return "".join(self._pieces)
 
     @property
     def unfinished(self) -> bool:
-        """Whether the path lacks a number: after a minus sign, after a command, or for a coordinate pair."""
+        """Whether a number must follow: after a minus sign, after a command, or to complete a coordinate pair."""
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:
-        """Return the token IDs that continue a valid path.
+        """Return the token IDs that continue a valid SVG path.
 
         A path starts with the command M and two numbers. Then any command (M, L, C with their numbers, or Z) or the end
-        token may follow.
+        token is allowed.
         """
         first, later, number, digits = tokens.sets
         if self._minus:
@@ -165,7 +165,7 @@ class PathWriter:
         return number if self._due else later if self._command else first
 
     def add(self, symbol: str | int | None) -> str:
-        """Add a symbol and return the piece of path data that it completes, or ''.
+        """Add a symbol of the path language. Return the piece of SVG path data that the symbol completes, or ''.
 
         Args:
             symbol: a command letter, '-', an integer, or None for any other token.
@@ -201,19 +201,19 @@ class PathWriter:
 
 
 class SegmentOutput(OutputState):
-    """Answer of segment: two coordinates and a size, then path tokens up to the end token.
+    """State machine of a segment answer: two coordinates and a size, then path tokens up to the end token.
 
     Args:
-        tokens: tokens of the path language.
+        tokens: token IDs of the path language.
         max_tokens: maximum number of path tokens, excluding the end token.
-        max_steps: maximum number of steps that fit the context.
+        max_steps: maximum number of decoding steps that fit into the context.
         grammar: whether only tokens that continue a valid path may be sampled.
         sampling: sampling parameters.
         on_text: callback that receives the box as JSON, then each piece of the path.
 
     Attributes:
         box: (x1, y1, x2, y2) as fractions of the image, clipped to the image.
-        writer: converter of the path tokens.
+        writer: converter of the path tokens to SVG path data.
         complete: whether the answer ended with the end token after a valid path.
         n_tokens: number of path tokens.
     """
@@ -239,21 +239,21 @@ class SegmentOutput(OutputState):
         self.writer, self.complete = PathWriter(), False
 
     def next_phase(self) -> Phase | None:
-        """Return the phases Y, Y and SIZE for the box, then LATER_TOKEN for each path token."""
+        """Return the phases Y, Y and SIZE for the box, then LATER_TOKEN for each token of the path."""
         number = self._launched
         phase = super().next_phase()
         return phase if phase is None or number < len(_FORCED) else Phase.LATER_TOKEN
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all path tokens."""
+        """Return the token IDs of the whole path language."""
         return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
-        """Return the constraint that the next token must continue a valid path."""
+        """Return the constraint that the next token must continue a valid SVG path."""
         return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:
-        """Add the samples of one step. Return True at the end of the path or after an invalid symbol."""
+        """Add the sampled values of one decoding step. Return True at the end of the path or after an invalid token."""
         number, self._committed = self._committed, self._committed + 1
         if number < len(_FORCED):
             self._values += sampled[: 2 if _FORCED[number] is Phase.SIZE else 1]

@@ -1,7 +1,7 @@
-"""Base class and registry of tasks.
+"""Base class of the tasks on images, and their registry.
 
-A task supplies its prompt, the state machine that decodes its answer, and its part of the result. It is a plain value.
-It depends on a model only through `Prompts` and the classes of the model (`Vocabulary`).
+A task supplies its prompt, the state machine that decodes the answer, and its part of the result. Tasks are plain
+values. They depend on a model only through its prompts (`Prompts`) and its class names (`Vocabulary`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ OnText = Callable[[str], None]
 
 @dataclass(slots=True, frozen=True)
 class Sampling:
-    """Sampling parameters of text.
+    """Sampling parameters of text generation.
 
     Attributes:
-        temperature: 0 samples greedily.
-        top_p: total probability of the tokens that may be sampled.
-        seed: signed 64-bit integer.
+        temperature: softmax temperature. 0 samples greedily.
+        top_p: total probability of the most likely tokens, from which one is sampled.
+        seed: signed 64-bit seed of the random numbers.
     """
 
     temperature: float = 0.0
@@ -58,14 +58,15 @@ Sampled = tuple[float, ...]
 
 
 class TokenRule(NamedTuple):
-    """Constraints on the token that a step samples.
+    """Constraints on the token that the next decoding step samples.
 
     Attributes:
         allowed: allowed token IDs, at least one; None allows all.
         forbidden: forbidden token IDs.
-        grounded: whether a sampled coordinate token also samples a coordinate, whose embedding is the next input.
+        grounded: whether the model also samples a coordinate if the token is the coordinate token. The embedding of the
+            coordinate is then the next input.
         scored: at most `MAX_SCORED` token IDs. The step returns their log probabilities over the whole vocabulary.
-        lasting: whether many steps share `allowed`. Its mask is then cached on the device.
+        lasting: whether many steps use the same `allowed`. The device then caches its mask.
     """
 
     allowed: Sequence[int] | None = None
@@ -81,17 +82,17 @@ MAX_SCORED = 128
 
 
 class OutputState(ABC):
-    """State machine of one answer. Each step has a phase; the steps cycle through `phases`.
+    """State machine that decodes one answer. The phases of its decoding steps repeat in the order of `phases`.
 
-    A step may be launched before the samples of the previous step are read. `next_phase` is called at launch, and
-    `commit` when the samples are read. The order of phases must therefore not depend on samples. Only the end of the
-    answer may. `rule` may depend on all earlier samples, because it is called when the step is finalized.
+    The engine may launch a step before it reads the samples of the previous step. It calls `next_phase` at launch, and
+    `commit` when the samples arrive. Samples may therefore end the answer, but must not change the order of phases.
+    `rule` may depend on all earlier samples, because it is called shortly before sampling.
 
     Attributes:
         steps: maximum number of steps; 0 if the context is too short.
         sampling: sampling parameters.
-        back: number of positions by which the step of the last `next_phase` call moves back in the context. It
-            overwrites the KV cache from there.
+        back: number of positions by which the step of the last `next_phase` call moves back in the context. The step
+            overwrites the KV cache from that position.
     """
 
     __slots__ = ("_launched", "back", "sampling", "steps")
@@ -104,9 +105,9 @@ class OutputState(ABC):
 
     @property
     def positions(self) -> int:
-        """Maximum number of positions used after the prompt.
+        """Maximum number of context positions that the answer uses after the prompt.
 
-        The last sample needs none, because it is never an input.
+        The last sample needs no position, because it is never an input.
         """
         return max(0, self.steps - 1)
 
@@ -119,7 +120,7 @@ class OutputState(ABC):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all token IDs that `rule` may return. They are validated when the request is planned."""
+        """Return all token IDs that `rule` can return. The request is rejected if one is outside the vocabulary."""
         return ()
 
     def rule(self) -> TokenRule:
@@ -128,74 +129,78 @@ class OutputState(ABC):
 
     @abstractmethod
     def commit(self, sampled: Sampled) -> bool:
-        """Add the samples of the oldest step that is not committed. Return True when the answer is complete.
+        """Add the sampled values of the oldest step that is not yet committed. Return True when the answer is complete.
 
         Args:
-            sampled: the values of the step, three numbers by phase:
+            sampled: three numbers that depend on the phase of the step:
 
                 - X_OR_EOS: coordinate logit − end logit, x, unused
                 - Y: y, unused, unused
                 - SIZE: width, height, unused
-                - text: token ID, coordinate if grounded, unused; then the requested log probabilities
+                - text: token ID, coordinate if `TokenRule.grounded`, unused; then the log probabilities of
+                  `TokenRule.scored`
         """
 
     @property
     def draftable(self) -> bool:
-        """Whether this answer may be the draft of the next answer; see `core.speculative`."""
+        """Whether this answer can be the draft of the next answer (speculative decoding); see `core.speculative`."""
         return False
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """Inputs of the next steps that do not depend on samples.
+        """Inputs of the next decoding steps that are known before anything is sampled.
 
-        These steps can therefore run together with the prompt.
+        The prefill can therefore process these inputs together with the prompt.
         """
         return ()
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Split off parts of the answer that other sequences compute in parallel (branches).
+        """Split off parts of the answer that parallel sequences can decode.
 
-        The answer is complete when all parts are complete. Call this once, before the first step.
+        The answer is complete when all parts are complete. Call this method once, before the first step.
 
         Args:
-            most: maximum number of parts. If more are needed, nothing is split off.
+            most: maximum number of parts. If the answer needs more, it is not split.
 
         Returns:
-            For each part, the tokens to append to the prompt, and its state machine.
+            For each part, the token IDs to append to the prompt, and its state machine.
         """
         return ()
 
     @property
     def visible(self) -> bool:
-        """Whether detections in the image can be the draft of the answer; see `FROM_IMAGE`."""
+        """Whether the objects that the vision encoder detects can be the draft of the answer; see `FROM_IMAGE`."""
         return False
 
     def retract(self, steps: int) -> None:
-        """Undo the launch of the newest `steps` steps. They will be launched again."""
+        """Undo the launch of the newest `steps` decoding steps. The engine launches these steps again."""
         self._launched -= steps
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the next input after a sample or a draft value, or None if the answer ends there."""
+        """Return the next decoder input, computed from a sample or a draft value.
+
+        Return None if that value ends the answer.
+        """
         if phase is Phase.SIZE:
             return Phase.SIZE, sampled[0], sampled[1]
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Return all input values of the answer so far, in order. Only for answers that are `draftable`."""
+        """Return all decoder inputs of the answer so far, in order. Only answers that are `draftable` support it."""
         return []
 
     def finish(self) -> None:  # noqa: B027 - most answers need no finish
-        """Finish the answer. Called once before the task collects it."""
+        """Finish the answer. The engine calls this method once, before the task collects its result."""
 
 
 @dataclass(slots=True, eq=False)
 class DraftMemory:
-    """The last answer to a prompt of a stream, and how useful its drafts were.
+    """Last answer of a video stream to a prompt, used as the draft of the next answer (speculative decoding).
 
     Attributes:
-        values: input values of the last answer.
-        pause: number of next answers that get no draft.
-        failures: number of consecutive answers whose draft saved too few steps.
+        values: decoder inputs of the last answer.
+        pause: number of following answers without a draft.
+        failures: number of consecutive answers whose draft saved too few decoding steps.
     """
 
     values: tuple[FedValue, ...] = ()
@@ -203,19 +208,19 @@ class DraftMemory:
     failures: int = 0
 
     def draft(self) -> tuple[FedValue, ...]:
-        """Return the draft of the next answer; empty during a pause."""
+        """Return the draft of the next answer, or an empty draft during a pause."""
         if self.pause:
             self.pause -= 1
             return ()
         return self.values
 
     def learn(self, values: Sequence[FedValue], paid: bool | None, longest_pause: int) -> None:
-        """Store a complete answer as the next draft.
+        """Store a complete answer as the draft of the next answer.
 
         Args:
-            values: input values of the answer.
-            paid: whether the draft of this answer saved enough steps, or None if it had no draft.
-            longest_pause: maximum length of a pause.
+            values: decoder inputs of the answer.
+            paid: whether the draft of this answer saved enough decoding steps, or None if it had no draft.
+            longest_pause: maximum number of consecutive answers without a draft.
         """
         self.values = tuple(values)
         if paid is not None:
@@ -228,10 +233,10 @@ class DraftMemory:
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """A rectangular part of an image in pixels: a tile, or a region chosen by the caller.
+    """Rectangular part of an image, in pixels: a tile, or a region chosen by the caller.
 
-    The model sees each window at full input size. Overlapping windows therefore make small objects visible (Akyon et
-    al. 2022, arXiv:2202.06934). Each window costs as much as a whole image.
+    The model receives each window at its full input size. Small objects in a window are therefore larger for the model
+    (Akyon et al. 2022, arXiv:2202.06934). Each window costs as much time as a whole image.
 
     Raises:
         ValueError: if the window is empty or has negative coordinates.
@@ -248,7 +253,7 @@ class Window:
 
     @property
     def pixels(self) -> int:
-        """Area in pixels."""
+        """Area of the window in pixels."""
         return self.width * self.height
 
 
@@ -257,9 +262,9 @@ Answers = Sequence[tuple[OutputState, Window]]
 
 
 def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) -> list[Window]:
-    """Return all windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, then the chosen windows.
+    """Return all windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, then the windows `chosen`.
 
-    There are no tiles if `tiles` is 1. Chosen windows are clipped to the image, see `clip`.
+    There are no tiles if `tiles` is 1. Chosen windows are clipped to the image.
     """
     found = [Window(0, 0, width, height)]
     if tiles > 1:
@@ -284,7 +289,7 @@ def clip(window: Window, width: int, height: int) -> Window:
 class Vocabulary:
     """Classes of a closed-vocabulary model, with synonyms.
 
-    A synonym such as 'vehicle' may stand for several classes.
+    A synonym such as 'vehicle' can stand for several classes.
     """
 
     __slots__ = ("_known", "classes", "model")
@@ -296,12 +301,12 @@ class Vocabulary:
         self._known |= {name.lower(): (name,) for name in self.classes}
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """Return the classes of the model that match a phrase, in order and without duplicates.
+        """Return the classes of the model that match the phrases, in order and without duplicates.
 
-        Phrases may be in plural and may list alternatives: 'People', 'cars', 'truck or bus'.
+        Phrases may be plural and may list alternatives: 'People', 'cars', 'truck or bus'.
 
         Raises:
-            UnknownClassError: for the first part of the phrase that matches no class.
+            UnknownClassError: for the first phrase, or part of a phrase, that matches no class.
             ValueError: if a label is not a string.
         """
         found: dict[str, None] = {}
@@ -338,10 +343,10 @@ def _singulars(word: str) -> list[str]:
 
 
 class Task(ABC):
-    """A question about an image. Subclasses are frozen dataclasses that validate their arguments.
+    """Base class of tasks: questions about an image. Subclasses are frozen dataclasses that validate their arguments.
 
     Attributes:
-        skill: skill that the model needs. It also names the task in configurations and records.
+        skill: name of the skill that the model needs, and of the task in configurations and records.
         tiled: whether the task also runs on the tiles of an image.
     """
 
@@ -352,20 +357,23 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from text typed by a user. `max_objects` and `conf` apply only to object tasks."""
+        """Create the task from text typed by a user.
+
+        `max_objects` and `conf` (minimum score, 0 to 1) apply only to tasks that return objects.
+        """
 
     @property
     @abstractmethod
     def asked(self) -> str:
-        """Text of the task as a user would type it."""
+        """The task as a user would type it; the inverse of `parse`."""
 
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Whether the task asks for nothing, so that the model need not run."""
+        """Whether the task can be skipped without running the model, for example if `max_objects` is 0."""
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return this task as one task for each matching class of the model.
+        """Return copies of this task, one for each class of the model that matches the label.
 
         Args:
             vocabulary: classes of a closed-vocabulary model, or None for open-vocabulary models.
@@ -377,24 +385,24 @@ class Task(ABC):
 
     @property
     def needs_image(self) -> bool:
-        """Whether the task cannot be answered without an image."""
+        """Whether the model needs an image to answer the task."""
         return True
 
     @abstractmethod
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt's token IDs."""
+        """Return the token IDs of the prompt."""
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return values that replace token embeddings of the prompt; see `Sequence.values`."""
+        """Return coordinates and sizes that replace token embeddings of the prompt, by position in the prompt."""
         return {}
 
     @abstractmethod
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer.
+        """Return the state machine that decodes one answer.
 
         Args:
             prompts: prompts of the model.
-            max_steps: maximum number of steps that fit the context.
+            max_steps: maximum number of decoding steps that fit into the context.
             on_text: callback that receives each new piece of text, or None.
 
         Raises:
@@ -403,13 +411,13 @@ class Task(ABC):
 
     @abstractmethod
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the task's part of the result.
+        """Convert the answers to the task's part of the result.
 
         Args:
-            answers: the state machine and the window of each answer; nothing if the task is `empty`.
+            answers: the state machine and the image window of each answer; no answers if the task is `empty`.
             width: width of the image in pixels.
             height: height of the image in pixels.
-            limits: sizes of the model.
+            limits: size limits of the model.
         """
 
 
@@ -462,10 +470,10 @@ def require_sampling(temperature: object, top_p: object, seed: object) -> None:
 
 
 def require_refs(refs: Any) -> tuple[Ref, ...]:
-    """Return the references of a task as tuples: points (x, y) and boxes (x1, y1, x2, y2).
+    """Return the reference points (x, y) and boxes (x1, y1, x2, y2) of a task as tuples.
 
     Raises:
-        ValueError: if a reference is neither a point nor a box, or is outside of the image.
+        ValueError: if a reference is neither a point nor a box, or is outside the image.
     """
     try:
         return tuple(_ref(one) for one in refs)

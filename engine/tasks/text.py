@@ -1,4 +1,4 @@
-"""Text tasks: questions and captions."""
+"""Tasks with a text answer: questions and captions."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ CaptionLength = Literal["short", "normal", "long"]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TextTask(Task):
-    """Base class of `Query` and `Caption`: keyword-only parameters of text generation.
+    """Base class of `Query` and `Caption` with the parameters of text generation.
 
     Attributes:
-        temperature: 0 samples greedily. 1 samples from the distribution of the model.
-        top_p: sample only from the smallest set of tokens with this total probability, above 0. 1 allows all tokens.
-        stop: a string or several strings that end the text. The text is cut before the first match.
-        seed: equal requests with equal seeds get equal answers. None uses a new random seed each time.
+        temperature: softmax temperature. 0 samples greedily, 1 samples from the model's own distribution.
+        top_p: total probability, above 0, of the most likely tokens, from which one is sampled. 1 allows all tokens.
+        stop: string or strings that end the text. The text is cut before the first match.
+        seed: seed of the random numbers. Equal requests with equal seeds get equal answers. None uses a new random seed
+            each time.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -63,11 +64,14 @@ class TextTask(Task):
         return Sampling(self.temperature, self.top_p, seed)
 
     def text_output(self, prompts: Prompts, max_tokens: int, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer in free text."""
+        """Return the state machine that decodes an answer in free text."""
         return _FreeText(prompts, max_tokens, max_steps, self.sampling(), tuple(self.stop), on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the text, and the reasoning and probabilities if requested. The text is '' if the task is `empty`."""
+        """Return the text. Return also the reasoning and the probabilities of the choices if the task requests them.
+
+        The text is '' if the task is `empty`.
+        """
         text, tokens, cut, reasoning, probabilities = "", 0, False, None, None
         for output, _ in answers:
             answer = output
@@ -91,11 +95,11 @@ class TextTask(Task):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Query(TextTask):
-    """Answer `question` with at most `max_tokens` tokens, or with one of `choices`. The image is optional.
+    """Task that answers `question` with at most `max_tokens` tokens, or with one of `choices`. The image is optional.
 
     Attributes:
-        choices: strings from which the answer is chosen. The result has a probability for each of them. `max_tokens`
-            and `stop` are ignored. A leading space and the case of the first letter make no difference.
+        choices: strings from which the answer is chosen. The result has a probability for each choice. `max_tokens` and
+            `stop` are ignored. A leading space and the case of the first letter make no difference.
         reasoning: whether the model reasons first, with at most `max_tokens` additional tokens. If the context is
             short, a quarter of it is reserved for the answer.
         refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
@@ -126,7 +130,7 @@ class Query(TextTask):
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
         """Create the task from a question.
 
-        It may end with a list of choices such as `[yes|no]`, with `[reasoning]`, or with both.
+        The text may end with a list of choices such as `[yes|no]`, with `[reasoning]`, or with both.
         """
         question, options = text.strip(), []
         while found := _BRACKETS.fullmatch(question):
@@ -141,18 +145,18 @@ class Query(TextTask):
 
     @property
     def asked(self) -> str:
-        """The question with its suffixes, as `parse` accepts it."""
+        """The question with its suffixes, such as `[yes|no]` and `[reasoning]`. It is valid input of `parse`."""
         choices = f" [{'|'.join(self.choices)}]" if self.choices else ""
         return f"{self.question}{choices}{' [reasoning]' if self.reasoning else ''}"
 
     @property
     def title(self) -> str:
-        """The question without suffixes."""
+        """The question without its suffixes, such as `[yes|no]`."""
         return self.question
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0 and there are no choices."""
+        """Whether `max_tokens` is 0 and there are no choices, so that the model need not run."""
         return self.max_tokens == 0 and not self.choices
 
     @property
@@ -161,15 +165,15 @@ class Query(TextTask):
         return bool(self.refs)
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt for the question."""
+        """Return the token IDs of the prompt for the question."""
         return prompts.query(self.question, self.refs, self.reasoning)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the references, by position in the prompt."""
+        """Return the coordinates of the reference points and boxes, by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of free text or of choices, preceded by reasoning if requested."""
+        """Return the state machine that decodes the text or the choice, after any requested reasoning."""
         if not self.reasoning:
             return self._answer(prompts, max_steps, on_text)
         tokens = prompts.reasoning
@@ -190,9 +194,9 @@ class Query(TextTask):
             raise PromptError(str(error)) from None
 
     def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
-        """Return the choice of each token sequence, for all spellings of all choices.
+        """Map the token sequence of each spelling of each choice to the choice.
 
-        If two choices have a spelling in common, it belongs to the choice that is spelled exactly so.
+        If two choices have a common spelling, it maps to the choice with exactly this text.
         """
         options: dict[tuple[int, ...], str] = {}
         for spell in _SPELLINGS:
@@ -207,7 +211,7 @@ class Query(TextTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Caption(TextTask):
-    """Describe the image with at most `max_tokens` tokens."""
+    """Task that describes the image with at most `max_tokens` tokens."""
 
     skill = "caption"
 
@@ -233,32 +237,32 @@ class Caption(TextTask):
 
     @property
     def title(self) -> str:
-        """Title of the caption in the result: 'caption: LENGTH'."""
+        """Title of the caption in the result: 'caption: LENGTH', such as 'caption: short'."""
         return f"caption: {self.length}"
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0."""
+        """Whether `max_tokens` is 0, so that the model need not run."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the prompt for a caption."""
+        """Return the token IDs of the prompt for a caption."""
         return prompts.caption(self.length)
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine of an answer in free text."""
+        """Return the state machine that decodes the caption."""
         return self.text_output(prompts, self.max_tokens, max_steps, on_text)
 
 
 class Detokenizer:
-    """Incremental detokenizer that ends before the first stop string.
+    """Incremental detokenizer that ends the text before the first stop string.
 
-    If two stop strings end at the same token, the longer one counts.
+    If one token completes two stop strings, the longer one is removed.
 
     Args:
         decode: function that returns the text of token IDs.
         stop: strings that end the text.
-        on_text: callback that receives each new piece of text. The pieces joined are `text`.
+        on_text: callback that receives each new piece of text. Its concatenated pieces equal `text`.
     """
 
     __slots__ = ("_decode", "_from", "_held", "_on_text", "_pieces", "_read", "_shown", "_stop", "_tokens")
@@ -280,11 +284,11 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """Text so far, without characters that may be the start of a stop string."""
+        """Text so far, without the last characters if they may be the start of a stop string."""
         return "".join(self._pieces)
 
     def add(self, token: int) -> bool:
-        """Add a token. Return True when the text contains a stop string."""
+        """Add a token ID. Return True when the text contains a stop string."""
         self._tokens.append(token)
         text = self._decode(self._tokens[self._from :])
         if text.endswith(_INCOMPLETE):
@@ -292,7 +296,7 @@ class Detokenizer:
         return self._take(text)
 
     def end(self) -> None:
-        """End the text, and add the characters that were withheld as a possible stop string.
+        """End the text. Add the characters that were held back as a possible stop string.
 
         The call has no effect after a stop string or after an earlier call.
         """
@@ -321,13 +325,11 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` with which `text` ends."""
+    """Return the length of the longest proper prefix of `stop` that is a suffix of `text`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class _FreeText(TextOutput):
-    """State machine of an answer in free text, with incremental detokenization."""
-
     __slots__ = ("detokenizer",)
 
     def __init__(

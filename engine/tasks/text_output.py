@@ -1,4 +1,4 @@
-"""State machines of text answers: free text, choices with probabilities, and reasoning before an answer."""
+"""State machines that decode text answers: free text, choices with probabilities, and reasoning before an answer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class TextOutput(OutputState):
-    """Answer in free text: tokens until the end token, `max_tokens` tokens or a stop string.
+    """State machine of an answer in free text. The end token, `max_tokens` tokens or a stop string end the text.
 
     Args:
         eos: ID of the end token.
         max_tokens: maximum number of tokens.
-        max_steps: maximum number of steps that fit the context.
+        max_steps: maximum number of decoding steps that fit into the context.
         sampling: sampling parameters.
-        on_token: callback that receives each token except the end token. It ends the answer by returning True.
+        on_token: callback that receives each token except the end token. The answer ends when it returns True.
         on_finish: callback for the end of the answer.
     """
 
@@ -54,15 +54,15 @@ class TextOutput(OutputState):
 
     @property
     def draftable(self) -> bool:
-        """Whether the text is sampled greedily. Other text varies, so it is a bad draft."""
+        """Whether the text can be the draft of the next answer. True for greedy sampling, because other text varies."""
         return self.sampling.temperature == 0
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the sampled token as the next input, or None at the end of the text."""
+        """Return the sampled token as the next decoder input, or None at the end of the text."""
         return None if int(sampled[0]) == self._eos else (Phase.TOKEN, sampled[0], 0.0)
 
     def values(self) -> list[FedValue]:
-        """Return the tokens so far as input values."""
+        """Return the tokens of the answer so far, as decoder inputs."""
         return [(Phase.TOKEN, float(token), 0.0) for token in self.tokens]
 
     def commit(self, sampled: Sampled) -> bool:
@@ -74,16 +74,18 @@ class TextOutput(OutputState):
         return (self._on_token is not None and self._on_token(token)) or len(self.tokens) == self.steps
 
     def finish(self) -> None:
-        """Call `on_finish`, which adds withheld text."""
+        """Finish the text: the `on_finish` callback adds characters that were held back as a possible stop string."""
         if self._on_finish is not None:
             self._on_finish()
 
 
 class _TreeWalk(OutputState):
-    """Scores the children of inner nodes in a tree of token sequences, one node per step, in depth-first order.
+    """Scores the children of the inner nodes in a tree of token sequences, in depth-first order.
+
+    Each decoding step scores one node.
 
     Args:
-        nodes: inner nodes to score. The tokens on the path to the first node must be a part of the prompt.
+        nodes: inner nodes to score. The prompt must end with the tokens on the path to the first node.
         sampling: sampling parameters.
     """
 
@@ -97,16 +99,13 @@ class _TreeWalk(OutputState):
 
     @property
     def positions(self) -> int:
-        """Maximum number of levels below the first node."""
         return max(len(node.path) for node in self._nodes) - len(self._nodes[0].path) if self.steps else 0
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """Tokens on the chain of nodes that starts at the first node."""
         return [(Phase.TOKEN, float(node.path[-1]), 0.0) for node in _chains(self._nodes)[0][1:]]
 
     def next_phase(self) -> Phase | None:
-        """Return the phase TOKEN for the root of the tree, and LATER_TOKEN for all other nodes."""
         number = self._launched
         phase = super().next_phase()
         if phase is None or not self._nodes[number].path:
@@ -116,13 +115,11 @@ class _TreeWalk(OutputState):
         return Phase.LATER_TOKEN
 
     def rule(self) -> TokenRule:
-        """Request the log probabilities of a node's children, and force the token of the next node."""
         node, self._ruled = self._nodes[self._ruled], self._ruled + 1
         following = self._nodes[self._ruled].path[-1] if self._ruled < len(self._nodes) else next(iter(node.children))
         return TokenRule(allowed=(following,), scored=tuple(node.children))
 
     def commit(self, sampled: Sampled) -> bool:
-        """Add the log probabilities of a node's children. Return True after the last node."""
         node = self._nodes[self._committed]
         self._committed += 1
         for token, score in zip(node.children, sampled[3:], strict=True):
@@ -131,29 +128,30 @@ class _TreeWalk(OutputState):
 
 
 class ChoiceOutput(_TreeWalk):
-    """Answer of a query with choices: a probability for each choice, and the chosen one.
+    """State machine of a query with choices. It computes the probability of each choice, and chooses one.
 
     Each choice has one or more *options*: the token sequences of its spellings. The probability of an option is the
-    product of its token probabilities. If an option of another choice continues this option, its probability is
-    subtracted. The probability of a choice is the sum over its options. Finally, the probabilities are normalized to a
-    sum of 1.
+    product of its token probabilities. If this option is a prefix of an option of another choice, the probability of
+    the longer option is subtracted. The probability of a choice is the sum over its options, normalized so that all
+    choices sum to 1.
 
-    The options form a tree of tokens. Each step feeds one inner node of the tree in depth-first order, and returns the
-    log probabilities of its children. A later branch overwrites the KV cache of an earlier one, see `OutputState.back`.
-    If all options have one token, the prefill alone answers the query. Otherwise parallel sequences (`branches`) score
-    the branches in the prefill.
+    The options form a tree of tokens. Each decoding step processes one inner node in depth-first order, and returns the
+    log probabilities of its children. A later branch overwrites the KV cache of an earlier branch, see
+    `OutputState.back`. If all options have one token, the prefill alone answers the query. Otherwise parallel sequences
+    (`branches`) score the branches during the prefill.
 
     Args:
-        options: choice by option. An option must not be empty.
-        max_steps: maximum number of steps that fit the context. If the longest option needs more, `steps` is 0.
-        sampling: with temperature 0, the most likely choice is the answer. With temperature T, a choice is sampled in
-            proportion to its probability to the power 1 / T, within `top_p`.
+        options: choice of each option, by the option's token IDs. An option must not be empty.
+        max_steps: maximum number of decoding steps that fit into the context. If the longest option needs more, `steps`
+            is 0.
+        sampling: temperature 0 returns the most likely choice. Temperature T samples a choice in proportion to its
+            probability to the power 1 / T, within `top_p`.
         on_finish: callback that receives the choice.
 
     Attributes:
         probabilities: probability of each choice, set by `finish`.
-        choice: the answer, set by `finish`.
-        n_tokens: number of tokens of the choice's most likely option, set by `finish`.
+        choice: the chosen answer, set by `finish`.
+        n_tokens: number of tokens of the chosen answer's most likely option, set by `finish`.
 
     Raises:
         ValueError: if a node has more than `MAX_SCORED` children.
@@ -179,7 +177,10 @@ class ChoiceOutput(_TreeWalk):
         self.choice, self.n_tokens = "", 0
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Split off the chains of the tree that do not start at the root. Each has the tokens on the path to it."""
+        """Split off the chains of the option tree that do not start at the root.
+
+        The tokens to append to the prompt are the path from the root to the start of the chain.
+        """
         own, *others = _chains(self._tree)
         if len(others) > most:
             return ()
@@ -187,11 +188,11 @@ class ChoiceOutput(_TreeWalk):
         return [(chain[0].path, _TreeWalk(chain, self.sampling)) for chain in others]
 
     def vocabulary(self) -> Iterable[int]:
-        """Return the tokens of all options."""
+        """Return the token IDs of all options."""
         return {token for option in self._options for token in option}
 
     def finish(self) -> None:
-        """Compute the probabilities, choose the answer, and call `on_finish`."""
+        """Compute the probabilities, choose the answer, and call the `on_finish` callback."""
         scores = {(*node.path, token): score for node in self._tree for token, score in node.children.items()}
         logs: dict[tuple[int, ...], float] = {}
         for path in sorted(scores, key=len):
@@ -219,10 +220,10 @@ class ChoiceOutput(_TreeWalk):
 
 @dataclass(slots=True)
 class _Inner:
-    """An inner node of the option tree.
+    """An inner node of the token tree of all options.
 
     Attributes:
-        path: tokens from the root to the node.
+        path: token IDs from the root to the node.
         children: log probability of each child token.
     """
 
@@ -231,7 +232,7 @@ class _Inner:
 
 
 def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
-    """Return the inner nodes of the option tree in depth-first order. The first is the root."""
+    """Return the inner nodes of the token tree of all options in depth-first order. The root is the first node."""
     nodes: dict[tuple[int, ...], _Inner] = {}
     for option in options:
         for n, token in enumerate(option):
@@ -247,7 +248,7 @@ def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
 
 
 def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
-    """Split nodes in depth-first order into chains. In a chain, each node is a child of the node before it."""
+    """Split tree nodes in depth-first order into chains. In a chain, each node is a child of the previous node."""
     chains = [[nodes[0]]]
     for before, node in pairwise(nodes):
         if node.path[:-1] == before.path:
@@ -258,7 +259,7 @@ def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
 
 
 def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
-    """Return the most likely choice, or a sampled choice if the temperature is above 0."""
+    """Return the most likely choice if the temperature is 0; otherwise sample one."""
     ranked = sorted(probabilities, key=lambda choice: -probabilities[choice])
     if sampling.temperature == 0:
         return ranked[0]
@@ -271,11 +272,11 @@ def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
 
 
 class ReasoningOutput(OutputState):
-    """Reasoning as text with coordinates, followed by a fixed suffix and the answer.
+    """State machine that decodes reasoning (text with coordinates), then a fixed token suffix and the answer.
 
-    A step may be launched before it is known whether the reasoning has ended. Steps are therefore launched in the phase
-    REASONING, and `rule` decides later what they may sample. The token that ends the reasoning is also the first token
-    of the suffix, so the input of the next step is correct in both cases.
+    The engine may launch a step before it knows whether the reasoning has ended. It therefore launches all these steps
+    in the phase REASONING, and `rule` decides later which tokens are allowed. The token that ends the reasoning is also
+    the first token of the suffix. The input of the next step is therefore correct in both cases.
 
     Args:
         answer: state machine of the answer.
@@ -323,11 +324,11 @@ class ReasoningOutput(OutputState):
 
     @property
     def positions(self) -> int:
-        """Maximum number of positions of the reasoning, the suffix and the answer together."""
+        """Maximum number of context positions of the reasoning, the suffix and the answer together."""
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """Return the phase REASONING until it is known that the answer has started."""
+        """Return the phase REASONING until the answer is known to have started, then the phases of the answer."""
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
             self._open += 1
@@ -337,7 +338,7 @@ class ReasoningOutput(OutputState):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return the tokens of the suffix and of the answer."""
+        """Return the token IDs of the suffix and all token IDs to which the answer may be restricted."""
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
@@ -393,9 +394,11 @@ class ReasoningOutput(OutputState):
 
     @property
     def reasoning(self) -> Reasoning:
-        """Reasoning text and the points in it, made of pairs of coordinates. A coordinate without a pair is dropped.
+        """Reasoning text and the points in it.
 
-        The text between coordinates is decoded piece by piece, as in the reference implementation.
+        Each pair of coordinates is a point; a last coordinate without a pair is dropped.
+
+        The text between coordinates is decoded separately for each piece, as in the reference implementation.
         """
         text, grounding = "", []
         for ids, coordinates in self._chunks:
