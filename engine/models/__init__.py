@@ -1,1 +1,1 @@
-"""Model architectures that the engine can run, one folder each."""
+"""Model architectures of the engine, one folder each, and the functions that find and load a model."""

@@ -1,8 +1,8 @@
 """Reads the tensors of a checkpoint by name.
 
-A checkpoint is one file or several shards. Tensor names may start with `model.`. Weights may be 4-bit or FP8, and the
-output head may share the embedding table (tied weights). Opening a checkpoint reads only names and shapes. Tensor data
-is read on demand.
+A checkpoint is one safetensors file or several shards. Tensor names may have the prefix `model.`. Weights may be 4-bit
+or FP8. The output head and the embedding table may be the same tensor (tied weights). Opening a checkpoint reads only
+names and shapes. Tensor data is read on demand.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointError(ModelFilesError):
-    """A weights file cannot be read or does not match its config."""
+    """Error: a weights file cannot be read or does not match its config.json."""
 
 
 @dataclass(slots=True, frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, which is read on demand.
+    """A tensor of a checkpoint that is read on demand.
 
     Attributes:
         shape: shape of the tensor that `read` returns.
-        read: function that returns the dequantized tensor.
-        dtype: stored dtype, as safetensors names it.
-        scale: float32 scale (experts, outputs) of an FP8 tensor (experts, outputs, inputs); otherwise None.
+        read: function that reads and returns the dequantized tensor.
+        dtype: stored dtype, as named in safetensors files.
+        scale: float32 scales (experts, outputs) of an FP8 tensor (experts, outputs, inputs); otherwise None.
         codes: function that returns the FP8 tensor without dequantization; otherwise None.
     """
 
@@ -66,11 +66,11 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
     """Return the stored tensors of a model folder by name, without the prefix `model.`.
 
     Args:
-        folder: contains model.safetensors, or model.safetensors.index.json and its shards.
+        folder: folder with model.safetensors, or with model.safetensors.index.json and its shards.
         files: exit stack that closes the files. They must stay open while tensors are read.
 
     Returns:
-        The path of the weights or index file, for messages, and the tensors.
+        Path of the weights or index file, for error messages; and the tensors.
 
     Raises:
         CheckpointError: if the index of shards is invalid.
@@ -92,12 +92,13 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
 
 
 def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Convert stored tensors to those that a model reads.
+    """Convert the tensors of a checkpoint to the tensors that a model loads.
 
     4-bit and FP8 tensors are dequantized, tied tensors are duplicated, and buffers are dropped.
 
     Raises:
-        CheckpointError: if the weights belong to an unsupported architecture, or if a quantized tensor is incomplete.
+        CheckpointError: if the weights belong to an unsupported architecture, or a part of a quantized tensor is
+            missing.
     """
     older = next((name for name in held if name.startswith(_OLDER)), None)
     if older is not None and not any(name.startswith("text.") for name in held):
@@ -119,14 +120,14 @@ def _files(folder: Path) -> tuple[Path, list[Path]]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if not all(Path(name).name == name for name in names):
-            raise ValueError("a shard must be in the same folder")
+            raise ValueError("a shard is outside the model folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: invalid index of shards ({error})") from error
     return index, [folder / name for name in names]
 
 
 def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Add the output head or the embedding table if only one of them is stored, because they share one tensor."""
+    """If the output head and the embedding table share one stored tensor, add the other name."""
     head, bias, table = "text.lm_head.weight", "text.lm_head.bias", "text.wte"
     if head not in held and table in held:
         held[head] = held[table]
@@ -137,7 +138,7 @@ def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Replace 4-bit tensors (`packed`, `scale` and `zero_point` of a weight) by dequantized tensors."""
+    """Replace each 4-bit weight (tensors `packed`, `scale` and `zero_point`) by the dequantized tensor."""
     found = [name.removesuffix(".packed") for name in held if name.endswith(".weight.packed")]
     for weight in found:
         parts = {kind: held.pop(f"{weight}.{kind}", None) for kind in ("packed", "scale", "zero_point")}
@@ -155,7 +156,7 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
 
 
 def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Replace FP8 experts by tensors that are dequantized with the scales `moe_quant.{up, down}_scale`."""
+    """Replace FP8 experts by tensors that are dequantized with the scales in `moe_quant.{up, down}_scale`."""
     for name in [name for name in held if ".moe_quant." in name]:
         block, _, kind = name.partition(".moe_quant.")
         weight = f"{block.removesuffix('.mlp')}.mlp.{_EXPERTS.get(kind, kind)}"
@@ -194,15 +195,15 @@ def _dequantized(packed: StoredTensor, scale: StoredTensor, zero: StoredTensor, 
 
 
 def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTensor], path: Path) -> None:
-    """Check that the stored tensors match a model.
+    """Check that a checkpoint has exactly the tensors of a model.
 
     Args:
         wanted: name and shape of each tensor of the model, in order.
-        held: the stored tensors.
-        path: file to name in messages.
+        held: tensors of the checkpoint.
+        path: file to name in error messages.
 
     Raises:
-        CheckpointError: for the first tensor that is missing, unknown or of another shape.
+        CheckpointError: for the first tensor that is missing, unknown or has another shape.
     """
     for name, shape in wanted.items():
         if name not in held:
@@ -216,4 +217,4 @@ def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTens
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         first = f"'{_PREFIX}{unknown[0]}' {list(held[unknown[0]].shape)}"
-        raise CheckpointError(f"{path}: tensor {first} does not belong to the model in config.json{more}")
+        raise CheckpointError(f"{path}: tensor {first} is not part of the model that config.json describes{more}")

@@ -1,4 +1,4 @@
-"""LoRA adapters: read their files, copy them to slots on the device, and add them to the decoder for each row.
+"""LoRA adapters: read their files, copy their matrices to the device, and apply them to each row of a batch.
 
 Three file formats are supported:
 
@@ -8,7 +8,7 @@ Three file formats are supported:
   rank).
 - PEFT folders (adapter_model.safetensors and adapter_config.json) with tensor names such as
   `base_model.model.….lora_A.weight`.
-- torch files of Moondream's tuning service. Their `lora_state_dict` contains matrices `dense.<n>.` for MLPs and
+- torch files of Moondream's fine-tuning service. Their `lora_state_dict` contains matrices `dense.<n>.` for MLPs and
   `moe.<n>.` for experts. They are loaded with `weights_only`, so no pickled code runs.
 """
 
@@ -42,13 +42,14 @@ _TUNED = re.compile(r"(?:.*\.)?(dense|moe)\.(\d+)\.(up|down)_([ab])")
 
 
 def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adapter:
-    """Read the file of an adapter, and move its matrices to the device and dtype of a decoder.
+    """Read a LoRA adapter from a file, and move its matrices to the device and dtype of a text decoder.
 
     Args:
-        name: name of the adapter, for messages.
-        path: a safetensors file, a torch file of the tuning service, or a PEFT folder.
-        text: the decoder.
-        max_rank: maximum rank of the slots. For experts, it is divided by the number of experts per token.
+        name: name of the adapter, for error messages.
+        path: a safetensors file, a torch file of Moondream's fine-tuning service, or a PEFT folder.
+        text: the text decoder.
+        max_rank: maximum rank of an adapter. For experts, the limit is `max_rank` divided by the number of experts per
+            token.
 
     Raises:
         AdapterError: if the file cannot be read or does not match the decoder. The message names the first invalid
@@ -62,7 +63,7 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
     except (OSError, SafetensorError, ValueError) as error:
         raise AdapterError(f"{file}: {error}") from error
     if not found:
-        raise AdapterError(f"{file}: the file contains no adapter matrices")
+        raise AdapterError(f"{file}: the file contains no LoRA matrices")
     weights = {}
     for (layer, part), pair in found.items():
         block, where = text.blocks[layer], f"{file}: text.blocks.{layer}.{part}"
@@ -115,7 +116,7 @@ def _read_safetensors(file: Path, text: TextDecoder) -> tuple[_Pairs, float | No
 
 
 def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
-    """Read a file of the tuning service. Such a file has no alpha; the adapter is used without scaling."""
+    """Read an adapter file of Moondream's fine-tuning service. The file has no alpha, so the scale is 1."""
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
@@ -125,7 +126,7 @@ def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
         raise AdapterError(f"{file}: {message} ({type(error).__name__})") from None
     tensors = stored.get("lora_state_dict") if isinstance(stored, Mapping) else None
     if not isinstance(tensors, Mapping):
-        raise AdapterError(f"{file}: not an adapter of the tuning service: the torch file has no 'lora_state_dict'")
+        raise AdapterError(f"{file}: not a LoRA adapter: the torch file has no 'lora_state_dict'")
     found: _Pairs = {}
     moe = text.config.moe
     dense = len(text.blocks) if moe is None else min(moe.start_layer, len(text.blocks))
@@ -147,7 +148,7 @@ def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
 
 
 def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the required shapes of the matrices A and B of a module."""
+    """Return the required shapes of the LoRA matrices A and B of a module."""
     experts = block.mlp if part.startswith("mlp.") and isinstance(block.mlp, Experts) else None
     if experts is None:
         base = block.get_submodule(part)
@@ -166,23 +167,26 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
 
 
 def _named(shape: tuple[int, ...], at: int) -> str:
-    """Format a shape for a message, with "rank" in place of dimension `at`."""
+    """Format a tensor shape for a message. Dimension `at` is shown as "rank"."""
     names: list[object] = [*shape]
     names[at] = "rank"
     return f"({', '.join(map(str, names))})"
 
 
 class AdapterBank:
-    """A copy of the decoder that adds the LoRA adapter of each row. It shares the weights of the model.
+    """Copy of the text decoder that applies a different LoRA adapter to each row of a batch.
 
-    The matrices of all slots are concatenated. The first GEMM multiplies the rows by A of all slots. Then the columns
-    of all slots except the row's own are set to 0. The second GEMM multiplies by B. This reads more matrices than
-    necessary, but it needs no copies and has fixed shapes, so CUDA graphs can capture it. Slot 0 adds nothing.
+    It shares the model's weights.
+
+    The bank has a fixed number of adapter slots. The matrices of all slots are concatenated. The first GEMM multiplies
+    each row by A of all slots. Then the columns of all slots except the row's own slot are set to 0. The second GEMM
+    multiplies by B. This computes more than necessary, but all shapes are fixed, so CUDA graphs can capture it. Slot 0
+    means no adapter.
 
     Args:
-        text: the decoder of the model.
+        text: text decoder of the model.
         n_slots: number of adapter slots.
-        rank: maximum rank.
+        rank: maximum rank of an adapter.
     """
 
     def __init__(self, text: AnyDecoder, n_slots: int, rank: int) -> None:
@@ -209,7 +213,7 @@ class AdapterBank:
                     block.set_submodule(part, adapted)
 
     def fill(self, slot: int, adapter: Adapter) -> None:
-        """Copy an adapter into a slot, unless it is already there."""
+        """Copy a LoRA adapter into a slot, unless the slot already contains it."""
         resident = self._resident.get(slot)
         if resident is not None and resident() is adapter:
             return
@@ -223,7 +227,7 @@ class AdapterBank:
         self._resident[slot] = weakref.ref(adapter)
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
-        """Return the decoder. Its next rows use these adapter slots (rows,) int."""
+        """Return the text decoder, set up for a batch whose rows use the adapter slots `slots` (rows,) int."""
         others = self._others(slots).unsqueeze(1)
         for layer in self._layers.values():
             layer.others = others
@@ -232,17 +236,15 @@ class AdapterBank:
         return self._text
 
     def rows(self, slots: torch.Tensor) -> AdaptedRows:
-        """Return the `AdaptedRows` of these adapter slots (rows,) int."""
+        """Return an object that adds the LoRA adapters of the slots `slots` (rows,) int to module outputs."""
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return a mask (rows, columns) that is True for columns of slots that the row does not use."""
+        """Return a mask (rows, columns) that is True for the columns of all adapter slots except the row's own."""
         return self._column_slots != slots.unsqueeze(1)
 
 
 class _AdaptedLinear(nn.Linear):
-    """Linear layer W x + b + B A x, in which A and B belong to the adapter slot of each row."""
-
     def __init__(self, base: nn.Linear, n_slots: int, rank: int, like: torch.Tensor) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
@@ -253,7 +255,7 @@ class _AdaptedLinear(nn.Linear):
         self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=like.device)
 
     def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Copy the matrices of an adapter into a slot, counted from 1."""
+        """Copy the matrices of a LoRA adapter into a slot. The first slot is 1."""
         first = (slot - 1) * self.rank
         own = slice(first, first + self.rank)
         self.a[own].zero_()
@@ -264,15 +266,14 @@ class _AdaptedLinear(nn.Linear):
             self.b[:, first : first + len(a)] = b
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (rows, length, in) to (rows, length, out)."""
         return super().forward(x) + (x @ self.a.t()).masked_fill(self.others, 0.0) @ self.b.t()
 
 
 class _AdaptedExperts(Experts):
-    """Mixture of experts that adds B A x, in which A and B belong to the adapter slot and the expert of each row.
+    """Mixture of experts with LoRA: the matrices A and B depend on the row's adapter slot and on the expert.
 
     The memory of the slots is allocated when the first adapter with matrices for experts is copied. `slots` (rows,) are
-    the adapter slots of the next sequences.
+    the adapter slots of the next batch.
     """
 
     def __init__(self, base: Experts, n_slots: int, rank: int, like: torch.Tensor) -> None:
@@ -286,7 +287,7 @@ class _AdaptedExperts(Experts):
         self._column_slots = torch.arange(1, n_slots + 1, device=like.device).repeat_interleave(rank)
 
     def fill(self, slot: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
-        """Copy the matrices of an adapter for both GEMMs into a slot, counted from 1."""
+        """Copy the LoRA matrices of an adapter for both GEMMs of the experts into a slot. The first slot is 1."""
         if not self.pairs:
             if not any(pairs):
                 return
@@ -305,7 +306,6 @@ class _AdaptedExperts(Experts):
                 b[:, :, first : first + rank] = given[1]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (rows, length, width) to the same shape."""
         if self.pairs:
             others = self._column_slots != self.slots.to(x.device).unsqueeze(1)
             self._others = others.repeat_interleave(x[0, ..., 0].numel(), 0)
@@ -321,7 +321,7 @@ class _AdaptedExperts(Experts):
 
 
 class AdaptedRows:
-    """Adds the adapters of the rows of one step; see `AdapterBank.rows`."""
+    """Adds the LoRA adapter of each row to the module outputs of one batch; see `AdapterBank.rows`."""
 
     __slots__ = ("_layers", "_others")
 
@@ -329,11 +329,11 @@ class AdaptedRows:
         self._layers, self._others = layers, others
 
     def add(self, number: int, part: str, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add B A x to `out`, in place.
+        """Add the product B A x of each row's LoRA adapter to the output of a module, in place.
 
         Args:
             number: index of the decoder block.
-            part: module of the block, for example `mlp.fc1`.
+            part: name of the module in the block, such as `mlp.fc1`.
             x: (rows, in) input of the module.
             out: (rows, out) output of the module.
         """
@@ -341,20 +341,20 @@ class AdaptedRows:
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """Return the `AdaptedRows` of the first `count` rows (images), each repeated `length` times."""
+        """Return the LoRA adapters of the first `count` rows (images), each repeated `length` times (tokens)."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 
     def behind(self, first: int) -> AdaptedRows:
-        """Return the `AdaptedRows` of all rows from `first` on."""
+        """Return the LoRA adapters of all rows from index `first` on."""
         return AdaptedRows(self._layers, self._others[first:])
 
 
 def _alpha(file: Path, metadata: dict[str, str]) -> float | None:
-    """Return alpha from the metadata of a file or from PEFT's adapter_config.json. Return None if neither has it.
+    """Return the LoRA scale parameter alpha from the metadata of a file or from PEFT's adapter_config.json, or None.
 
     Raises:
-        ValueError: if adapter_config.json sets an option that is not supported.
+        ValueError: if adapter_config.json sets an unsupported option.
     """
     config = file.parent / "adapter_config.json"
     if "alpha" in metadata:
@@ -364,5 +364,5 @@ def _alpha(file: Path, metadata: dict[str, str]) -> float | None:
     options = json.loads(config.read_text(encoding="utf-8"))
     for option in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern"):
         if options.get(option):
-            raise ValueError(f"{option} is not supported")
+            raise ValueError(f"adapter_config.json: {option} is not supported")
     return float(options["lora_alpha"])

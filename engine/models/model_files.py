@@ -1,4 +1,4 @@
-"""Finds a model by name: in this package, in a folder, or on the Hugging Face Hub."""
+"""Finds a model by name: an included model, a local folder, or a repository on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HUB_FILES = [_CONFIG, "model*.safetensors", _WEIGHTS[1], "tokenizer.json", _SYN
 
 @dataclass(slots=True, frozen=True)
 class ModelEntry:
-    """A model that is included in the package: its name, its folder and a description in one line."""
+    """An included model: its name, its folder and a one-line description."""
 
     name: str
     folder: Path
@@ -34,10 +34,9 @@ EMBEDDED = (
 def find(name: str) -> Path:
     """Return the folder of a model.
 
-    The name is that of an included model, a folder path, or a hub ID such as `owner/model`.
-
-    A model on the hub is downloaded into the cache of the hub client on first use. `owner/model@revision` selects a
-    branch, tag or commit.
+    `name` is the name of an included model, a folder path, or a Hugging Face Hub ID such as `owner/model`. A model on
+    the hub is downloaded on first use and stored in the hub client's cache. `owner/model@revision` selects a branch,
+    tag or commit.
 
     Raises:
         UnknownModelError: if the model does not exist.
@@ -62,9 +61,10 @@ def find(name: str) -> Path:
 
 
 def find_refiner(name: str) -> Path:
-    """Return the path of a refiner file. The name is a path, or a hub ID such as `moondream/SegHeadRefiner`.
+    """Return the path of a refiner file, which improves segmentation outlines.
 
-    A file on the hub is downloaded on first use.
+    `name` is a path, or a Hugging Face Hub ID such as `moondream/SegHeadRefiner`. A file on the hub is downloaded on
+    first use.
 
     Raises:
         UnknownModelError: if the file or repository does not exist.
@@ -78,7 +78,7 @@ def find_refiner(name: str) -> Path:
 
 
 def read_synonyms(folder: Path) -> dict[str, list[str]]:
-    """Return the synonyms of a model: for each phrase, the classes that it stands for.
+    """Return the synonyms of a model: a dictionary from a phrase to the classes that it stands for.
 
     The result is empty if the folder has no synonyms.json.
 
@@ -103,7 +103,7 @@ def read_names(name: str) -> tuple[list[str], dict[str, list[str]]] | None:
     Return None if the model has an open vocabulary or is not installed.
 
     Raises:
-        ModelFilesError: if a file is invalid.
+        ModelFilesError: if a file of the model is invalid.
     """
     folder = next((entry.folder for entry in EMBEDDED if entry.name == name), Path(name).expanduser())
     path = folder / _CONFIG
@@ -122,7 +122,7 @@ def weights_bytes(folder: Path) -> int:
 
 
 def fetch_file(repository: str, name: str) -> Path:
-    """Return the local path of a file in a hub repository. The file is downloaded on first use.
+    """Return the local path of a file in a Hugging Face Hub repository. The file is downloaded on first use.
 
     Raises:
         UnknownModelError: if the hub cannot be reached or the file does not exist.

@@ -1,7 +1,7 @@
 """Interfaces between the engine and a model of any architecture. This module contains only types.
 
-An architecture is a loader that reads a folder into a `LoadedModel`. It is registered by name in `registry`. A device
-backend may have faster code for an architecture that it knows. The rest of the engine uses only these interfaces.
+A loader reads a model folder into a `LoadedModel`. It is registered by the name of its architecture in `registry`. A
+device backend may have faster code for some architectures. The rest of the engine uses only these interfaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """Kind of value that a step samples from the last hidden state of a row."""
+    """Phase of a decoding step: the kind of value that the step samples from the last hidden state of a sequence."""
 
     X_OR_EOS = 0  # start another object at x, or end
     Y = 1
@@ -38,7 +38,7 @@ Tiling = tuple[int, int]
 
 
 def crop_count(tiling: Tiling) -> int:
-    """Return the number of crops to encode: the global crop and all tiles.
+    """Return the number of crops of an image that the vision encoder processes: the global crop and all tiles.
 
     If there is only one tile, it equals the global crop and is not encoded.
     """
@@ -62,10 +62,11 @@ class ReasoningTokens:
     Attributes:
         answer: token that ends the reasoning.
         suffix: tokens between the reasoning and the answer. The first one is `answer`.
-        forbidden: tokens that must not be sampled during the reasoning, except as its first token.
+        forbidden: tokens that must not be sampled during the reasoning, except as the first token.
         coord: token that precedes a coordinate.
         grounds: tokens that start a piece of text with coordinates.
-        end: token that ends the answer during the reasoning, unless it is `forbidden`. -1 if there is none.
+        end: token that ends the whole answer during the reasoning, unless it is `forbidden`. -1 if the model has no
+            such token.
     """
 
     answer: int
@@ -78,13 +79,13 @@ class ReasoningTokens:
 
 @dataclass(slots=True, frozen=True)
 class PathTokens:
-    """Tokens of the SVG path language for outlines; see `tasks.segment`.
+    """Token IDs of the SVG path language for segmentation outlines; see `tasks.segment`.
 
     Attributes:
         eos: token that ends a path.
-        commands: command letter by token ID.
+        commands: command letter of each command token.
         minus: token IDs of the minus sign.
-        numbers: integer from 0 to 960 by token ID.
+        numbers: value, from 0 to 960, of each integer token.
         decode: function that returns the text of any other token ID.
         sets: four lists of allowed token IDs: at the start of a path, after a complete command, if a number must
             follow, and after a minus sign.
@@ -103,7 +104,7 @@ class PathTokens:
         object.__setattr__(self, "sets", (first, (self.eos, *self.commands), number, tuple(self.numbers)))
 
     def symbol(self, token: int) -> str | int | None:
-        """Return the command letter, '-' or integer of a token ID. Return None for any other token."""
+        """Return what a token ID stands for: a command letter, '-', an integer, or None for any other token."""
         found = self.commands.get(token, self.numbers.get(token, "-" if token in self.minus else None))
         if found is None:
             text = self.decode(token).strip()
@@ -113,18 +114,18 @@ class PathTokens:
 
 @dataclass(slots=True, frozen=True)
 class ModelLimits:
-    """Sizes of a model that the scheduler needs.
+    """Model sizes and token IDs that the scheduler needs.
 
     Attributes:
         prefix_length: number of positions of an image prefix, including BOS.
-        max_context: maximum number of positions of a sequence, including the prefix.
+        max_context: maximum number of positions of a sequence, including the image prefix.
         vocab_size: number of token IDs.
         dim: width of embeddings and hidden states.
         n_layers, n_kv_heads, head_dim: number of layers, key heads and channels per head in the KV cache.
         bos_id: token before the image tokens.
         suppressed_ids: tokens that are never sampled in free text, except as its first token.
-        coord_id: token that precedes a coordinate in reasoning, or -1 if there is none.
-        repeat_iou: in one answer, a box is dropped if its IoU with an earlier box is above this value. None keeps all
+        coord_id: token that precedes a coordinate in reasoning, or -1 if the model has no such token.
+        repeat_iou: IoU above which a box repeats an earlier box of the same answer, and is dropped. None keeps all
             boxes.
     """
 
@@ -143,12 +144,12 @@ class ModelLimits:
 
 @dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class Adapter:
-    """A LoRA adapter of the text decoder (Hu et al. 2021, arXiv:2106.09685). Adapters are compared by identity.
+    """A LoRA adapter of the text decoder (Hu et al. 2021, arXiv:2106.09685). Adapters are compared by object identity.
 
     Attributes:
         name: name of the adapter.
-        weights: by layer and module, such as (3, 'attn.qkv'), the matrices A (rank, in) and B (out, rank). B includes
-            the scale. For experts, the shapes are (experts, rank, in) and (experts, out, rank).
+        weights: matrices A (rank, in) and B (out, rank) by layer and module, such as (3, 'attn.qkv'). B includes the
+            scale. For experts, the shapes are (experts, rank, in) and (experts, out, rank).
     """
 
     name: str
@@ -164,11 +165,11 @@ class ImageCrops:
 
 
 class Prompts(Protocol):
-    """Converts tasks to token IDs of a prompt, and token IDs of an answer to text."""
+    """Converts a task to the token IDs of a prompt, and the token IDs of an answer to text."""
 
     @property
     def eos_id(self) -> int:
-        """Token that ends an answer."""
+        """Token ID that ends an answer."""
         ...
 
     def can(self, skill: str) -> bool:
@@ -176,7 +177,12 @@ class Prompts(Protocol):
         ...
 
     def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt that asks for all objects with a label. `refs` restricts the search to parts of the image.
+        """Return the token IDs of the prompt that asks for all objects with a label.
+
+        Args:
+            skill: 'detect' or 'point'.
+            label: name or phrase that describes the objects.
+            refs: points and boxes that show where to search, as fractions of the image.
 
         Raises:
             PromptError: if the model does not support references.
@@ -184,39 +190,42 @@ class Prompts(Protocol):
         ...
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
-        """Return the prompt for a question. `refs` are the parts of the image to which the question refers."""
+        """Return the token IDs of the prompt for a question.
+
+        `refs` are the points and boxes to which the question refers, as fractions of the image.
+        """
         ...
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return values from 0 to 1 that replace embeddings of the prompt, by position.
+        """Return numbers, from 0 to 1, that replace token embeddings of the prompt, by position in the prompt.
 
-        A value is (coordinate,) or (width, height).
+        They encode the points and boxes `refs`. Each value is (coordinate,) or (width, height).
         """
         ...
 
     @property
     def reasoning(self) -> ReasoningTokens | None:
-        """Special tokens for reasoning, or None if the model does not support it."""
+        """Special tokens for reasoning, or None if the model does not support reasoning."""
         ...
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt that asks for the outline of an object."""
+        """Return the token IDs of the prompt for the outline of an object. `refs` show where the object is."""
         ...
 
     @property
     def path_tokens(self) -> PathTokens:
-        """Tokens of the SVG path language for outlines."""
+        """Token IDs of the SVG path language for segmentation outlines."""
         ...
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Return the prompt that asks for the gaze target of a person, and values that replace embeddings.
+        """Return the token IDs of the gaze prompt, and the eye's coordinates by position in the prompt.
 
-        `eye` is the position (x, y) of an eye of the person.
+        `eye` is the position (x, y) of an eye of the person, as fractions of the image.
         """
         ...
 
     def caption(self, length: str) -> list[int]:
-        """Return the prompt for a caption of this length, such as 'short'."""
+        """Return the token IDs of the prompt for a caption of this length, such as 'short'."""
         ...
 
     def ids(self, words: str) -> list[int]:
@@ -224,7 +233,7 @@ class Prompts(Protocol):
         ...
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of the token IDs of an answer."""
+        """Return the decoded text of an answer's token IDs."""
         ...
 
     def wrap(self, skill: str, words: str) -> list[int]:
@@ -233,7 +242,7 @@ class Prompts(Protocol):
 
 
 class CacheLayer(Protocol):
-    """One layer of a KV cache, with the positions at which new keys and values are stored."""
+    """One layer of a KV cache, prepared to store new keys and values at fixed positions."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store new keys and values, each (rows, length, heads, head_dim)."""
@@ -245,24 +254,24 @@ class CacheLayer(Protocol):
 
 
 class Cache(Protocol):
-    """KV cache of several sequences. The storage format is up to the implementation."""
+    """KV cache of several sequences. Each implementation chooses its storage format."""
 
     @property
     def key_positions(self) -> torch.Tensor:
-        """Position in the sequence of each key that `CacheLayer.read` returns."""
+        """Position in the sequence of each key that `CacheLayer.read` returns, as an int64 tensor."""
         ...
 
     def layers(self, positions: torch.Tensor) -> Sequence[CacheLayer]:
-        """Return one `CacheLayer` per layer that stores new keys at these positions (rows, length) int64."""
+        """Return one `CacheLayer` per decoder layer, prepared to store new keys at `positions` (rows, length) int64."""
         ...
 
 
 class TextDecoder(Protocol):
-    """Token embeddings, decoder blocks and output head."""
+    """Text decoder: token embeddings, decoder blocks and output head."""
 
     @property
     def n_block_weights(self) -> int:
-        """Number of weights in the blocks by which each token is multiplied."""
+        """Number of block weights that are multiplied with each token. Unused experts do not count."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -272,9 +281,9 @@ class TextDecoder(Protocol):
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, cache: Cache, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the hidden states (rows, length, dim) of embeddings, and store their keys and values in the cache.
+        """Return the hidden states (rows, length, dim) of embeddings x. Store keys and values in the KV cache.
 
-        The positions are (rows, length). The mask is boolean (True for keys that a position attends to) or additive. By
+        `positions` are (rows, length). `mask` is bool (True for visible keys) or is added to the attention scores. By
         default, attention is causal after the image prefix.
         """
         ...
@@ -292,7 +301,7 @@ class TextDecoder(Protocol):
 
 
 class VisionEncoder(Protocol):
-    """Converts an image to tokens with the width of the text decoder."""
+    """Converts an image to image tokens, which have the embedding width of the text decoder."""
 
     @property
     def crop_size(self) -> int:
@@ -301,7 +310,7 @@ class VisionEncoder(Protocol):
 
     @property
     def crop_margin(self) -> int:
-        """Overlap of tiles on each side, in pixels."""
+        """Overlap of neighbouring tiles on each side, in pixels."""
         ...
 
     @property
@@ -311,7 +320,7 @@ class VisionEncoder(Protocol):
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens per image, which does not depend on the number of crops.
+        """Number of image tokens per image, which does not depend on the number of crops.
 
         It is also the number of features per crop.
         """
@@ -319,47 +328,49 @@ class VisionEncoder(Protocol):
 
     @property
     def feature_dim(self) -> int:
-        """Width of a crop's features."""
+        """Number of channels of a crop's features."""
         ...
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Return the tiling (rows, columns) of an image of this size."""
+        """Return the tiling (rows, columns) of an image of `height` × `width` pixels."""
         ...
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
         """Split an image (height, width, 3) uint8 RGB into a global crop and tiles.
 
-        With the tiling 1×1, only the global crop is used.
+        With the tiling 1×1, the global crop is the only crop.
         """
         ...
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Return the input of `features` for crops (n, size, size, 3) uint8."""
+        """Normalize crops (n, size, size, 3) uint8. The result is the input of `features`."""
         ...
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """Return features (n, n_tokens, feature_dim) of normalized crops."""
+        """Return the features (n, n_tokens, feature_dim) of normalized crops."""
         ...
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
         """Return image tokens (..., n_tokens, dim).
 
-        The arguments are global and local features, each (..., n_tokens, feature_dim).
+        Args:
+            whole: (..., n_tokens, feature_dim) features of the global crop.
+            tiles: (..., n_tokens, feature_dim) joined features of the tiles.
         """
         ...
 
     def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Return the tokens (n_tokens, dim) of one image from the features of its global crop and its tiles."""
+        """Return the image tokens (n_tokens, dim) of one image from the features of its global crop and its tiles."""
         ...
 
 
 @runtime_checkable
 class DraftingEncoder(Protocol):
-    """A vision encoder that also predicts answers. The engine uses them as drafts for speculative decoding."""
+    """Vision encoder that also detects objects. The engine uses the detections as drafts (speculative decoding)."""
 
     @property
     def asked(self) -> Mapping[tuple[int, ...], int]:
-        """Detector class by prompt."""
+        """Detector class index for the token IDs of a prompt."""
         ...
 
     @property
@@ -368,29 +379,31 @@ class DraftingEncoder(Protocol):
         ...
 
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features of crops, and detections that are drafts of answers.
+        """Return the features of crops, and detections that serve as drafts of answers.
 
         Returns:
-            The features, and detections (n, n_drafts, 5) float32: class (-1 for none), x, y, width and height, as they
-                are input to the decoder. The detections of a class are in the order in which the answer lists them.
+            Features, and detections (n, n_drafts, 5) float32: class (-1 for none), x, y, width and height, as the
+            decoder receives them. The detections of a class have the order in which an answer lists them.
         """
         ...
 
 
 @runtime_checkable
 class DeepEncoder(Protocol):
-    """A vision encoder that can also return the features of an inner block, for a refiner."""
+    """Vision encoder that can also return the features of an inner block, which an outline refiner needs."""
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features after the block with index `block`, and those of the whole encoder.
+        """Return the features after the block with index `block`, and the features of the whole encoder.
 
-        The crops must be normalized.
+        Args:
+            crops: normalized crops.
+            block: index of the inner block.
         """
         ...
 
 
 class Refiner(Protocol):
-    """Network that refines the mask of an outline, using the features of a crop around it.
+    """Network that refines the mask of a segmentation outline, using the features of a crop around the object.
 
     Attributes:
         early_block: index of the encoder block whose features are used in addition to the last features.
@@ -411,13 +424,13 @@ class Refiner(Protocol):
 
 @runtime_checkable
 class SizedEncoder(Protocol):
-    """A vision encoder with an adjustable crop size."""
+    """Vision encoder with an adjustable crop size."""
 
     def set_crop_size(self, size: int) -> None:
-        """Set the side of all later crops in pixels.
+        """Set the width of all later crops in pixels.
 
         Raises:
-            ValueError: if it is not a multiple of 32 from 128 to 1280.
+            ValueError: if `size` is not a multiple of 32 from 128 to 1280.
         """
         ...
 
@@ -426,11 +439,11 @@ class RegionHeads(Protocol):
     """Networks that encode coordinates and sizes as embeddings, and decode them from hidden states."""
 
     def encode_coord(self, value: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (..., dim) of coordinates (..., 1) in 0..1."""
+        """Return embeddings (..., dim) of coordinates (..., 1) from 0 to 1."""
         ...
 
     def encode_size(self, value: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
+        """Return embeddings (..., dim) of (width, height) pairs (..., 2) from 0 to 1."""
         ...
 
     def coord(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -444,32 +457,32 @@ class RegionHeads(Protocol):
 
 @runtime_checkable
 class ReadableHeads(Protocol):
-    """Region heads whose input can be computed in several ways (readings).
+    """Region heads that support several transformations (readings) from a hidden state to the decoder input.
 
-    Only trained weights show which is correct.
+    config.json does not say which one a checkpoint was trained with. `saccade doctor --model` tests them.
     """
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Names of the possible readings. The first one is in use."""
+        """Names of the supported transformations from a hidden state to the decoder input. The first one is in use."""
         ...
 
     def read_as(self, name: str) -> None:
-        """Use another one of the `readings`."""
+        """Select one of `readings` as the transformation from a hidden state to the decoder input."""
         ...
 
 
 class Model(Protocol):
-    """The vision encoder, text decoder and region heads of one architecture, with weights."""
+    """A model of any architecture: vision encoder, text decoder and region heads, with weights."""
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes of the model that the scheduler needs."""
+        """Model sizes and token IDs that the scheduler needs."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device on which the weights are stored."""
         ...
 
     @property
@@ -479,40 +492,41 @@ class Model(Protocol):
 
     @property
     def vision(self) -> VisionEncoder:
-        """Vision encoder."""
+        """Vision encoder of the model."""
         ...
 
     @property
     def text(self) -> TextDecoder:
-        """Text decoder."""
+        """Text decoder of the model."""
         ...
 
     @property
     def region(self) -> RegionHeads:
-        """Region heads."""
+        """Region heads of the model, which encode and decode coordinates and sizes."""
         ...
 
     def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., 2) float32 of coordinate token and end token, for hidden states (..., dim)."""
+        """Return logits (..., 2) float32 of the coordinate token and the end token, for hidden states (..., dim)."""
         ...
 
     def n_parameters(self) -> int:
-        """Return the number of weights."""
+        """Return the number of weights of the model."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class LoadedModel:
-    """A model that was loaded from a folder.
+    """A model loaded from a folder.
 
     Attributes:
         model: the model with its weights.
         prompts: prompt templates and tokenizer.
         classes: the only labels that the model detects, or None for an open vocabulary.
-        synonyms: for each phrase, the classes that it stands for.
+        synonyms: dictionary from a phrase to the classes that it stands for.
         family: one line that names the published model and its file format, or "".
-        load_refiner: function that reads a refiner file for the model, or None if the architecture has no refiner.
-        look: function that describes the appearance of an object, or None if the model has no such features.
+        load_refiner: function that reads an outline refiner from a file, or None if the architecture does not support
+            one.
+        look: function that returns an appearance vector of an object, or None if the model does not support it.
     """
 
     model: Model

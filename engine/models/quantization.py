@@ -4,12 +4,12 @@ Weights have a float32 scale per output. Keys and values have a float16 scale pe
 in the blocks of the text decoder and the vision encoder are quantized. Embeddings, norms, biases, routers, attention
 temperatures, region heads and the output head are not.
 
-Rounding (`round_to_fp8`) stores the quantized values in bfloat16. On GPUs with FP8 GEMMs (`supports_fp8_gemm`),
-`cuda.layers` then stores e4m3 instead. Other GPUs, such as Ada, multiply in bfloat16 during prefill. They store both
-formats, except for experts, which are stored only in e4m3.
+`round_to_fp8` stores the quantized values in bfloat16. On GPUs with FP8 GEMMs (`supports_fp8_gemm`), `cuda.layers` then
+stores e4m3 instead. Other GPUs, such as Ada, store bfloat16 weights for the prefill and e4m3 weights for decoding.
+Experts are stored only in e4m3.
 
-The scales of keys are per vector because many models have one key dimension with far larger values than the others. If
-one value is 100 and the others are normal, the error of attention over 760 keys is 4 % with scales and 28 % without.
+Keys have a scale per vector because in many models one key channel has far larger values than the others. If one value
+is 100 and the others are normal, the error of attention over 760 keys is 4 % with a scale per vector, and 28 % without.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LIMIT = 0.02
 
 
 def quantize(weight: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize weights (outputs, inputs) to e4m3. Return them with their float32 scales (outputs,).
+    """Quantize weights (outputs, inputs) to e4m3. Return the weights and their float32 scales (outputs,).
 
-    The scales of an FP8 checkpoint may be passed in, to reproduce its values exactly.
+    Pass the scales of an FP8 checkpoint as `scale` to reproduce its values exactly.
     """
     assert weight.dtype != E4M3, "its model is packed already, and of that there are no scales"
     wide = weight.float()
@@ -43,24 +43,24 @@ def quantize(weight: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[t
 
 
 def dequantize(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights in float32; the inverse of `quantize`."""
+    """Return the dequantized weights (outputs, inputs) in `dtype`; the inverse of `quantize`."""
     return (packed.float() * scale.unsqueeze(1)).to(dtype)
 
 
 def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize keys or values (…, head_dim) to e4m3. Return them with their float16 scales (…)."""
+    """Quantize keys or values (…, head_dim) to e4m3. Return the quantized values and their float16 scales (…)."""
     wide = x.float()
     scale = (wide.abs().amax(-1) / LARGEST).clamp(min=LEAST_KV_SCALE).half()
     return (wide / scale.float().unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(E4M3), scale
 
 
 def dequantize_kv(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the keys or values; the inverse of `quantize_kv`."""
+    """Return dequantized keys or values (…, head_dim) in `dtype`; the inverse of `quantize_kv`."""
     return (packed.float() * scale.float().unsqueeze(-1)).to(dtype)
 
 
 def supports_fp8_gemm(device: torch.device, fallbacks: Fallbacks, rows: int, *widths: int) -> bool:
-    """Return whether the GPU supports `fp8_linear` (Hopper or later) for this number of rows and these widths."""
+    """Return whether the GPU supports `fp8_linear` for this number of rows and these layer widths (Hopper or later)."""
     possible = torch.cuda.get_device_capability(device) >= (9, 0)
     if not possible or rows < 16 or any(width % 16 for width in widths):
         return False
@@ -72,9 +72,9 @@ def supports_fp8_gemm(device: torch.device, fallbacks: Fallbacks, rows: int, *wi
 
 @cache
 def _refused_fp8(device: torch.device) -> str | None:
-    """Try `fp8_linear` on this GPU. Return why it fails, or None if it works.
+    """Run `fp8_linear` once on the GPU. Return the reason if it fails, or None if it works.
 
-    PyTorch does not document which GPUs support a scale per row.
+    PyTorch does not document which GPUs support FP8 GEMMs with a scale per row.
     """
     dice = torch.Generator().manual_seed(0)
     rows, weight = (quantize(torch.randn(n, 256, generator=dice).to(device)) for n in (164, 2560))
@@ -97,16 +97,16 @@ def fp8_linear(
     bias: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute a linear layer with FP8 activations and weights in cuBLASLt. The result is bfloat16.
+    """Compute a linear layer with FP8 activations and weights in cuBLASLt. The result is bfloat16 (rows, outputs).
 
     With a scale per row, cuBLASLt supports only tiles of 128 × 128. A scale per tensor would save about 0.3 ms per
-    image.
+    image, but lose accuracy.
 
     Args:
-        x: (rows, inputs) e4m3; see `supports_fp8_gemm`.
-        scales: (rows,) float32.
+        x: (rows, inputs) e4m3; `supports_fp8_gemm` must accept the shape.
+        scales: (rows,) float32 scales of x.
         weight: (outputs, inputs) e4m3.
-        scale: (outputs,) float32.
+        scale: (outputs,) float32 scales of the weights.
         bias: (outputs,) bfloat16.
         out: (rows, outputs) bfloat16 output buffer, or None.
     """
@@ -125,10 +125,10 @@ def fp8_linear(
 
 @torch.no_grad()
 def round_to_fp8(model: Model) -> None:
-    """Round the weights of a model to FP8 values, in place. All backends then compute with the same values.
+    """Round the weights of a model to FP8 values, in place. All backends then compute with the same weights.
 
     Raises:
-        EngineError: if the architecture of the model does not support FP8.
+        EngineError: if the model's architecture does not support FP8.
     """
     if not isinstance(model, Moondream):
         raise EngineError(f"{type(model).__name__} does not support FP8; use float32, bfloat16 or float16")
@@ -150,7 +150,7 @@ def round_to_fp8(model: Model) -> None:
 
 
 def _round(*layers: nn.Linear) -> None:
-    """Round linear layers whose outputs are added, with the same scales for all of them."""
+    """Round linear layers in place. Layers whose outputs are added get common scales."""
     packed, scale = quantize(torch.cat([layer.weight for layer in layers], dim=1))
     parts = dequantize(packed, scale, layers[0].weight.dtype).split([layer.in_features for layer in layers], dim=1)
     for layer, part in zip(layers, parts, strict=True):

@@ -1,7 +1,7 @@
-"""Registry of architectures, which maps names to functions that load a model folder.
+"""Registry of model architectures: maps the name of an architecture to the function that loads its model folders.
 
-To add an architecture, write a module with a loader, and add one line here or call `register_architecture`. PyTorch is
-imported only when a model is loaded.
+To add an architecture, write a module with a loader function, and add one line here or call `register_architecture`.
+PyTorch is imported only when a model is loaded.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NAMES = {"moondream1": DEFAULT, "moondream3": DEFAULT, "HfMoondream": DEFAULT, 
 
 
 def register_architecture(name: str, loader: Loader | str) -> None:
-    """Register an architecture under the `model_type` in config.json.
+    """Register an architecture under its name, which is the `model_type` in config.json.
 
     Args:
-        name: the `model_type`.
-        loader: a function, or a string "module:function" that is imported on first use.
+        name: name of the architecture.
+        loader: loader function, or a string "module:function" that is imported on first use.
 
     Raises:
         ValueError: if the name is already registered.
@@ -80,7 +80,15 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
 
 
 def load_random(name: str, device: torch.device, dtype: torch.dtype, config: Any = None, seed: int = 0) -> LoadedModel:
-    """Return a model from `RANDOM` with random weights drawn from a seed. `config` overrides its dimensions."""
+    """Return a model with random weights, for measurements of speed.
+
+    Args:
+        name: key of `RANDOM`, which selects the model shape.
+        device: device of the weights.
+        dtype: floating-point dtype of the weights.
+        config: configuration that replaces the default shape, or None.
+        seed: seed of the random weights.
+    """
     model: LoadedModel = _imported(RANDOM[name])(device, dtype, config, seed)
     return model
 

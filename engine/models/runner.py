@@ -1,8 +1,9 @@
-"""Work of a step on the device. All tensors have fixed addresses, so that CUDA graphs can replay the work.
+"""Device work of one batch step: decoder, prefill of images, and sampling.
 
-A runner computes hidden states of tokens, prefills images, and samples. `Runner` uses the PyTorch modules of the model
-on any device. `cpu.decoder.CpuRunner` has a fused decoder for CPUs. `cuda.decoder.PackedRunner` has kernels for steps
-with few rows.
+All tensors have fixed addresses for CUDA graphs.
+
+`Runner` uses the PyTorch modules of the model on any device. `cpu.decoder.CpuRunner` has a fused decoder for CPUs.
+`cuda.decoder.PackedRunner` has kernels for steps with few rows.
 
 | what is sampled | implementation |
 |---|---|
@@ -10,8 +11,8 @@ with few rows.
 | tokens | `take_tokens` if greedy; `sample` with a temperature or a grammar |
 | whether another object begins | on the host, by `ObjectsOutput.begins` (`tasks.objects`), from two logits |
 
-Random noise is a hash of the seed of the request, the step and the token. An answer therefore does not depend on its
-batch or on its launch time.
+Random noise is a hash of the request's seed, the step and the token. An answer therefore does not depend on its batch
+or on its launch time.
 """
 
 from __future__ import annotations
@@ -40,15 +41,20 @@ class PagedCache(Protocol):
     prefix_pages: int
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> Cache:
-        """Return a view of sequences by their page table (rows, pages) int64, up to `length` tokens.
+        """Return a cache view of sequences, given the KV cache pages of each sequence.
 
-        In the page table, the pages of the image prefix come first.
+        Args:
+            table: (rows, pages) int64 page table. The pages of the image prefix come first.
+            length: maximum number of tokens to read, or None for all pages.
         """
         ...
 
 
 class Runner:
-    """Runs the steps of one model. Index tensors are int32. `owners` is the row of `tables` (page tables) of each row.
+    """Runs the batch steps of one model with PyTorch modules. Index tensors are int32.
+
+    `tables` are page tables of sequences. `owners` gives, for each row of a batch, the index of its sequence in
+    `tables`.
 
     Args:
         model: the model.
@@ -63,16 +69,16 @@ class Runner:
         """Return a runner that applies LoRA adapters in its next call.
 
         Args:
-            bank: adapter slots.
-            slots: (rows,) slot of each row. For `forward_tokens` the rows are tokens; for `prefill` they are the
-                images, then the tokens.
+            bank: LoRA adapters by slot.
+            slots: (rows,) adapter slot of each row. For `forward_tokens` the rows are tokens; for `prefill` they are
+                the images, then the tokens.
         """
         adapted = copy.copy(self)
         adapted._adapters = bank, slots
         return adapted
 
     def _text(self, rows: slice | torch.Tensor) -> TextDecoder:
-        """Return the decoder with the adapters of these rows."""
+        """Return the text decoder with the LoRA adapters of some rows of the batch."""
         if self._adapters is None:
             return self._model.text
         bank, slots = self._adapters
@@ -81,13 +87,13 @@ class Runner:
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """Run one token per row through the decoder, and store its keys and values in its pages.
+        """Run one token per row through the decoder. Store keys and values in the KV cache pages of the sequences.
 
         Args:
             x: (rows, dim) embeddings; may be overwritten.
-            positions: (rows,) positions in the sequences, counted with the image prefix.
-            owners: (rows,) rows of `tables`.
-            tables: (sequences, pages).
+            positions: (rows,) positions in the sequences, including the image prefix.
+            owners: (rows,) index of each row's sequence in `tables`.
+            tables: (sequences, pages) page tables.
             together: whether several rows may belong to one sequence and attend to earlier rows. This runner always
                 allows it, because it stores all keys first.
 
@@ -99,7 +105,7 @@ class Runner:
     def _forward(
         self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        """Run `forward_tokens`. The adapter slots of the rows start at index `first`."""
+        """Compute `forward_tokens`. `first` is the index of the first row's adapter slot."""
         rows = self._cache.rows(tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
         # The mask must be explicit: in a sequence without an image, attention is causal from the first position on.
@@ -115,15 +121,15 @@ class Runner:
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Store the keys and values of image prefixes in their pages, then run the prompts after them.
+        """Store the keys and values of image prefixes in their KV cache pages, then process the prompts after them.
 
         Args:
             images: (images, prefix length, dim) embeddings.
             prefixes: (images, pages) pages of the prefixes.
             prompts: (tokens, dim) embeddings of all prompts, or None.
             positions: (tokens,) positions in the sequences.
-            owners: (tokens,) rows of `tables`.
-            tables: (sequences, pages).
+            owners: (tokens,) index of each token's sequence in `tables`.
+            tables: (sequences, pages) page tables.
 
         Returns:
             (tokens, dim) hidden states, or None without prompts.
@@ -142,16 +148,16 @@ class Runner:
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """Sample the coordinates and sizes of detect and point.
+        """Sample the coordinates and sizes of detect and point answers.
 
         Args:
             hidden: (rows, dim) hidden states.
-            phases: (rows,) `Phase`. The samples of text rows are undefined.
+            phases: (rows,) `Phase` of each row. The samples of text rows are undefined.
             batch_slots: (rows,) rows of `state` that receive the embeddings of the samples.
             coords: whether any row has the phase X_OR_EOS or Y.
             sizes: whether any row has the phase SIZE.
             sampled: (rows, 3) float32 output for `OutputState.commit`.
-            state: (batch slots, dim) embeddings, overwritten.
+            state: (batch slots, dim) next input embeddings, overwritten.
         """
         region, phase = self._model.region, phases.unsqueeze(1)
         if coords:
@@ -169,7 +175,7 @@ class Runner:
         state[batch_slots.long()] = embedded
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits (rows, vocab) of the next token, in float32."""
+        """Return the logits (rows, vocab) float32 of the next token for hidden states (rows, dim)."""
         return self._model.text.logits(hidden).float()
 
 
@@ -177,9 +183,9 @@ class Runner:
 
 
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Set the logits (rows, vocab) of the tokens `ids` (n,) to -inf, in place.
+    """Set the logits (rows, vocab) of the token IDs `ids` (n,) to -inf, in place.
 
-    Only rows in phase LATER_TOKEN change.
+    Only rows in the phase LATER_TOKEN change.
     """
     later = (phases == Phase.LATER_TOKEN).unsqueeze(1)
     return logits.index_copy_(1, ids, logits.index_select(1, ids).masked_fill(later, -torch.inf))
@@ -193,15 +199,15 @@ def take_tokens(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Store the tokens of text rows as their samples, and their embeddings as the inputs of the next step.
+    """Store the sampled tokens of text rows, and their embeddings as the inputs of the next step.
 
     Args:
-        text: the decoder.
+        text: the text decoder.
         token: (rows,) token IDs; ignored for rows in other phases.
-        phases: (rows,) `Phase`.
-        batch_slots: (rows,) rows of `state`.
+        phases: (rows,) `Phase` of each row.
+        batch_slots: (rows,) rows of `state` that receive the embeddings.
         sampled: (rows, 3) float32 samples, overwritten.
-        state: (batch slots, dim) embeddings, overwritten.
+        state: (batch slots, dim) next input embeddings, overwritten.
     """
     wanted, slots = (phases >= Phase.TOKEN).unsqueeze(1), batch_slots.long()
     sampled.copy_(torch.where(wanted, token.unsqueeze(1).float(), sampled))
@@ -218,17 +224,17 @@ def take_allowed(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample the most likely token that a mask allows, for some of the text rows, and store it like `take_tokens`.
+    """Sample the most likely token that a mask allows, for some text rows. Store the samples like `take_tokens`.
 
     Args:
-        text: the decoder.
+        text: the text decoder.
         rows: (n,) int64 row indices. Rows that occur twice must have the same mask.
         masks: (any, vocab) bool, True for allowed tokens.
         which: (n,) int64 row of `masks` for each of `rows`.
         logits: (any, vocab) float32.
-        batch_slots: (any,) rows of `state`.
+        batch_slots: (any,) rows of `state` that receive the embeddings.
         sampled: (any, 3) float32 samples; the first value of each row is overwritten.
-        state: (batch slots, dim) embeddings, overwritten.
+        state: (batch slots, dim) next input embeddings, overwritten.
     """
     allowed = torch.where(masks.index_select(0, which), logits.index_select(0, rows), -torch.inf)
     token = allowed.argmax(-1)
@@ -244,15 +250,15 @@ def take_coordinates(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample a coordinate for text rows whose token is the coordinate token. Its embedding is the next input.
+    """Sample a coordinate for each text row with a coordinate token. The embedding of the coordinate is the next input.
 
     Args:
         region: region heads of the model.
         hidden: (rows, dim) hidden states from which the tokens were sampled.
         wanted: (rows,) bool, True for rows with the coordinate token.
-        batch_slots: (rows,) rows of `state`.
+        batch_slots: (rows,) rows of `state` that receive the embeddings.
         sampled: (rows, 3) float32 samples; the second value becomes the coordinate.
-        state: (batch slots, dim) embeddings, overwritten.
+        state: (batch slots, dim) next input embeddings, overwritten.
     """
     coordinate, slots = region.coord(hidden), batch_slots.long()
     sampled[:, 1] = torch.where(wanted, coordinate.squeeze(1), sampled[:, 1])
@@ -267,7 +273,7 @@ def sample(
     step: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sample one token per row. At temperature 0 it is the most likely token, otherwise the Gumbel-max trick is used.
+    """Sample one token per row: the most likely token at temperature 0, otherwise with the Gumbel-max trick.
 
     Args:
         logits: (rows, vocab) float32.
@@ -307,7 +313,7 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Return standard Gumbel noise (rows, vocab) float64. It is a hash of seed (rows,), step (rows,) and token ID."""
+    """Return standard Gumbel noise (rows, vocab) float64: a hash of `seed` (rows,), `step` (rows,) and the token ID."""
     key = _mix(_mix(seed + _GOLDEN) + step * _GOLDEN).unsqueeze(1)
     bits = _mix(key + torch.arange(1, vocab + 1, device=seed.device) * _GOLDEN)
     uniform = ((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
@@ -325,16 +331,16 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the embeddings of input values that come from the host: earlier samples or drafts.
+    """Return the embeddings of decoder inputs that come from the host: earlier samples or drafts.
 
     Args:
         model: the model.
         kinds: (…) int: `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for no value.
         values: (…, 2) float32: (coordinate, unused), (width, height) or (token ID, unused).
-        others: (…, dim) embeddings to use for kind 0.
+        others: (…, dim) embeddings to return for kind 0.
 
     Returns:
-        (…, dim).
+        (…, dim) embeddings.
     """
     kind = kinds.unsqueeze(-1)
     x = torch.where(kind == Phase.Y, model.region.encode_coord(values[..., :1]), others)
@@ -344,16 +350,16 @@ def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: t
 
 
 def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the input values of an answer that lists the objects detected by the vision encoder; see `embed_fed`.
+    """Return the decoder inputs of drafted answers, which list the objects that the vision encoder detected.
 
     Args:
-        objects: (images, n, 5) float32; see `DraftingEncoder.features_and_drafts`.
+        objects: (images, n, 5) float32 detections; see `DraftingEncoder.features_and_drafts`.
         which: (tokens, 4) int32: index of the image; class, or -1 to use `others`; index of the object in its class;
             part of the object (0 is x, 1 is y, 2 is width and height).
-        others: (tokens, 2) float32, used if the class is -1.
+        others: (tokens, 2) float32 inputs to return if the class is -1.
 
     Returns:
-        (tokens, 2). Values of objects that do not exist are 0.
+        (tokens, 2) float32 values for `embed_fed`. Values of objects that do not exist are 0.
     """
     image, label, number, part = which.unsqueeze(-1).unbind(1)
     of = F.embedding(image.squeeze(1), objects.flatten(1)).view(-1, *objects.shape[1:])
@@ -366,12 +372,12 @@ def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor
 
 
 def put_values(region: RegionHeads, embeddings: torch.Tensor, values: Mapping[int, tuple[float, ...]]) -> None:
-    """Replace some embeddings (tokens, dim) by those of coordinates and sizes, without synchronizing the device.
+    """Replace some embeddings (tokens, dim) by embeddings of coordinates and sizes, without synchronizing the device.
 
     Args:
         region: region heads of the model.
         embeddings: (tokens, dim), modified in place.
-        values: by row of `embeddings`: one number is a coordinate, two numbers are a size, from 0 to 1.
+        values: numbers from 0 to 1 by row of `embeddings`: one number is a coordinate, two numbers are a size.
     """
     device = embeddings.device
     for length, encode in ((1, region.encode_coord), (2, region.encode_size)):

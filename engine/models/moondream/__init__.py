@@ -1,1 +1,1 @@
-"""The Moondream architecture. A config file sets all sizes."""
+"""The Moondream architecture: vision encoder, text decoder and region heads. config.json sets all sizes."""

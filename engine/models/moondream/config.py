@@ -1,8 +1,8 @@
 """Configuration of Moondream models, read from config.json.
 
-Field names are those of the published files. Some fields exist only in Saccade's own models (`vision.stem`,
-`vision.stem_*`, `classes`, `repeat_iou`). Their defaults give the published behaviour. A configuration with `text.moe`
-is Moondream 3, which has other defaults (`_MOONDREAM_3`).
+Field names are those of the published files. Some fields exist only in Saccade's own models (`vision.stem`, `classes`,
+`repeat_iou` and others). Their defaults reproduce the published models. A configuration with `text.moe` is Moondream 3,
+which has other defaults (`_MOONDREAM_3`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _T = TypeVar("_T")
 
 
 class ModelConfigError(ModelFilesError):
-    """A config.json is not a valid Moondream configuration."""
+    """Error: a config.json is not a valid Moondream configuration."""
 
 
 @dataclass(slots=True, frozen=True)
 class ExpertsConfig:
-    """Mixture of experts that replaces the MLP in layers from `start_layer` on."""
+    """Configuration of the mixture of experts, which replaces the MLP in layers from `start_layer` on."""
 
     num_experts: int = 64
     start_layer: int = 4
@@ -39,13 +39,14 @@ class TextConfig:
     """Configuration of the text decoder.
 
     Attributes:
-        group_size: number of weights per scale in 4-bit files, or 0. 4-bit weights are dequantized when they are
-            loaded.
-        prefix_attn: number of positions of the image prefix (BOS and image), which have bidirectional attention.
-        moe: mixture of experts of Moondream 3, or None.
+        group_size: number of weights per quantization scale in 4-bit files, or 0. 4-bit weights are dequantized at load
+            time.
+        prefix_attn: number of positions of the image prefix (BOS and image tokens), which have bidirectional attention.
+        moe: configuration of Moondream 3's mixture of experts, or None.
         rope_theta: base of the rotary position embedding (RoPE).
         tau: 1 if attention has a learned temperature (`text.Temperature`), else 0.
-        gelu: GELU variant of expert gates and attention temperature: `erf` or `tanh`. Kernels support only `erf`.
+        gelu: GELU variant of the expert gates and the attention temperature: `erf` or `tanh`. Kernels support only
+            `erf`.
     """
 
     dim: int = 2048
@@ -77,10 +78,10 @@ class TextConfig:
 class VisionConfig:
     """Configuration of the vision encoder.
 
-    `stem` is "patch" or "picodet". "patch" is the published encoder, which starts with a linear layer on patches.
-    "picodet" is a detector, see `nano.detector_tower`. A detector returns `n_places` tokens for detections and
-    `coarse`² tokens for a grid. It has `n_classes` classes. The class with index `part_class` has boxes of its own; if
-    it is `n_classes`, there is no such class.
+    `stem` selects the encoder: "patch" is the published vision transformer, "picodet" an object detector
+    (`nano.detector_tower`). The detector returns `n_places` tokens for detections and `coarse`² tokens for a grid, and
+    has `n_classes` classes. The class with index `part_class` has separate boxes. If `part_class` equals `n_classes`,
+    no class has separate boxes.
     """
 
     enc_dim: int = 1152
@@ -102,7 +103,7 @@ class VisionConfig:
 
     @property
     def n_boxes(self) -> int:
-        """Number of boxes that the detector predicts at each place of its grid."""
+        """Number of boxes that the detector predicts per grid cell."""
         return 2 if self.part_class < self.n_classes else 1
 
     @property
@@ -118,14 +119,14 @@ class VisionConfig:
 
 @dataclass(slots=True, frozen=True)
 class RegionConfig:
-    """Configuration of the heads for coordinates and sizes.
+    """Configuration of the region heads, which encode and decode coordinates and sizes.
 
     Attributes:
-        inner_dim: hidden width of the decoders. With 0, each decoder is a linear layer.
-        reads: how the input of the decoders is computed from a hidden state: `raw` (unchanged, Moondream 2), `ln`
-            (`region.ln`), or `post_ln_ln` (last norm of the text decoder, then `region.ln`). "" selects `ln` if the
-            weights contain `region.ln`, else `raw`. `saccade doctor --model` compares them.
-        group_size: see `TextConfig`.
+        inner_dim: hidden width of the decoders. If 0, each decoder is a linear layer.
+        reads: transformation from a hidden state to the decoder input: `raw` (none, Moondream 2), `ln` (`region.ln`),
+            or `post_ln_ln` (last norm of the text decoder, then `region.ln`). "" selects `ln` if the weights contain
+            `region.ln`, else `raw`. `saccade doctor --model` tests all three.
+        group_size: number of weights per quantization scale in 4-bit files, or 0.
     """
 
     dim: int = 2048
@@ -142,8 +143,8 @@ class RegionConfig:
 class TokenizerConfig:
     """Special token IDs, and the token IDs of the prompt templates.
 
-    `query_suffixes` is the number of suffix tokens after a question. With reasoning it is one less. `suppresses` is 1
-    if some special tokens are never sampled in answers and reasoning. It is 0 for Moondream 3.1.
+    `query_suffixes` is the number of suffix tokens after a question; with reasoning there is one token less.
+    `suppresses` is 1 if answers and reasoning must not contain some special tokens, and 0 for Moondream 3.1.
     """
 
     bos_id: int = 0
@@ -191,12 +192,13 @@ _MOE_NAMES = {"n_experts": "num_experts", "n_experts_per_tok": "experts_per_toke
 
 @dataclass(slots=True, frozen=True)
 class MoondreamConfig:
-    """Configuration of a whole model.
+    """Configuration of a whole Moondream model.
 
     Attributes:
         text, vision, region, tokenizer: sections of the configuration.
         classes: the only labels that the model detects, or None for an open vocabulary.
-        repeat_iou: see `ModelLimits`. It is None for published models.
+        repeat_iou: IoU above which a box repeats an earlier box of the same answer. None for published models, which
+            keep all boxes.
     """
 
     text: TextConfig = field(default_factory=TextConfig)
@@ -208,7 +210,7 @@ class MoondreamConfig:
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes of the model that the scheduler needs."""
+        """Model sizes and token IDs that the scheduler needs."""
         text, ids = self.text, self.tokenizer
         return ModelLimits(
             prefix_length=text.prefix_attn,
@@ -230,21 +232,20 @@ class MoondreamConfig:
 
         Args:
             values: the parsed config.json.
-            known: defaults that were derived from the weights, by section.
+            known: default values found in the weights, by section and field.
 
         Raises:
-            ModelConfigError: for the first field that is unknown, has a wrong type, or is inconsistent with other
-                fields.
+            ModelConfigError: for the first field that is unknown, has a wrong type, or contradicts other fields.
         """
         unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes", "repeat_iou", "skills"}
         if unknown:
             raise ModelConfigError(f"unknown section '{min(unknown)}'")
         classes = values.get("classes")
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise ModelConfigError("field 'classes' is not a list of names")
+            raise ModelConfigError("field 'classes' must be a list of class names")
         repeat_iou = values.get("repeat_iou")
         if repeat_iou is not None and not (isinstance(repeat_iou, int | float) and 0 < repeat_iou <= 1):
-            raise ModelConfigError("field 'repeat_iou' is not a number above 0 and at most 1")
+            raise ModelConfigError("field 'repeat_iou' must be a number above 0 and at most 1")
         values = _usual_names(values)
         text = values.get("text", {})
         unsaid: Mapping[str, Mapping[str, Any]] = {}
@@ -269,7 +270,11 @@ class MoondreamConfig:
 
     @classmethod
     def from_file(cls, path: Path, known: Mapping[str, Mapping[str, Any]] = _NOTHING) -> MoondreamConfig:
-        """Read a config.json. See `from_dict` for `known`.
+        """Read a configuration from a config.json.
+
+        Args:
+            path: the config.json.
+            known: default values found in the weights, by section and field.
 
         Raises:
             ModelConfigError: if the file is not a valid configuration. The message names the file.
@@ -349,7 +354,7 @@ _REASONING = ("reasoning_prefix", "post_reasoning_prefix")
 
 
 def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
-    """Check that `prompts.MoondreamPrompts` can use the prompt templates.
+    """Check that each prompt template of a config.json has lists of valid token IDs.
 
     A model does not support a skill for which it has no template.
     """
@@ -377,7 +382,7 @@ def _wrapped(values: Mapping[str, Any]) -> bool:
 
 
 def _usual_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace field names of Moondream 3.1 in a configuration by the earlier names."""
+    """Rename the configuration fields of Moondream 3.1 to their names in earlier versions."""
     values = {name: value for name, value in values.items() if name != "decoder_arch"}
     text, region, tokenizer = (values.get(name) for name in ("text", "region", "tokenizer"))
     if isinstance(text, Mapping) and _NEWER.intersection(text):
@@ -405,7 +410,7 @@ _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (f
 def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mapping[str, Mapping[str, Any]]) -> _T:
     section = values.get(name.rpartition(".")[2], {})
     if not isinstance(section, Mapping):
-        raise ModelConfigError(f"section '{name}' is not an object")
+        raise ModelConfigError(f"section '{name}' must be a JSON object")
     defaults = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     read = dict(unsaid.get(name, {}))
     for key, value in section.items():
@@ -419,15 +424,15 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
             raise ModelConfigError(f"unknown field '{name}.{key}'")
         expected = _KINDS.get(str(defaults[key].type), (Mapping,))
         if not isinstance(value, expected) or isinstance(value, bool):
-            raise ModelConfigError(f"field '{name}.{key}' is {value!r}, not {expected[0].__name__}")
+            raise ModelConfigError(f"field '{name}.{key}' must be of type {expected[0].__name__}; got {value!r}")
         if isinstance(value, int | float) and not 0 <= value < float("inf"):
-            raise ModelConfigError(f"field '{name}.{key}' is {'negative' if value < 0 else 'not finite'}")
+            raise ModelConfigError(f"field '{name}.{key}' must be finite and not negative; got {value!r}")
         read[key] = value
     return kind(**read)
 
 
 def _outlining(tokenizer: TokenizerConfig, text: Any) -> TokenizerConfig:
-    """Add the outline template of Moondream 3 to a model with experts, unless the model has its own."""
+    """Add Moondream 3's prompt template for outlines to a model with experts, unless the model has its own."""
     if not isinstance(text, Mapping) or text.get("moe") is None or "segment" in tokenizer.templates:
         return tokenizer
     if text.get("vocab_size", TextConfig().vocab_size) <= max(_SEGMENT["prefix"]):  # a small test model
@@ -439,7 +444,7 @@ _SEGMENT = {"prefix": [1, 17374, 2], "suffix": [3]}
 
 
 def _heads(text: Any, unsaid: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """If a configuration does not set the number of key heads (0.5B model), set it to the number of query heads."""
+    """Use the number of query heads as default for the number of key heads, as the 0.5B model needs."""
     if not isinstance(text, Mapping) or "n_heads" not in text:
         return unsaid
     return {**unsaid, "text": {**unsaid.get("text", {}), "n_kv_heads": text["n_heads"]}}

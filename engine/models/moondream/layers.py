@@ -1,4 +1,4 @@
-"""Layers shared by several parts of the model: the dense MLP and the mixture of experts."""
+"""Layers that several parts of the Moondream model share: the dense MLP and the mixture of experts."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(inner, out)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (..., width) to (..., out)."""
+        """Map (..., width) to (..., out), with the two linear layers and the GELU between them."""
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))  # type: ignore[no-any-return]
 
 
 class _Matrices(nn.Module):
-    """One matrix (outputs, inputs) per expert."""
-
     def __init__(self, n: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n, outputs, inputs))
 
 
 class Experts(nn.Module):
-    """Mixture of experts: a router selects a few experts for each token.
+    """Mixture of experts: a router selects `experts_per_token` experts for each token.
 
-    An expert computes fc2(gelu(h) · (g + 1)) with the exact GELU. h and g are the halves of fc1 x. The
-    `experts_per_token` experts with the highest logits are selected. Their results are weighted by the softmax of these
-    logits. The formulas are those of vLLM's moondream3.py (Apache-2.0).
+    An expert computes fc2(gelu(h) · (g + 1)) with the exact GELU. h and g are the halves of fc1 x. The experts with the
+    highest router logits are selected. Their outputs are weighted by the softmax of these logits. The formulas are
+    those of vLLM's moondream3.py (Apache-2.0).
 
     Attributes:
-        scales: scales (experts, outputs) float32 of fc1 and fc2 if they are FP8 or rounded to FP8; otherwise None.
+        scales: scales (experts, outputs) float32 of fc1 and fc2 if the weights are FP8 or rounded to FP8; otherwise
+            None.
     """
 
     def __init__(self, config: ExpertsConfig, width: int, gelu: str = "erf") -> None:
@@ -60,30 +59,30 @@ class Experts(nn.Module):
         return idle * (self.fc1.weight[0].numel() + self.fc2.weight[0].numel())
 
     def router_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., experts) of x (..., width).
+        """Return the router logits (..., experts) float32 of x (..., width).
 
-        They are float32, because two experts may be nearly equal.
+        float32 is needed because the logits of two experts may be nearly equal.
         """
         return F.linear(x.float(), self.router.weight.float(), self.router.bias.float())
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Select the experts of each token, best first.
+        """Select the experts of each token. The expert with the highest logit comes first.
 
         Returns:
-            Weights (..., experts_per_token) float32 and indices (..., experts_per_token) int64.
+            Weights (..., experts_per_token) float32 and expert indices (..., experts_per_token) int64.
         """
         best, chosen = self.router_logits(x).topk(self.config.experts_per_token, dim=-1)
         return best.softmax(-1), chosen
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (..., width) to the same shape."""
+        """Map (..., width) to the same shape with the experts of each token."""
         flat = x.flatten(0, -2)
         weights, chosen = self.route(flat)
         mixed = self._one_by_one if x.device.type == "cpu" else self._all_at_once
         return mixed(flat, weights, chosen).to(x.dtype).view_as(x)
 
     def _one_by_one(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Apply each expert to the tokens that selected it, one expert after another."""
+        """Apply each expert to the tokens that selected it, one expert after another (on CPUs)."""
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         counts = chosen.flatten().bincount(minlength=len(self.fc1.weight)).tolist()
@@ -95,7 +94,7 @@ class Experts(nn.Module):
         return torch.zeros_like(x, dtype=torch.float32).index_add_(0, tokens, weighted)
 
     def _all_at_once(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Apply all experts to all tokens. CUDA graphs can capture this."""
+        """Apply all experts to all tokens. Shapes are fixed, so CUDA graphs can capture this computation."""
         share = torch.zeros(len(x), len(self.fc1.weight), device=x.device).scatter_(1, chosen, weights)
         sums = []
         for start in range(0, len(x), _ROWS_AT_ONCE):
@@ -105,12 +104,12 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Apply one or all experts to x (rows, width). `rows` are the indices of these rows."""
+        """Apply one or all experts to x (rows, width). `rows` are their batch indices, for LoRA adapters."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 
     def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Compute the first or second GEMM of one or all experts. See `_expert` for the arguments."""
+        """Compute the first or second GEMM of one or all experts for x (rows, inputs)."""
         weight = (self.fc1, self.fc2)[second].weight[which]
         if weight.dtype == E4M3:
             assert self.scales is not None

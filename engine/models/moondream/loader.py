@@ -20,7 +20,7 @@ from saccade.engine.models.protocol import LoadedModel, Refiner
 
 
 def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Load config.json, model.safetensors, tokenizer.json and the optional synonyms.json.
+    """Load a Moondream model folder: config.json, weights, tokenizer.json and the optional synonyms.json.
 
     Raises:
         ModelFilesError: if a file cannot be read, or the files are inconsistent.
@@ -48,16 +48,18 @@ def load_moondream(folder: Path, device: torch.device, dtype: torch.dtype) -> Lo
 def refiner_loader(model: Moondream) -> Callable[[Path], Refiner] | None:
     """Return a function that reads a refiner file for the model.
 
-    Return None if its vision encoder does not support one.
+    Return None if the model's vision encoder is a detector, because a refiner needs vision transformer features.
     """
     return partial(load_refiner, tower=model.vision) if isinstance(model.vision, VisionTower) else None
 
 
 def _refuse_older_prompts(folder: Path) -> None:
-    """Reject a published revision with an old prompt format. Its Python code is searched for a name, but not run.
+    """Reject a published revision with an old prompt format.
+
+    The revision's Python file is searched for the name of the current tokenizer, but never executed.
 
     Raises:
-        ModelFilesError: if weights and prompts belong to different tokenizers.
+        ModelFilesError: if the weights need an older tokenizer than the prompt templates.
     """
     code = folder / "moondream.py"  # this file is searched, but never run
     if not code.is_file() or PUBLISHED in code.read_text(encoding="utf-8", errors="replace"):

@@ -1,4 +1,4 @@
-"""The Moondream model: vision encoder, text decoder and region heads. Loads the weights from a folder."""
+"""The Moondream model (vision encoder, text decoder and region heads), and functions that load its weights."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Moondream(nn.Module):
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes of the model that the scheduler needs."""
+        """Model sizes and token IDs that the scheduler needs."""
         return self.config.limits
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device on which the weights are stored."""
         return self.text.wte.device
 
     def coord_eos_head(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,11 +63,11 @@ class Moondream(nn.Module):
         return torch.stack(weight), torch.stack(bias)
 
     def coord_eos_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., 2) float32 of the coordinate token and the end token."""
+        """Return the logits (..., 2) float32 of the coordinate token and the end token for hidden states (..., dim)."""
         return F.linear(self.text.post_ln(hidden), *self.coord_eos_head()).float()
 
     def n_parameters(self) -> int:
-        """Return the number of weights."""
+        """Return the number of weights of the model."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
@@ -77,11 +77,11 @@ class Moondream(nn.Module):
 
 
 def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
-    """Load a model from a folder: config.json and the weights (model.safetensors or shards).
+    """Load a Moondream model from a folder with config.json and weights (model.safetensors or shards).
 
     Raises:
         ModelConfigError: if config.json is not a valid Moondream configuration.
-        CheckpointError: for the first tensor that is missing, unknown or of another shape.
+        CheckpointError: for the first tensor that is missing, unknown or has another shape.
     """
     with ExitStack() as files:
         model, stored, path = open_checkpoint(folder, files)
@@ -103,33 +103,33 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
 
 
 def _keeps_fp8(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the FP8 experts of a checkpoint stay in FP8, which kernels support with half-precision weights."""
+    """Return whether the FP8 experts of a checkpoint stay in FP8: on a CUDA GPU with FP8 and a 16-bit `dtype`."""
     return device.type == "cuda" and dtype.itemsize == 2 and supports_fp8(device)
 
 
 def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: bool) -> torch.Tensor:
-    """Read a tensor, and convert it to a dtype on a device. With `kept`, FP8 experts stay in FP8."""
+    """Read a tensor, and move it to a device and dtype. With `kept`, FP8 experts stay in FP8."""
     return stored.codes().to(device) if kept and stored.codes is not None else stored.read().to(device, dtype)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor at an aligned address. The last bit of GEMM results may depend on the alignment."""
+    """Return the tensor at an aligned address, because the last bit of GEMM results may depend on the alignment."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str, StoredTensor], Path]:
-    """Open a checkpoint, and check that it matches its configuration.
+    """Open a checkpoint, and check that its tensors match config.json.
 
     Args:
         folder: the model folder.
-        files: exit stack that closes the files.
+        files: exit stack that closes the weight files.
 
     Returns:
-        The model on the meta device (without weights), the stored tensors, and the path of the weights.
+        Model on the meta device (without weights), stored tensors, and path of the weights file.
 
     Raises:
-        ModelConfigError: see `load`.
-        CheckpointError: see `load`.
+        ModelConfigError: if config.json is not a valid Moondream configuration.
+        CheckpointError: for the first tensor that is missing, unknown or has another shape.
     """
     MoondreamConfig.from_file(folder / "config.json")  # report errors in the configuration first
     try:
@@ -154,7 +154,7 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
 
 
 def _family(config: MoondreamConfig, newer: bool, stored: Mapping[str, StoredTensor]) -> str:
-    """Return the name of the published model, its dtypes and other properties for display."""
+    """Return a line for display: the name of the published model, its dtypes and its special parts."""
     if config.vision.stem == "picodet":
         return ""
     name = "Moondream 3.1" if newer else "Moondream 3 (preview)" if config.text.moe else "Moondream 2"

@@ -1,6 +1,6 @@
-"""Translates tensor names of Moondream 3.1 to names of Moondream 3.
+"""Translates the tensor names of Moondream 3.1 checkpoints to the names of Moondream 3.
 
-A Moondream 3.1 checkpoint has no `model_type`, so it is recognized by its tensors. Its names are those of checkpoints
+A Moondream 3.1 checkpoint has no `model_type`, so its tensor names identify it. These names are those of checkpoints
 from 2024, plus names for experts and attention temperature. Two tables of Fourier features are stored transposed.
 """
 
@@ -52,12 +52,12 @@ _RULES = tuple(
 
 
 def is_3_1(names: Mapping[str, Any]) -> bool:
-    """Return whether these tensor names belong to Moondream 3.1."""
+    """Return whether the tensor names of a checkpoint are those of Moondream 3.1."""
     return any(_SIGNS.match(name) for name in names)
 
 
 def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors with the names and layout of Moondream 3. Tensors with unknown names do not change."""
+    """Return Moondream 3.1 tensors with the names and layout of Moondream 3. Unknown names do not change."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in held.items():
         ours = next((rule.sub(to, name) for rule, to in _RULES if rule.fullmatch(name)), name)
@@ -73,7 +73,7 @@ def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def facts(held: Mapping[str, StoredTensor]) -> dict[str, dict[str, Any]]:
-    """Return configuration values that are determined by the translated tensors, by section."""
+    """Return the configuration values that a Moondream 3.1 checkpoint implies, by section and field."""
     experts = {
         int(name.split(".")[2]): tensor.shape
         for name, tensor in held.items()

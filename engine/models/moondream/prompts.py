@@ -29,7 +29,7 @@ _SMALL = 4096  # only small random test models have a smaller vocabulary
 
 
 class TokenizerError(ModelFilesError):
-    """A model's tokenizer is missing or damaged."""
+    """Error: a model's tokenizer is missing, corrupt, or does not match its prompt templates."""
 
 
 class TextTokenizer(Protocol):
@@ -60,8 +60,9 @@ class FileTokenizer:
 def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
     """Return the tokenizer of a model folder.
 
-    It is the first of these that matches the configuration: tokenizer.json in the folder, or the tokenizer of
-    `PUBLISHED` on the hub. A tiny test model uses code points instead.
+    The function tries tokenizer.json in the folder, then downloads the tokenizer of `PUBLISHED` from the Hugging Face
+    Hub. The tokenizer must match the prompt templates in config.json. Tiny test models need no file: they use Unicode
+    code points as tokens.
 
     Raises:
         TokenizerError: if no tokenizer matches. The message says what to do.
@@ -93,7 +94,7 @@ def _read(path: Path) -> FileTokenizer:
 
 
 def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
-    """Return why a tokenizer does not match the prompt templates, or None if it does.
+    """Return why a tokenizer does not match the prompt templates, or None if it matches.
 
     The token IDs of the templates must decode to the expected words.
     """
@@ -115,7 +116,7 @@ def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
 class CodePointTokenizer:
     """Tokenizer for test models without tokenizer.json.
 
-    It encodes a character as 100 + code point and decodes to `<id>`.
+    The token ID of a character is its code point + 100. Decoding returns the IDs as text, such as `<197>`.
     """
 
     def encode(self, text: str) -> list[int]:
@@ -128,7 +129,10 @@ class CodePointTokenizer:
 
 
 class MoondreamPrompts:
-    """Prompts of one model, made of its templates and the encoded text. A `closed` model supports only labels."""
+    """Prompts of one model: token IDs of the prompt templates around encoded text.
+
+    A `closed` model supports only labels.
+    """
 
     __slots__ = ("_closed", "_config", "_path_tokens", "_templates", "_tokenizer", "_vocab_size", "eos_id")
 
@@ -144,8 +148,8 @@ class MoondreamPrompts:
     def can(self, skill: str) -> bool:
         """Return whether the model supports a skill.
 
-        'detect', 'point', 'segment', 'query' and 'caption' need a template. 'gaze' needs none: its prompt is plain text
-        for every model that supports 'point'.
+        'detect', 'point', 'segment', 'query' and 'caption' need a prompt template. 'gaze' is supported by every model
+        that supports 'point', because its prompt is plain text.
         """
         if skill in ("detect", "point", "gaze") and self._config.in_words:
             return False  # unsupported: these models have no coordinate token to start an object
@@ -154,9 +158,12 @@ class MoondreamPrompts:
         return bool(self._templates.get(skill))
 
     def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt that asks for all objects with a label. References precede the label.
+        """Return the token IDs of the prompt that asks for all objects with a label. References precede the label.
 
-        `skill` is 'detect' or 'point'.
+        Args:
+            skill: 'detect' or 'point'.
+            label: name or phrase that describes the objects.
+            refs: points and boxes that show where to search, as fractions of the image.
 
         Raises:
             PromptError: if there are references and the model supports only labels.
@@ -167,12 +174,11 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(f" {label}"), *template["suffix"]]
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
-        """Return the prompt for a question.
+        """Return the token IDs of the prompt for a question.
 
-        The question is encoded without a space before it. `query_suffixes` suffix tokens follow it.
-
-        With `reasoning`, the thinking token replaces the last suffix token. Models with plain-text prompts use a space
-        before the question, and one suffix.
+        The question is encoded without a leading space. `query_suffixes` suffix tokens follow. With `reasoning`, the
+        thinking token replaces the last of them. Models with plain-text prompts encode a leading space, and have one
+        suffix token.
         """
         template, config = self._templates["query"], self._config
         if config.in_words:
@@ -182,15 +188,15 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the prompt that asks for an outline: the references, then the label without a space before it."""
+        """Return the token IDs of the outline prompt: references, then the label without a leading space."""
         template = self._templates["segment"]
         return [*template["prefix"], *self._marks(refs), *self.ids(label), *template["suffix"]]
 
     @property
     def path_tokens(self) -> PathTokens:
-        """All tokens of the vocabulary that are a path command, a minus sign or an integer.
+        """Token IDs of the SVG path language: all tokens that decode to a command, a minus sign or an integer.
 
-        Whitespace around them is ignored.
+        Whitespace around the decoded text is ignored.
         """
         if self._path_tokens is None:
             commands, minus, numbers = dict[int, str](), list[int](), dict[int, int]()
@@ -207,12 +213,15 @@ class MoondreamPrompts:
         return self._path_tokens
 
     def _marks(self, refs: Sequence[Ref]) -> list[int]:
-        """Return placeholder tokens for references: two for a point, three for a box. Their embeddings are replaced."""
+        """Return placeholder token IDs for references (two for a point, three for a box).
+
+        Encoded values replace their embeddings.
+        """
         config = self._config
         return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return the centres of all references, and the sizes of boxes, by position in the prompt."""
+        """Return the centres of all references, and the sizes of box references, by position in the prompt."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:
@@ -224,7 +233,7 @@ class MoondreamPrompts:
 
     @property
     def reasoning(self) -> ReasoningTokens | None:
-        """Special tokens for reasoning, or None for older checkpoints without an answer token."""
+        """Special tokens for reasoning, or None for older checkpoints that have no answer token."""
         config, template = self._config, self._templates.get("query") or {}
         suffix = tuple(template.get("post_reasoning_prefix", template.get("suffix", ())))
         if suffix[:1] != (config.answer_id,):
@@ -239,16 +248,16 @@ class MoondreamPrompts:
         )
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Return the gaze prompt, which is plain text, and its coordinates.
+        """Return the token IDs of the gaze prompt, and the eye's coordinates by position in the prompt.
 
-        Both are those of `detect_gaze` in the reference implementation.
+        The prompt is the plain text of `detect_gaze` in the reference implementation.
         """
         before, after = self.ids("\n\nPoint:"), self.ids(" gaze\n\n")
         ids = [*before, self._config.coord_id, self._config.coord_id, *after]
         return ids, {len(before): (eye[0],), len(before) + 1: (eye[1],)}
 
     def caption(self, length: str) -> list[int]:
-        """Return the prompt for a caption of this length, such as 'short'.
+        """Return the token IDs of the prompt for a caption of this length, such as 'short'.
 
         Raises:
             PromptError: if the model does not support the length.
@@ -263,7 +272,7 @@ class MoondreamPrompts:
         return self._tokenizer.encode(words)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of the token IDs of an answer."""
+        """Return the decoded text of an answer's token IDs."""
         return self._tokenizer.decode(ids)
 
     def wrap(self, skill: str, words: str) -> list[int]:

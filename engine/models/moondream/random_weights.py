@@ -1,4 +1,4 @@
-"""Moondream models with random weights, to measure the speed of a model shape."""
+"""Moondream models with random weights, for measurements of speed without a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FREQUENCY = 10.0
 def random_moondream(
     device: torch.device, dtype: torch.dtype, config: MoondreamConfig | None = None, seed: int = 0
 ) -> LoadedModel:
-    """Return a model with random weights. By default it has the shape of Moondream 2. Each character is one token."""
+    """Return a model with random weights and, by default, the shape of Moondream 2. Each character is one token."""
     config = config or MoondreamConfig()
     model = random_model(config, device, dtype, seed)
     prompts = MoondreamPrompts(config.tokenizer, CodePointTokenizer(), vocab_size=config.text.vocab_size)
@@ -33,17 +33,18 @@ def random_moondream(
 def random_moondream_3(
     device: torch.device, dtype: torch.dtype, config: MoondreamConfig | None = None, seed: int = 0
 ) -> LoadedModel:
-    """Return a model with random weights.
+    """Return a model with random weights and, by default, the shape of Moondream 3.
 
-    By default it has the shape of Moondream 3 (9.3 B, 8 of 64 experts per token).
+    Moondream 3 has 9.3 billion weights, and uses 8 of its 64 experts per token.
     """
     return random_moondream(device, dtype, config or MOONDREAM_3, seed)
 
 
 def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
-    """Return a model with random weights. Its layers preserve the scale of their inputs.
+    """Return a model with random weights, scaled so that each layer preserves the scale of its inputs.
 
-    Answers differ in length, because the decision to start another object depends on the image and on earlier objects.
+    Object lists differ in length, because the probability of another object depends on the image and on earlier
+    objects.
     """
     with torch.device("meta"):
         model = Moondream(config)

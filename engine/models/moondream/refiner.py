@@ -1,13 +1,13 @@
-"""Outline refiner: improves the mask of a coarse outline in five rounds, using image features (a head of Moondream 3).
+"""Outline refiner (a head of Moondream 3): improves the mask of a coarse outline in five rounds, using image features.
 
-    image → the vision encoder's features (an early block and the last) ┐
-    mask  → convolutions ───────────────────────────────────────────────┴→ two transformer blocks with tokens
-          ↑                                                                 → four masks and their predicted IoU
-          └──────────────────── the best mask's probabilities ←────────────┘
+    image → features of an early block and of the last block of the vision encoder ┐
+    mask  → convolutions ──────────────────────────────────────────────────────────┴→ two transformer blocks
+          ↑                                                                          → four masks, predicted IoUs
+          └──────────────────── probabilities of the best mask ←─────────────────────┘
 
 The head is a mask decoder like that of SAM (Kirillov et al. 2023), with fused features like HQ-SAM (Ke et al. 2023). It
-computes in float32. It is not tested with published weights. The published file names the parts of the head, but does
-not define everything. Assumptions are: the order of the tokens (IoU token first, as in SAM) and the activation (GELU).
+computes in float32. It is not tested with published weights, because the published file does not define every detail.
+Assumptions: GELU activation, and the IoU token as first token, as in SAM.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Attention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Map queries (rows, queries, dim), and keys and values (rows, keys, dim), to (rows, queries, dim)."""
+        """Map queries (rows, queries, dim), and keys and values (rows, keys, dim), to outputs (rows, queries, dim)."""
         parts = ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
         heads = [layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer, x in parts]
         return self.out_proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
@@ -61,9 +61,9 @@ class _Block(nn.Module):
     def forward(
         self, tokens: torch.Tensor, image: torch.Tensor, token_pe: torch.Tensor, image_pe: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map tokens (rows, tokens, dim) and image features (rows, places, dim) to the same shapes.
+        """Map tokens (rows, tokens, dim) and image features (rows, positions, dim) to the same shapes.
 
-        Position embeddings are added to queries and keys.
+        The position embeddings `token_pe` and `image_pe` are added to queries and keys.
         """
         q = tokens + token_pe
         tokens = self.norm1(tokens + self.output_self_attn(q, q, tokens))
@@ -78,12 +78,11 @@ class _LayerNorm2d(nn.LayerNorm):
     """Layer norm over the channels of (rows, channels, height, width)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map to the same shape."""
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class _Fusion(nn.Module):
-    """Combines the last features and the features of an early block into one feature map."""
+    """Combines the features of an early and of the last encoder block into one feature map."""
 
     def __init__(self, enc_dim: int, dim: int, inner: int) -> None:
         super().__init__()
@@ -104,16 +103,16 @@ class _MaskEncoder(nn.Module):
 
 
 class MaskRefiner(nn.Module):
-    """Network that refines the mask of an outline.
+    """Network that refines the mask of a segmentation outline.
 
     Args:
-        enc_dim: width of the features of the vision encoder.
-        dim: width of a token of the refiner.
-        grid: number of features along a side of a crop.
-        fused: number of channels between the two convolutions of the fusion.
+        enc_dim: width of the vision encoder's features.
+        dim: width of the refiner's tokens.
+        grid: number of features along one side of a crop.
+        fused: number of channels between the two convolutions that fuse the features.
 
     Attributes:
-        early_block: see `Refiner`.
+        early_block: index of the encoder block whose features are used in addition to the last features.
     """
 
     def __init__(self, enc_dim: int = 1152, dim: int = 256, grid: int = 27, fused: int = 256) -> None:
@@ -138,7 +137,7 @@ class MaskRefiner(nn.Module):
         self.iou_head = _dense(dim, dim, dim, _MASKS)
 
     def fuse(self, early: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Combine the features, each (1, grid², enc_dim), into one feature map (1, dim, grid, grid) for all rounds."""
+        """Combine early and last features, each (1, grid², enc_dim), into one feature map (1, dim, grid, grid)."""
 
         def placed(x: torch.Tensor) -> torch.Tensor:
             return x.transpose(1, 2).view(1, -1, self.grid, self.grid)
@@ -147,14 +146,14 @@ class MaskRefiner(nn.Module):
         return self.hq_fusion.fusion(torch.cat([image, seen], dim=1))  # type: ignore[no-any-return]
 
     def round(self, image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one round of refinement.
+        """Run one round of mask refinement.
 
         Args:
             image: (1, dim, grid, grid) feature map from `fuse`.
-            mask: (1, 1, size, size) mask of the round before, from 0 to 1.
+            mask: (1, 1, size, size) mask of the previous round, from 0 to 1.
 
         Returns:
-            Logits (1, 4, size, size) of four masks, and their predicted IoU (1, 4).
+            Logits (1, 4, size, size) of four masks, and their predicted IoUs (1, 4).
         """
         coded = mask
         for layer in self.mask_encoder.children():
@@ -179,12 +178,12 @@ class MaskRefiner(nn.Module):
         """Return the refined mask.
 
         Args:
-            early: (1, grid², enc_dim) features after the block `early_block` of the vision encoder.
-            last: (1, grid², enc_dim) features after its last norm.
+            early: (1, grid², enc_dim) features after block `early_block` of the vision encoder.
+            last: (1, grid², enc_dim) features after the last norm of the vision encoder.
             mask: (size, size) float32 coarse mask, from 0 to 1.
 
         Returns:
-            (size, size) float32 probability that a pixel belongs to the object.
+            (size, size) float32 probability that each pixel belongs to the object.
         """
         image, mask = self.fuse(early.float(), last.float()), mask[None, None]
         for _ in range(ROUNDS):
@@ -203,11 +202,11 @@ def _dense(*widths: int) -> nn.Sequential:
 
 
 def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
-    """Read a published refiner: a torch file with tensors under `head`. No pickled code runs.
+    """Read a published outline refiner: a torch file with tensors under `head`. No pickled code runs.
 
     Args:
-        path: the file.
-        tower: the vision encoder that computes the features. The refiner is moved to its device.
+        path: the refiner file.
+        tower: vision encoder that computes the image features. The refiner is moved to its device.
 
     Raises:
         ModelFilesError: if the file cannot be read or does not match the vision encoder.
@@ -229,7 +228,7 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
         ours = f"this model has {tower.config.grid}² features of width {tower.config.enc_dim}"
         raise ModelFilesError(
             f"{path}: the refiner expects {side}² features of width {inputs} and tokens of width {dim}; "
-            f"{ours} and needs tokens of a multiple of 32"
+            f"{ours} and needs a token width that is a multiple of 32"
         )
     with torch.device("meta"):
         made = MaskRefiner(inputs, dim, side, fused)
@@ -241,9 +240,9 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
 
 
 def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
-    """Assign the stored tensors to the names of `MaskRefiner`.
+    """Map the tensors of a refiner file to the parameter names of `MaskRefiner`.
 
-    A tensor with an unknown name is assigned to the next parameter of the same part, kind (weight or bias) and shape.
+    A tensor with an unknown name is mapped to the next parameter of the same part, kind (weight or bias) and shape.
     """
     held = {key: tensor for name, tensor in held.items() for key, tensor in _split(name, tensor)}
     found = {}
@@ -258,19 +257,19 @@ def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], pa
         found[name] = held.pop(taken)
     if held:
         name = next(iter(held))
-        raise ModelFilesError(f"{path}: tensor '{name}' {list(held[name].shape)} does not belong to a refiner")
+        raise ModelFilesError(f"{path}: tensor '{name}' {list(held[name].shape)} is not part of a refiner")
     return found
 
 
 def _split(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Split a joined projection of queries, keys and values into three tensors."""
+    """Split a combined projection of queries, keys and values into three tensors. Return other tensors unchanged."""
     if "in_proj_" not in name or tensor.shape[0] % 3:
         return [(name, tensor)]
     return [(name.replace("in_proj_", f"{k}_proj."), part) for k, part in zip("qkv", tensor.chunk(3), strict=True)]
 
 
 def _part(name: str) -> str:
-    """Return the part of the head to which a tensor name belongs."""
+    """Return the part of the refiner to which a tensor name belongs."""
     words = name.split(".")
     depth = {"transformer_blocks": 3, "hq_fusion": 2, "mask_mlps": 2}.get(words[0], 1)
     return ".".join(words[:depth])

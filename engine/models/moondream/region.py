@@ -16,25 +16,25 @@ from saccade.engine.models.moondream.layers import Mlp
 
 
 def fourier_features(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """Return Fourier features (..., 2f) of x (..., n) with frequencies (n, f) (Tancik et al. 2020, arXiv:2006.10739).
+    """Return Fourier features (..., 2f) of x (..., n) for frequencies (n, f) (Tancik et al. 2020, arXiv:2006.10739).
 
-    They are computed in float32, because a bin of 1/1024 needs more precision than bfloat16 has.
+    The computation is in float32, because coordinates in steps of 1/1024 need more precision than bfloat16 has.
     """
     angles = 2 * math.pi * (x.float().unsqueeze(-1) * frequencies.float()).sum(-2)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Return the size of a bin as a fraction of the image: 2^(bin / (n_bins - 1) · 10 - 10), in float32."""
+    """Convert the index of a size bin to a fraction of the image: 2^(bin / (n_bins - 1) · 10 - 10), in float32."""
     return size_values(n_bins, bins.device)[bins]
 
 
 @functools.cache
 def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
-    """Return the sizes (n_bins,) float32 of all bins. The table is read-only.
+    """Return the sizes (n_bins,) float32 of all size bins, as fractions of the image. The table is read-only.
 
-    A table gives equal values everywhere. Computed powers would differ in the last bit between devices and kernels, but
-    drafts are compared exactly.
+    All devices use this table. If each device computed the powers, the last bits could differ, and drafts are compared
+    exactly.
     """
     with torch.inference_mode(False):  # a tensor created in inference mode could not be used in training
         bins = torch.arange(n_bins, device="cpu")
@@ -42,16 +42,16 @@ def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
 
 
 def size_bin(size: torch.Tensor, n_bins: int) -> torch.Tensor:
-    """Return the nearest bin of a size; the inverse of `size_value`. Sizes below 2^-10 belong to bin 0."""
+    """Return the index of the nearest size bin; the inverse of `size_value`. Sizes below 2^-10 belong to bin 0."""
     scaled = (size.clamp(min=2.0**-10).log2() + 10.0) / 10.0 * (n_bins - 1)
     return scaled.round().long().clamp(0, n_bins - 1)
 
 
 class RegionHeads(nn.Module):
-    """Encodes coordinates and sizes as embeddings, and decodes bins from hidden states (before the last norm).
+    """Encodes coordinates and sizes as embeddings, and decodes them as bins from hidden states (before the last norm).
 
     Args:
-        config: configuration in which `reads` is resolved; "" means "raw".
+        config: configuration of the heads. `reads` "" means "raw".
         post_ln: last norm of the text decoder, used if `reads` is "post_ln_ln".
     """
 
@@ -72,45 +72,48 @@ class RegionHeads(nn.Module):
         self.size_decoder = _decoder(config, config.size_out_dim)
 
     def encode_coord(self, value: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (..., dim) of coordinates (..., 1) in 0..1."""
+        """Return embeddings (..., dim) of coordinates (..., 1) from 0 to 1."""
         return self.coord_encoder(fourier_features(value, self.coord_features).to(self.coord_encoder.weight.dtype))  # type: ignore[no-any-return]
 
     def encode_size(self, value: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (..., dim) of (width, height) pairs (..., 2) in 0..1."""
+        """Return embeddings (..., dim) of (width, height) pairs (..., 2) from 0 to 1."""
         return self.size_encoder(fourier_features(value, self.size_features).to(self.size_encoder.weight.dtype))  # type: ignore[no-any-return]
 
     def coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the most likely coordinate (..., 1) float32: index of the best bin / number of bins."""
+        """Return the coordinate (..., 1) float32 for hidden states (..., dim): most likely bin / number of bins."""
         logits = self.decode_coord(hidden)
         return (logits.argmax(-1, keepdim=True) / logits.shape[-1]).float()
 
     def size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the most likely width and height (..., 2) float32."""
+        """Return the most likely width and height (..., 2) float32 for hidden states (..., dim), from 0 to 1."""
         logits = self.decode_size(hidden)
         return size_value(logits.argmax(-1), logits.shape[-1])
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """The possible inputs of the decoders (`RegionConfig.reads`). The first one is in use."""
+        """Possible transformations from hidden states to decoder inputs (`RegionConfig.reads`).
+
+        The first one is in use.
+        """
         given = next(name for name, norms in self._norms.items() if norms == self.norms)
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Select the input of the decoders, one of `readings`. Backends that are created later also use it."""
+        """Select one of `readings` as transformation from hidden states to decoder inputs."""
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the input of the decoders for hidden states (..., dim); see `RegionConfig.reads`."""
+        """Transform hidden states (..., dim) to inputs of the region decoders; see `RegionConfig.reads`."""
         for norm in self.norms:
             hidden = norm(hidden)
         return hidden
 
     def decode_coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., coord_out_dim) of all coordinate bins."""
+        """Return the logits (..., coord_out_dim) of all coordinate bins for decoder inputs (..., dim)."""
         return self.coord_decoder(self.read(hidden))  # type: ignore[no-any-return]
 
     def decode_size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., 2, size_out_dim / 2) of all width bins and all height bins."""
+        """Return the logits (..., 2, size_out_dim / 2) of the width and height bins for decoder inputs (..., dim)."""
         return self.size_decoder(self.read(hidden)).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
 
 

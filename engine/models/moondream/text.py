@@ -1,10 +1,10 @@
 """Text decoder of Moondream.
 
-In each block, attention and MLP run in parallel after one norm. RoPE rotates a part of each head. Attention is
-bidirectional in the image prefix. Moondream 3 adds an attention temperature and a mixture of experts.
+In each block, attention and MLP are computed in parallel from the same normed input. RoPE rotates a part of each head.
+Attention is bidirectional in the image prefix. Moondream 3 adds an attention temperature and a mixture of experts.
 
-`run_blocks` defines the decoder once for all backends. `TextDecoder` runs it with PyTorch modules. CPU and CUDA
-backends supply faster parts.
+`run_blocks` defines the sequence of operations for all backends. `TextDecoder` implements the operations with PyTorch
+modules. The CPU and CUDA backends implement faster ones.
 
 The behaviour is that of the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream). The
 attention temperature is that of vLLM's moondream3.py (Apache-2.0).
@@ -30,11 +30,11 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class Layer(Protocol):
-    """Weights of a decoder block in the format of a backend."""
+    """Weights of a decoder block, in the format of a backend."""
 
     @property
     def temperature(self) -> object | None:
-        """Attention temperature of the block, or None."""
+        """Attention temperature of the decoder block, or None."""
         ...
 
 
@@ -43,33 +43,35 @@ C = TypeVar("C", contravariant=True)
 
 
 class BlockOps(Protocol[L, C]):
-    """The parts of a decoder block, implemented by a backend. An object contains the residual and the token positions.
+    """The operations of a decoder block, as a backend implements them.
 
-    The values passed between the parts (normed states, heads, attention output) have the format of the backend.
+    An instance stores the residual and the token positions.
+
+    The values passed between the operations (normed states, heads, attention output) have the format of the backend.
     """
 
     def norm(self, layer: L) -> Any:
-        """Return the layer norm of the residual. It is the input of both attention and MLP."""
+        """Return the layer norm of the residual, which is the input of both attention and MLP."""
         ...
 
     def heads(self, layer: L, normed: Any, kv_only: bool) -> Any:
-        """Return queries, keys and values before RoPE. With `kv_only`, the queries may be missing."""
+        """Return queries, keys and values before RoPE. With `kv_only`, the result needs no queries."""
         ...
 
     def temper(self, layer: L, heads: Any) -> Any:
-        """Multiply the queries and values by the factors of the attention temperature, and return the heads."""
+        """Multiply queries and values by the factors of the attention temperature. Return the new heads."""
         ...
 
     def write_kv(self, layer: L, heads: Any, cache: C) -> None:
-        """Apply RoPE to the keys, and store keys and values in the cache. Attention is not computed."""
+        """Apply RoPE to the keys, and store keys and values in the KV cache. Attention is not computed."""
         ...
 
     def attend(self, layer: L, heads: Any, cache: C) -> Any:
-        """Apply RoPE, store keys and values in the cache, and return the output of attention."""
+        """Apply RoPE to queries and keys, store keys and values in the KV cache, and return the attention output."""
         ...
 
     def add(self, layer: L, seen: Any, normed: Any) -> None:
-        """Add the projected output of attention, and the output of the MLP or experts, to the residual."""
+        """Add two terms to the residual: the projected attention output, and the output of the MLP or experts."""
         ...
 
 
@@ -79,7 +81,7 @@ def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *,
     Args:
         layers: the blocks.
         caches: KV cache layer of each block.
-        ops: implementation of the parts by a backend.
+        ops: operations of a backend.
         kv_only: whether the last block computes only keys and values.
     """
     for number, (layer, cache) in enumerate(zip(layers, caches, strict=True), start=1):
@@ -95,11 +97,11 @@ def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *,
 
 
 class Temperature(nn.Module):
-    """Attention temperature of Moondream 3: a factor for the queries and for the values of each head.
+    """Attention temperature of Moondream 3: a factor for the queries, and one for the values, of each head.
 
-    The factors depend on the position and on the token. With p = ½ + sigmoid(alpha · log(position + 1)), the factor of
-    a query is tanh(gelu(qkv) · wqᵀ) + p. The factor of a value uses wv instead of wq. GELU is exact. All computations
-    are float32.
+    The factors depend on the position and the token. With p = ½ + sigmoid(alpha · log(position + 1)), the factor of a
+    query is tanh(gelu(qkv) · wqᵀ) + p. The factor of a value uses wv instead of wq. GELU is exact. All computations are
+    float32.
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -125,7 +127,7 @@ class Temperature(nn.Module):
 
 
 class Attention(nn.Module):
-    """Weights of self-attention. RoPE rotates the first half of each head."""
+    """Weights of the text decoder's self-attention. RoPE rotates the first half of each head."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -137,7 +139,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Weights of the decoder block with index `number`."""
+    """Weights of the text decoder's block with index `number`."""
 
     def __init__(self, config: TextConfig, number: int) -> None:
         super().__init__()
@@ -151,19 +153,19 @@ class Block(nn.Module):
 
     @property
     def temperature(self) -> Temperature | None:
-        """Attention temperature of the block, or None."""
+        """Attention temperature of the decoder block, or None."""
         return self.attn.tau if self.attn.config.tau else None
 
 
 @dataclass(slots=True)
 class _ModuleOps:
-    """`BlockOps` with PyTorch modules, on any device and dtype. Gradients are supported.
+    """Operations of a decoder block with PyTorch modules, for any device and dtype. Gradients are supported.
 
     Attributes:
-        x: (rows, length, dim), the residual.
-        positions: (rows, length) or (length,).
+        x: (rows, length, dim) residual.
+        positions: (rows, length) or (length,) token positions.
         rotation: RoPE tables for the positions.
-        mask: see `TextDecoder.forward`.
+        mask: attention mask; see `TextDecoder.forward`.
         alone: whether x attends only to itself, without a KV cache.
     """
 
@@ -216,16 +218,16 @@ class _ModuleOps:
 
 @dataclass(slots=True, frozen=True)
 class Joined:
-    """Joined weights of a decoder block: attention and MLP have one input matrix and one output matrix.
+    """Concatenated weights of a decoder block: one input matrix and one output matrix for both attention and MLP.
 
     In a block with a mixture of experts, the matrices contain only attention.
 
     Attributes:
         into: weight (heads and MLP, dim) of the input matrix; the heads come first.
-        into_bias: (heads and MLP,).
+        into_bias: (heads and MLP,) bias.
         out: weight (dim, dim + ff_dim) of the output matrix; attention comes first.
-        out_bias: (dim,).
-        experts: the mixture of experts, or None.
+        out_bias: (dim,) bias.
+        experts: mixture of experts, or None.
     """
 
     into: torch.Tensor
@@ -237,7 +239,7 @@ class Joined:
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
-    """Join the matrices of a block. The weights of its modules become views of the joined weights."""
+    """Concatenate the matrices of a decoder block. The weights of its modules become views of the result."""
     attn, mlp = block.attn, block.mlp
     if isinstance(mlp, Experts):
         qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))
@@ -248,7 +250,7 @@ def join(block: Block) -> Joined:
 
 
 def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
-    """Let the modules of a block use its joined matrices, in any dtype."""
+    """Replace the weights of a block's modules by views of its concatenated matrices, which may have any dtype."""
     attn, mlp = block.attn, block.mlp
     split, dim = attn.qkv.out_features, attn.proj.in_features
     attn.qkv.weight.data, attn.proj.weight.data = into[:split], out[:, :dim]
@@ -275,7 +277,7 @@ class TextDecoder(nn.Module):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of weights in the blocks by which each token is multiplied."""
+        """Number of block weights that are multiplied with each token. Unused experts do not count."""
         weights = sum(parameter.numel() for parameter in self.blocks.parameters())
         for block in self._blocks():
             if isinstance(block.mlp, Experts):
@@ -293,16 +295,16 @@ class TextDecoder(nn.Module):
         cache: Cache | None = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the blocks.
+        """Run the decoder blocks.
 
         Args:
             x: (rows, length, dim) embeddings.
             positions: (rows, length) int64 positions of x in their sequences.
-            cache: KV cache that stores the keys and values of x. It must already contain those of all earlier
-                positions. With None, x consists of whole sequences (training).
-            mask: bool, broadcastable to (rows, heads, length, keys), True for keys that a position attends to; or
-                numbers to add to the attention scores. By default, attention is causal, and bidirectional among the
-                first `prefix_attn` positions.
+            cache: KV cache that receives the keys and values of x, and contains those of all earlier positions. If
+                None, x consists of whole sequences (training).
+            mask: attention mask, broadcastable to (rows, heads, length, keys): bool, True for visible keys; or numbers
+                to add to the attention scores. By default, attention is bidirectional among the first `prefix_attn`
+                positions, then causal.
 
         Returns:
             (rows, length, dim) hidden states before the last norm.
@@ -318,9 +320,10 @@ class TextDecoder(nn.Module):
         return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
-        """Store the keys and values of image prefixes, which start at position 0 and have bidirectional attention.
+        """Store the keys and values of image prefixes in the KV cache.
 
-        The last block computes only keys and values, because the hidden states of an image are not needed.
+        Prefixes start at position 0 and have bidirectional attention. The last block computes only keys and values,
+        because the hidden states of an image are not needed.
 
         Args:
             x: (rows, length, dim) embeddings of the whole prefixes.
@@ -353,7 +356,7 @@ def rotation_table(config: TextConfig) -> Rotation:
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Apply RoPE to the first channels of x (rows, length, heads, dim).
 
-    The angles are (rows, length, 1, rotary_dim / 2).
+    The cosines and sines in `rotation` have the shape (rows, length, 1, rotary_dim / 2).
     """
     cosine, sine = rotation
     half = cosine.shape[-1]

@@ -1,8 +1,7 @@
-"""Vision encoder: splits an image into crops and encodes them as image tokens.
+"""Vision encoder: splits an image into crops and encodes the crops as image tokens.
 
-Crops are byte-identical with those of the reference implementation. This includes Lanczos resizing, tiling, overlap and
-stitching. The behaviour is that of the public Apache-2.0 reference implementation of Moondream
-(github.com/vikhyat/moondream).
+Crops are byte-identical with those of the public Apache-2.0 reference implementation of Moondream
+(github.com/vikhyat/moondream). This includes Lanczos resizing, tiling, overlap and stitching.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.enc_dim, config.enc_dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (crops, tokens, dim) to the same shape."""
+        """Map the tokens of crops (crops, tokens, dim) to the same shape."""
         crops, tokens, dim = x.shape
         q, k, v = self.qkv(x).view(crops, tokens, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         out = F.scaled_dot_product_attention(q, k, v)
@@ -39,7 +38,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block with norms before attention and MLP."""
+    """Transformer block of the vision encoder, with norms before attention and MLP."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -49,13 +48,13 @@ class Block(nn.Module):
         self.mlp = Mlp(config.enc_dim, config.enc_ff_dim, config.enc_dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (crops, tokens, dim) to the same shape."""
+        """Map the tokens of crops (crops, tokens, dim) to the same shape."""
         x = x + self.attn(self.ln1(x))
         return x + self.mlp(self.ln2(x))  # type: ignore[no-any-return]
 
 
 class CropReader(nn.Module):
-    """Base class of the vision encoders of Moondream models. It splits images into crops and has the sizes.
+    """Base class of Moondream vision encoders, with the size limits and the code that splits images into crops.
 
     Attributes:
         pos_emb: (1, n_tokens, …) learned position embeddings.
@@ -76,7 +75,7 @@ class CropReader(nn.Module):
 
     @property
     def crop_margin(self) -> int:
-        """Overlap of tiles on each side, in pixels."""
+        """Overlap of neighbouring tiles on each side, in pixels."""
         return self.config.overlap_margin * self.config.enc_patch_size
 
     @property
@@ -86,32 +85,35 @@ class CropReader(nn.Module):
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens per image, equal to the number of features per crop."""
+        """Number of image tokens per image, which is also the number of features per crop."""
         return self.config.n_tokens
 
     @property
     def feature_dim(self) -> int:
-        """Width of a crop's features."""
+        """Number of channels of a crop's features."""
         return self.config.enc_dim
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Return the tiling (rows, columns) of an image of this size."""
+        """Return the tiling (rows, columns) of an image of `height` × `width` pixels."""
         return tiling_of(height, width, self.config)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
-        """Split an image (height, width, 3) uint8 RGB into crops. With the tiling 1×1, only the global crop is used."""
+        """Split an image (height, width, 3) uint8 RGB into a global crop and tiles.
+
+        With the tiling 1×1, the global crop is the only crop.
+        """
         crops, tiling = make_crops(image, self.config)
         return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Normalize crops and convert them to the encoder's dtype."""
+        """Normalize crops (n, size, size, 3) uint8 and convert them to the encoder's dtype."""
         return normalize(crops, self.pos_emb.dtype)
 
 
 class VisionTower(CropReader):
     """The published vision encoder: patch embedding, transformer blocks and a projection.
 
-    The projection converts features to the width of the text decoder.
+    The projection converts features to the embedding width of the text decoder.
     """
 
     def __init__(self, config: VisionConfig) -> None:
@@ -127,7 +129,10 @@ class VisionTower(CropReader):
         return self.two_depths(crops, 0)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `DeepEncoder.two_depths`."""
+        """Return features after the block with index `block`, and features of the whole encoder, for normalized crops.
+
+        Both have the shape (crops, grid², enc_dim).
+        """
         x = early = self.patches(crops) + self.pos_emb
         for number, layer in enumerate(self.blocks):
             x = layer(x)
@@ -138,18 +143,20 @@ class VisionTower(CropReader):
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
         """Return image tokens (..., grid², proj_out_dim).
 
-        The arguments are global and local features, each (..., grid², enc_dim).
+        Args:
+            whole: (..., grid², enc_dim) features of the global crop.
+            tiles: (..., grid², enc_dim) stitched features of the tiles.
         """
         return self.proj_mlp(torch.cat([whole, tiles], dim=-1))  # type: ignore[no-any-return]
 
     def forward(self, crops: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Return the tokens (grid², proj_out_dim) of one image.
+        """Return the image tokens (grid², proj_out_dim) of one image.
 
         With the tiling 1×1, the only tile equals the global crop, so the encoder runs once.
 
         Args:
-            crops: (1 + rows · columns, 3, crop_size, crop_size), the global crop first.
-            tiling: (rows, columns).
+            crops: (1 + rows · columns, 3, crop_size, crop_size) normalized crops, the global crop first.
+            tiling: number of tiles (rows, columns).
         """
         if tiling == (1, 1):
             whole = self.features(crops[:1])[0]
@@ -157,9 +164,11 @@ class VisionTower(CropReader):
         return self.join(self.features(crops), tiling)
 
     def join(self, features: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        """Return image tokens (grid², proj_out_dim).
+        """Return the image tokens (grid², proj_out_dim) of one image from the features of its crops.
 
-        The features are (1 + tiles, grid², enc_dim), with the global crop first.
+        Args:
+            features: (1 + tiles, grid², enc_dim), the global crop first.
+            tiling: number of tiles (rows, columns).
         """
         grid = self.config.grid
         tiles = features[1:].view(-1, grid, grid, features.shape[-1])
@@ -168,7 +177,10 @@ class VisionTower(CropReader):
         return self.project(features[0], pooled)
 
     def patches(self, crops: torch.Tensor) -> torch.Tensor:
-        """Return the embedding of each patch. The values of a patch are ordered by channel, row and column."""
+        """Split crops into patches, with the values of a patch ordered by channel, row and column.
+
+        Return the embeddings.
+        """
         n, channels, _, _ = crops.shape
         grid, patch = self.config.grid, self.config.enc_patch_size
         x = crops.reshape(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
@@ -179,11 +191,11 @@ class VisionTower(CropReader):
 
 
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
-    """Return the number of tiles (rows, columns) that cover an image of `height` × `width` pixels.
+    """Return the number of tiles (rows, columns) for an image of `height` × `width` pixels.
 
     A tile has `window` pixels per side. If one side of the image is not longer than a tile, there is only one tile.
-    Otherwise the smallest sufficient tiling is enlarged towards the aspect ratio of the image, up to `max_crops` tiles.
-    If the smallest tiling has too many tiles, both sides are reduced in proportion.
+    Otherwise the smallest sufficient tiling is enlarged to match the aspect ratio of the image, up to `max_crops`
+    tiles. If the smallest tiling has too many tiles, both sides are reduced in proportion.
     """
     if height <= window or width <= window:
         return 1, 1
@@ -202,7 +214,7 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
 
 
 def tiling_of(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """Return the tiling (rows, columns) of an image of this size."""
+    """Return the tiling (rows, columns) of an image of `height` × `width` pixels."""
     margin = config.overlap_margin * config.enc_patch_size
     window = config.crop_size - 2 * margin
     return select_tiling(height - 2 * margin, width - 2 * margin, window, config.max_crops)
@@ -244,12 +256,12 @@ def normalize(crops: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def stitch(features: torch.Tensor, tiling: tuple[int, int], margin: int) -> torch.Tensor:
-    """Join the features of overlapping tiles into one map. Margins inside the image are dropped.
+    """Join the features of overlapping tiles into one feature map. Overlapping margins inside the image are dropped.
 
     Args:
         features: (rows · columns, grid, grid, dim), tiles in row-major order.
-        tiling: (rows, columns).
-        margin: overlap on each side, in features.
+        tiling: number of tiles (rows, columns).
+        margin: overlap on each side of a tile, in features.
 
     Returns:
         (rows · (grid - 2 margin) + 2 margin, columns · (grid - 2 margin) + 2 margin, dim).

@@ -1,1 +1,4 @@
-"""nano: a small Moondream model whose vision encoder is an object detector. This folder has its weights and classes."""
+"""nano: a small Moondream model with an object detector as vision encoder.
+
+This folder contains its weights and classes.
+"""

@@ -1,11 +1,11 @@
-"""Vision encoder that is an object detector. Its tokens are the best detections, and a coarse grid of the image.
+"""Vision encoder that is an object detector. Its image tokens are the best detections and a coarse grid of the image.
 
-    crops → PicoDet → best (place, class) pairs after non-maximum suppression → one token each, best first
-                   → map of stride 32, pooled to coarse × coarse              → one token each
+    crops → PicoDet → best (grid cell, class) pairs after non-maximum suppression → one token each, best first
+                   → feature map of stride 32, pooled to coarse × coarse cells    → one token each
 
-The token of a detection encodes its class, the scores of all classes at its place in the grid, its box as Fourier
-features, the previous box of the same class, and features of the detector's neck. On CUDA all shapes are fixed, and no
-loop runs over images or objects, so CUDA graphs can capture it.
+The token of a detection encodes its class, the scores of all classes in its grid cell, its box as Fourier features, the
+previous box of the same class, and features of the detector's neck. On CUDA all shapes are fixed, and no loop runs over
+images or objects. CUDA graphs can therefore capture the encoder.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Finds:
     """The best K detections in each of N crops, best first.
 
     Attributes:
-        boxes: (N, K, 4) float32 x1 y1 x2 y2 as fractions of the crop, clipped to it.
+        boxes: (N, K, 4) float32 x1 y1 x2 y2 as fractions of the crop, clipped to the crop.
         labels: (N, K) int64 class indices.
         logits: (N, K) logits of the confidence.
         alive: (N, K) bool; False for padding.
-        places: (N, K) int64 indices into `Evidence`.
-        traits: (N, K, traits) input of the `Judge`.
+        places: (N, K) int64 indices of the grid cells in `Evidence`.
+        traits: (N, K, traits) input features of the `Judge`.
     """
 
     boxes: torch.Tensor
@@ -64,11 +64,11 @@ class Finds:
 
 
 class Judge(nn.Module):
-    """Small network that corrects the score of a detection, using better detections nearby.
+    """Small network that rescores a detection by comparing it with better detections nearby.
 
-    The detector scores each place independently. A duplicate with an IoU of 0.5 may therefore have a high score.
+    The detector scores each grid cell independently. A duplicate with an IoU of 0.5 may therefore have a high score.
 
-    | AP50 on val (half for fitting, half for scoring) | without | with |
+    | AP50 on COCO val (half for fitting, half for scoring) | without rescoring | with rescoring |
     |---|---|---|
     | person | .712 | .723 |
     | face | .609 | .632 |
@@ -81,19 +81,25 @@ class Judge(nn.Module):
         self.fc2 = nn.Linear(48, 1)
 
     def forward(self, traits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return corrected logits (...) for traits (..., _TRAITS). The first trait is the logit of the detector."""
+        """Return the rescored logits (...) of detections.
+
+        Args:
+            traits: (..., _TRAITS) features of the detections. The first is the logit of the detector.
+            labels: (...) int64 class indices.
+        """
         kinds = F.one_hot(labels, self.n_classes).to(traits.dtype)
         inner = F.gelu(self.fc1(torch.cat([traits, kinds], dim=-1)), approximate="tanh")
         return traits[..., 0] * 4 + self.fc2(inner).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class DetectorTower(CropReader):
-    """Vision encoder that returns detections as tokens. It replaces `VisionTower` and uses one crop per image.
+    """Vision encoder that returns detections as image tokens. It uses one crop per image.
 
     Attributes:
-        quick_crops: whether to resize with `resize`, which is not byte-identical with Pillow, and to use fewer rows for
-            wide images. Mean AP50 on val is .572 with it and .562 without.
-        asked: class index by prompt.
+        quick_crops: whether to resize with `resize`, which is faster than Pillow, and to use fewer rows for wide
+            images. The crops are then not byte-identical with those of Pillow. Mean AP50 on val is .572 with
+            `quick_crops` and .562 without.
+        asked: class index for the token IDs of a prompt.
     """
 
     def __init__(self, config: VisionConfig) -> None:
@@ -121,13 +127,13 @@ class DetectorTower(CropReader):
         self.pos_emb = nn.Parameter(torch.zeros(1, config.n_tokens, width))
 
     def set_crop_size(self, size: int) -> None:
-        """Set the width of all later crops in pixels. The number of tokens does not change.
+        """Set the width of all later crops in pixels. The number of image tokens does not change.
 
         Raises:
             ValueError: if `size` is not a multiple of 32 from 128 to 1280.
         """
         if not 128 <= size <= 1280 or size % 32:
-            raise ValueError(f"imgsz should be a multiple of 32 from 128 to 1280, got {size}")
+            raise ValueError(f"imgsz must be a multiple of 32 from 128 to 1280; got {size}")
         self.config = replace(self.config, crop_size=size)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
@@ -138,13 +144,17 @@ class DetectorTower(CropReader):
         return ImageCrops(resize(image, landscape_rows(height, width, size), size)[None], (1, 1))
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Normalize crops twice as fast as `CropReader.normalize`. The last bit of the results may differ."""
+        """Normalize crops (n, rows, columns, 3) uint8.
+
+        Twice as fast as `CropReader.normalize`; the last bit may differ.
+        """
         return crops.permute(0, 3, 1, 2).to(self.pos_emb.dtype).mul_(2 / 255).sub_(1)
 
     def make_look(self) -> Look:
-        """Return a function that pools the neck's feature maps over a crop of one object.
+        """Return a function that describes an object's appearance by pooling the neck's feature maps over its pixels.
 
-        It uses its own copy of the backbone and neck on the CPU, because those of the engine may be in use.
+        The function uses its own copy of the backbone and neck on the CPU, because the engine may be using the
+        originals.
         """
         stem = copy.deepcopy(self.stem).to("cpu", torch.float32).eval()
         del stem.heads
@@ -165,10 +175,9 @@ class DetectorTower(CropReader):
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the image tokens, and detections (N, n_drafts, 5) float32, best first.
 
-        The values of detections are rounded to the bins of the region heads.
-
-        A detection is its class (-1 for none), centre x and y, width and height. The decoder is trained to copy them.
-        On val, 95 % of its values are equal to these bins.
+        A detection consists of class (-1 for none), centre x and y, width and height. Coordinates and sizes are rounded
+        to the bins of the region heads. The decoder is trained to copy these values: on val, 95 % of its values are
+        equal.
         """
         evidence = self.stem(crops)
         finds = self.find(evidence, crops.shape[2], crops.shape[3])
@@ -184,7 +193,7 @@ class DetectorTower(CropReader):
         return self.config.n_places
 
     def project(self, whole: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        """Return `whole` unchanged: `features` already returns projected tokens, and there are no tiles."""
+        """Return `whole` unchanged, because `features` already returns image tokens and there are no tiles."""
         return whole
 
     def forward(self, crops: torch.Tensor, _: Tiling) -> torch.Tensor:
@@ -192,11 +201,11 @@ class DetectorTower(CropReader):
         return self.features(crops[:1])[0]
 
     def join(self, features: torch.Tensor, _: Tiling) -> torch.Tensor:
-        """Return the tokens of the global crop, because there are no tiles."""
+        """Return the image tokens of the global crop, which is the only crop."""
         return features[0]
 
     def find(self, evidence: Evidence, height: int, width: int) -> Finds:
-        """Return the best detections in crops of `height` × `width` pixels."""
+        """Return the best detections in crops of `height` × `width` pixels, from the outputs of the detector."""
         config, classes = self.config, evidence.classes
         top = classes.max(-1).values.topk(min(_PLACES, classes.shape[1]), dim=1).indices
         there = classes.gather(1, top.unsqueeze(-1).expand(-1, -1, config.n_classes))
@@ -231,7 +240,7 @@ class DetectorTower(CropReader):
         )
 
     def tokens(self, evidence: Evidence, finds: Finds) -> torch.Tensor:
-        """Return tokens (N, n_tokens, proj_out_dim): one per detection, then one per cell of the coarse grid."""
+        """Return image tokens (N, n_tokens, proj_out_dim): one per detection, then one per cell of the coarse grid."""
         at, kind = finds.places.unsqueeze(-1), self.feature.weight.dtype
         features = evidence.features.gather(1, at.expand(-1, -1, evidence.features.shape[-1])).to(kind)
         classes = evidence.classes.gather(1, at.expand(-1, -1, self.config.n_classes)).float()
@@ -254,9 +263,9 @@ class DetectorTower(CropReader):
 def landscape_rows(height: int, width: int, size: int) -> int:
     """Return the number of rows of a crop with `size` columns. Wide images have fewer rows.
 
-    The result is a multiple of 32 that keeps the aspect ratio, but at least 13/20 of the columns. For 416 columns it is
-    288 for aspect ratios of 3:2 and 16:9, and 416 for 4:3 and taller images. With 256 rows for 16:9, fewer distant
-    persons would be detected.
+    The result is a multiple of 32 that preserves the aspect ratio, and at least 13/20 of the columns. For 416 columns
+    it is 288 for aspect ratios of 3:2 and 16:9, and 416 for 4:3 and taller images. 256 rows for 16:9 would miss more
+    distant persons.
     """
     if width < _LANDSCAPE * height:
         return size
@@ -298,9 +307,9 @@ def _torch_knows_lanczos() -> bool:
 
 @functools.lru_cache(maxsize=16)
 def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the centres (P, 2) in pixels and the strides (P,) of all places in a crop, in the order of `Evidence`.
+    """Return the centres (P, 2) in pixels and the strides (P,) of all grid cells in a crop, in the order of `Evidence`.
 
-    Both are float32 and read-only. They are cached, because computing them takes 0.12 ms.
+    Both are float32, read-only and cached, because computing them takes 0.12 ms.
     """
     centres, strides = [], []
     with torch.inference_mode(False):
@@ -317,9 +326,9 @@ def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor,
 
 
 def distances(sides: torch.Tensor) -> torch.Tensor:
-    """Return the expected distances (..., 4) to the left, top, right and bottom side, from logits (..., 4 · BINS).
+    """Return the expected distances (..., 4) from a grid cell's centre to the left, top, right and bottom of a box.
 
-    The unit is the stride of the place.
+    The unit is the stride of the grid cell. `sides` are the logits (..., 4 · BINS) of the distance distributions.
     """
     bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
     return torch.matmul(sides.unflatten(-1, (4, BINS)).softmax(-1), bins)
@@ -328,7 +337,10 @@ def distances(sides: torch.Tensor) -> torch.Tensor:
 def boxes_at(centres: torch.Tensor, strides: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
     """Return boxes (..., 4) x1 y1 x2 y2 in pixels.
 
-    The arguments are centres (..., 2), strides (...) and logits (..., 4 · BINS) of the distances to the sides.
+    Args:
+        centres: (..., 2) centres of the grid cells, in pixels.
+        strides: (...) strides of the grid cells, in pixels.
+        sides: (..., 4 · BINS) logits of the distances to the four sides.
     """
     reach = distances(sides.float()) * strides.unsqueeze(-1)
     return torch.cat([centres - reach[..., :2], centres + reach[..., 2:]], dim=-1)
@@ -343,7 +355,7 @@ def octaves(values: torch.Tensor) -> torch.Tensor:
 def predecessors(finds: Finds) -> torch.Tensor:
     """Return, for each detection, the index of the next better detection of the same class.
 
-    The result is (N, K) int64, with -1 for the best detection of a class.
+    The result is (N, K) int64. It is -1 for the best detection of a class.
     """
     count = finds.labels.shape[1]
     same = (finds.labels.unsqueeze(2) == finds.labels.unsqueeze(1)) & finds.alive.unsqueeze(1)
@@ -352,7 +364,7 @@ def predecessors(finds: Finds) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Relations:
-    """Relations between all pairs of boxes.
+    """Overlap of all pairs of boxes.
 
     Attributes:
         iou: (N, M, M) intersection over union.
@@ -364,7 +376,7 @@ class Relations:
 
     @classmethod
     def of(cls, boxes: torch.Tensor) -> Relations:
-        """Return the relations between boxes (N, M, 4)."""
+        """Return the overlap of all pairs of boxes (N, M, 4)."""
         # One coordinate at a time, because an innermost dimension of 2 is not vectorized.
         left, top, right, bottom = boxes.transpose(1, 2).contiguous().unbind(1)
         area = (right - left).clamp(min=1e-4) * (bottom - top).clamp(min=1e-4)
@@ -390,7 +402,9 @@ def suppressed(relations: Relations, labels: torch.Tensor) -> torch.Tensor:
 def traits_of(
     relations: Relations, boxes: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, alive: torch.Tensor
 ) -> torch.Tensor:
-    """Return features (N, M, _TRAITS) that compare each of M detections with the better ones. Their scale is about 1.
+    """Return features (N, M, _TRAITS) that compare each of M detections with the better ones.
+
+    Their values have a scale of about 1.
 
     The features are:
 
@@ -428,13 +442,13 @@ def traits_of(
 
 @functools.lru_cache(maxsize=16)
 def _scale(height: int, width: int, device: torch.device) -> torch.Tensor:
-    """Return the divisor that converts x1 y1 x2 y2 from pixels to fractions. It is cached like `places`."""
+    """Return the divisor (4,) that converts x1 y1 x2 y2 from pixels to fractions of the crop. It is cached."""
     with torch.inference_mode(False):
         return torch.tensor([width, height, width, height], dtype=torch.float32, device=device)
 
 
 def _each(operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """Apply an operation to all pairs of M numbers. The result for (N, M) is (N, M, M)."""
+    """Apply an operation to all pairs of M numbers. An input (N, M) gives a result (N, M, M)."""
     return operation(rows.unsqueeze(2), rows.unsqueeze(1))
 
 

@@ -1,10 +1,9 @@
-"""Layers of PP-PicoDet-S, a small object detector.
+"""Layers of PP-PicoDet-S, a small object detector that maps crops to class and box logits in each cell of a grid.
 
-It maps crops to class logits and box logits at each place of a grid.
-
-Backbone (ESNet-S), neck (CSP-PAN) and heads are those of PP-PicoDet (Yu et al. 2021, arXiv:2111.00902; PaddleDetection,
-Apache License 2.0). Batch norms are folded into the convolutions. There are three differences: inputs range from -1 to
-1, the classes are others, and one class that is a part of another (the face of a person) has separate boxes.
+The backbone (ESNet-S), the neck (CSP-PAN) and the heads are those of PP-PicoDet (Yu et al. 2021, arXiv:2111.00902;
+PaddleDetection, Apache License 2.0). Batch norms are folded into the convolutions. Three things differ: inputs range
+from -1 to 1, the classes are different, and one class that is a part of another (the face of a person) has separate
+boxes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class ConvAct(nn.Conv2d):
         self.act = act
 
     def reset_parameters(self) -> None:
-        """Skip the initialization if the weights are on the meta device, where it would take 0.1 s."""
+        """Initialize the weights, except on the meta device, where it would waste 0.1 s."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
@@ -54,9 +53,9 @@ class Separable(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Squeeze-and-excitation: multiply each channel by a gain (Hu et al. 2018, arXiv:1709.01507).
+    """Squeeze-and-excitation layer: multiplies each channel by a gain (Hu et al. 2018, arXiv:1709.01507).
 
-    The gains are computed from the means of all channels.
+    A small network computes the gains from the means of all channels.
     """
 
     def __init__(self, width: int) -> None:
@@ -71,7 +70,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Branch(nn.Module):
-    """Convolutions of a unit: pointwise, depthwise 3×3, squeeze-and-excitation, pointwise."""
+    """Convolutions of an ESNet unit: pointwise, depthwise 3×3, squeeze-and-excitation, pointwise."""
 
     def __init__(self, inner: int, middle: int, outer: int, stride: int) -> None:
         super().__init__()
@@ -89,7 +88,7 @@ class Branch(nn.Module):
 
 
 class Down(nn.Module):
-    """First unit of a stage: two branches with stride 2, whose outputs are combined."""
+    """First unit of a backbone stage: two branches with stride 2, whose outputs are combined."""
 
     def __init__(self, inner: int, middle: int, outer: int) -> None:
         super().__init__()
@@ -123,9 +122,9 @@ class Unit(nn.Module):
 
 
 class Csp(nn.Module):
-    """CSP block of the neck: merges two feature maps.
+    """CSP block of the detector's neck, which merges two feature maps.
 
-    Half of the result passes through a pointwise, a depthwise and another pointwise convolution.
+    Half of the channels pass through a pointwise, a depthwise and another pointwise convolution.
     """
 
     def __init__(self) -> None:
@@ -147,7 +146,7 @@ class Csp(nn.Module):
 class Head(nn.Module):
     """Detection head for one stride.
 
-    Its outputs are the class logits, then the logits of the four side distances of each box.
+    Its output channels are the class logits, then the logits of the distances to the four sides of each box.
     """
 
     def __init__(self, outer: int) -> None:
@@ -162,12 +161,12 @@ class Head(nn.Module):
 
 @dataclass(slots=True)
 class Evidence:
-    """Outputs of the detector at its P places. Stride 8 comes first; each stride is in row-major order.
+    """Outputs of the detector in its P grid cells. The cells of stride 8 come first; each stride is in row-major order.
 
     Attributes:
-        features: (N, P, 96) feature maps of the neck.
-        classes: (N, P, classes) logits.
-        sides: (N, P, boxes · 4 · BINS) logits of the distances from a place to the sides of its boxes.
+        features: (N, P, 96) features of the neck.
+        classes: (N, P, classes) class logits.
+        sides: (N, P, boxes · 4 · BINS) logits of the distances from the cell's centre to the sides of its boxes.
         grid: (N, 96, H / 32, W / 32) feature map of the neck with stride 32.
     """
 
@@ -178,11 +177,11 @@ class Evidence:
 
 
 class PicoDet(nn.Module):
-    """The PP-PicoDet-S detector.
+    """The PP-PicoDet-S object detector.
 
     Args:
         n_classes: number of classes.
-        n_boxes: number of boxes per place: 1, or 2 if one class has separate boxes.
+        n_boxes: number of boxes per grid cell: 1, or 2 if one class has separate boxes.
     """
 
     def __init__(self, n_classes: int, n_boxes: int) -> None:
@@ -217,7 +216,7 @@ class PicoDet(nn.Module):
         return [fine, middle, last, self.last_in(coarse) + self.last_out(last)]
 
     def forward(self, crops: torch.Tensor) -> Evidence:
-        """Return class and box logits of crops (N, 3, H, W) from -1 to 1. H and W are multiples of 32."""
+        """Return the detector's outputs for crops (N, 3, H, W) from -1 to 1. H and W are multiples of 32."""
         maps = self.maps(crops)
         out = torch.cat([_rows(head(x)) for head, x in zip(self.heads, maps, strict=True)], dim=1)
         features = torch.cat([_rows(x) for x in maps], dim=1)

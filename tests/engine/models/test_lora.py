@@ -189,7 +189,7 @@ def test_streams_take_adapters_too(engine: Engine) -> None:
             ),
             "adapter_rank=32",
         ),
-        (lambda pairs: pairs.clear(), "no adapter matrices"),
+        (lambda pairs: pairs.clear(), "no LoRA matrices"),
         (lambda pairs: pairs["text.blocks.0.attn.qkv.A"][0].fill_(torch.nan), "contains NaN"),
         (lambda pairs: pairs["text.blocks.1.mlp.fc2.B"][0].fill_(torch.inf), "too large for torch.float32"),
     ],

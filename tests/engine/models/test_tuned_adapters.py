@@ -141,7 +141,7 @@ class Harmful:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda tensors: {}, "contains no adapter matrices"),
+        (lambda tensors: {}, "contains no LoRA matrices"),
         (lambda tensors: 7, "has no 'lora_state_dict'"),
         (lambda tensors: tensors | {"dense.1.up_a": torch.zeros(4, 32)}, "'dense.1.up_a' is unknown"),
         (lambda tensors: tensors | {"moe.2.up_a": torch.zeros(4, 32)}, "'moe.2.up_a' is unknown"),

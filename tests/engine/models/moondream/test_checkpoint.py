@@ -93,7 +93,7 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> No
 
 def test_a_tensor_without_a_place_is_named(folder: Path) -> None:
     alter(folder, lambda tensors: tensors.update({"model.text.blocks.2.ln.weight": torch.zeros(32)}))
-    assert "'model.text.blocks.2.ln.weight' [32] does not belong to the model" in refusal(folder)
+    assert "'model.text.blocks.2.ln.weight' [32] is not part of the model" in refusal(folder)
 
 
 def test_the_first_disagreement_in_the_models_order_is_named(folder: Path) -> None:

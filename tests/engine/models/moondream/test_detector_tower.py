@@ -141,5 +141,5 @@ def test_a_larger_crop_gives_as_many_tokens() -> None:
 
 @pytest.mark.parametrize("size", [96, 417, 1312])
 def test_a_crop_of_an_odd_size_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match="imgsz should be a multiple of 32 from 128 to 1280"):
+    with pytest.raises(ValueError, match="imgsz must be a multiple of 32 from 128 to 1280"):
         tower().set_crop_size(size)

@@ -223,7 +223,7 @@ def test_the_published_shape_loads_from_published_names(tmp_path: Path) -> None:
         ),
         (lambda head: {k: v for k, v in head.items() if k != "iou_token"}, "'iou_token' .* is missing"),
         (lambda head: head | {"mask_tokens": torch.zeros(3, DIM)}, r"'mask_tokens' .* is missing or has another"),
-        (lambda head: head | {"other.weight": torch.zeros(3)}, r"'other.weight' \[3\] does not belong to a refiner"),
+        (lambda head: head | {"other.weight": torch.zeros(3)}, r"'other.weight' \[3\] is not part of a refiner"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(tmp_path: Path, change: Any, says: str) -> None:
