@@ -1,1 +1,1 @@
-"""Execution of steps on a device: the step loop, executors for CPU and CUDA, streams, counters and traces."""
+"""Execution of batch steps on a device: the step loop, executors for CPU and CUDA, streams, counters and traces."""

@@ -1,4 +1,4 @@
-"""Executor for CPUs. Its streams are worker threads. Steps are not padded and not captured as graphs."""
+"""Executor for CPUs. Its streams are worker threads. Batches are not padded, and there are no CUDA graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from saccade.engine.tasks.task import Window
 
 
 class CpuExecutor(Executor[ImageCrops]):
-    """Executes the steps of a model on a CPU; see `Executor`.
+    """Executes the prefill and decode steps of a model on a CPU; see `Executor`.
 
     Args:
         model: the model.
@@ -52,13 +52,16 @@ class CpuExecutor(Executor[ImageCrops]):
             )
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """See `Executor.call_when_ready`. The callback runs in the thread of the copy stream."""
+        """Register a callback that is called when a step has run; see `Executor.call_when_ready`. Always return True.
+
+        The thread of the copy stream calls it.
+        """
         self._on_ready = callback
         return True
 
 
 class CpuImageEncoder:
-    """Encodes images on a CPU; see `executor.ImageEncoder`.
+    """Runs the vision encoder on a CPU; see `executor.ImageEncoder`.
 
     Args:
         model: model with the vision encoder.
@@ -74,14 +77,14 @@ class CpuImageEncoder:
         self.objects = torch.zeros(most, 1 if self._drafting is None else self._drafting.n_drafts, 5)
 
     def prepare(self, image: Pixels, window: Window | None = None) -> ImageCrops:
-        """See `ImageEncoder.prepare`."""
+        """Split an image, or one window of it, into crops on the CPU; see `ImageEncoder.prepare`."""
         with one_thread():
             return self._vision.make_crops(as_array(image if window is None else part_of(image, window)))
 
     def encode(self, slot: int, images: Sequence[ImageCrops]) -> None:
-        """See `ImageEncoder.encode`.
+        """Encode images and write their tokens to `tokens`; see `ImageEncoder.encode`.
 
-        The number of threads set here also applies to the following prefill of the image prefixes.
+        The thread count set by this method also applies to the following prefill of the image prefixes.
         """
         if not images:
             return
@@ -104,7 +107,7 @@ class CpuImageEncoder:
         self._threads.took((time.perf_counter() - begun) / sum(len(image.pixels) for image in images))
 
     def close(self) -> None:
-        """Do nothing, because no work is in flight."""
+        """Do nothing: this encoder has no resources to release."""
 
 
 # ---- streams
@@ -127,7 +130,7 @@ class _CpuEvent:
 
 
 class CpuStream:
-    """Stream whose work runs in a worker thread."""
+    """Stream that runs its work in a worker thread."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -138,12 +141,12 @@ class CpuStream:
         self._thread.start()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Submit work. If it raises, the work after it is skipped until the next event, which raises the error."""
+        """Submit work. After an error, later work is skipped until the next event, which raises the error."""
         watcher = self._watcher
         self._work.put(work if watcher is None else _watched(work, watcher))
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """See `Stream.record`. The event is always new."""
+        """Return a new event that is reached when all work submitted so far has run; see `Stream.record`."""
         event = _CpuEvent()
 
         def reach() -> None:
@@ -156,7 +159,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """See `Stream.wait`. An error of the event also becomes an error of this stream."""
+        """Delay later work until another stream has reached an event. An error of the event also fails this stream."""
 
         def wait() -> None:
             try:
@@ -167,11 +170,11 @@ class CpuStream:
         self._work.put(_always(wait))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """See `Stream.watch`. The worker thread calls the watcher."""
+        """Set the watcher of all later work; see `Stream.watch`. The worker thread calls the watcher."""
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """See `Stream.settle`. The watcher already knows about all work that has run."""
+        """With `wait`, wait for all submitted work. The watcher is always up to date; see `Stream.settle`."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))
@@ -193,7 +196,7 @@ class CpuStream:
 
 
 def _always(work: Callable[[], None]) -> Callable[[], None]:
-    """Return a copy of the function that is also run after failed work."""
+    """Mark a function so that the stream runs it even after failed work."""
 
     def marked() -> None:
         work()

@@ -1,8 +1,8 @@
-"""Executor for CUDA. Each forward pass is a CUDA graph, so that the host needs only one or two launches per step.
+"""Executor for CUDA. Each forward pass is a CUDA graph, so the host needs only one or two kernel launches per step.
 
 A decode step needs three numbers per sequence. Its graph reads them from pinned memory. Graphs for object steps and
-text steps are captured at startup. All other graphs are captured after the first such step has run: tilings, long
-prompts, drafts, adapters, and steps that mix objects and text.
+text steps are captured at startup. All other graphs are captured on demand, after the first step of their kind has run:
+tilings, long prompts, drafts, adapters, and steps that mix objects and text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMON_TOKENS = 128  # graphs of prefills with at most this number of prompt to
 
 
 class CudaExecutor(Executor[PreparedImage]):
-    """Executes the steps of a model on one CUDA device; see `Executor`.
+    """Executes the prefill and decode steps of a model on one CUDA device; see `Executor`.
 
     Args:
         model: the model.
@@ -83,7 +83,7 @@ class CudaExecutor(Executor[PreparedImage]):
         self._capture_all(images, texts, progress)
 
     def wait(self, slot: int, step: Step[PreparedImage]) -> None:
-        """See `Executor.wait`."""
+        """Wait until a step has run on the GPU; see `Executor.wait`."""
         self._unread.discard(slot)
         # Busy-wait: waiting for an interrupt would wake this thread 0.1 to 0.2 ms later per frame. The busy-wait
         # occupies a CPU until the copy stream is idle.
@@ -95,7 +95,7 @@ class CudaExecutor(Executor[PreparedImage]):
 
     @property
     def n_graphs(self) -> int:
-        """Number of captured CUDA graphs of steps."""
+        """Number of CUDA graphs captured for steps."""
         return len(self.graphs)
 
     @torch.inference_mode()
@@ -117,7 +117,7 @@ class CudaExecutor(Executor[PreparedImage]):
                 progress(done, len(jobs))
 
     def _jobs(self, images: CudaImageEncoder, texts: bool) -> Iterator[Job]:
-        """Yield the key and the function of each graph to capture at startup."""
+        """Yield the key and the work of each CUDA graph to capture at startup."""
         yield from images.jobs()
         yield self._prefill_job(1, PROMPT_TOKEN_SIZES[0])
         common = [size for size in PROMPT_TOKEN_SIZES[1:] if size <= _COMMON_TOKENS]
@@ -133,11 +133,11 @@ class CudaExecutor(Executor[PreparedImage]):
 
 
 class _CudaTimer:
-    """Times the work on a CUDA stream with one event before it and one after it.
+    """Measures the work on a CUDA stream with one timing event before it and one after it.
 
     Device times are converted to host times. One reference event is measured on both clocks. Each later event is placed
-    by its distance from the event before it, because CUDA returns distances in single precision, which is too coarse
-    for minutes.
+    by its distance from the previous event, because CUDA returns distances in single precision. Over minutes, that is
+    too coarse.
     """
 
     def __init__(self, stream: torch.cuda.Stream, watcher: Watcher) -> None:
@@ -148,7 +148,6 @@ class _CudaTimer:
         self._known, self._known_at = _reference(stream.device)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Launch work between two timing events."""
         self.settle(wait=False)
         about = self._watcher.about()
         start, end = self._event(), self._event()
@@ -161,7 +160,6 @@ class _CudaTimer:
         return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
 
     def settle(self, *, wait: bool) -> None:
-        """Tell the watcher about all work that has run. With `wait`, wait for all submitted work first."""
         with self._lock:
             while self._pending:
                 about, start, end = self._pending[0]
@@ -178,9 +176,9 @@ class _CudaTimer:
 
 
 def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
-    """Return an event and its time on the host clock. Waits for the stream, which must be idle.
+    """Record an event and return it with its time on the host clock. The stream must be idle.
 
-    The most accurate of several measurements is used.
+    The function measures several times and returns the most accurate pair.
     """
     stream = torch.cuda.Stream(device)
     tries = []
@@ -196,7 +194,7 @@ def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
 
 
 class CudaStream:
-    """CUDA stream. Work is launched in the calling thread, so launch errors are raised there."""
+    """CUDA stream as a `Stream`. The calling thread launches the work, so launch errors are raised in it."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -204,7 +202,7 @@ class CudaStream:
         self._timer: _CudaTimer | None = None
 
     def run(self, work: Callable[[], None]) -> None:
-        """Launch work on the stream. If it raises, a part of the work may already be queued on the device."""
+        """Launch work on the CUDA stream. If the work raises, the device may already run a part of it."""
         timer = self._timer
         torch.cuda.set_stream(self.stream)  # 1 µs; the context manager also queries the stream, which takes 15
         try:
@@ -216,9 +214,10 @@ class CudaStream:
             torch.cuda.set_stream(self._default)
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """See `Stream.record`. Events are reused because creating one takes 2 µs.
+        """Return an event that is reached when all work submitted so far has run; see `Stream.record`.
 
-        `reached` is never called: a driver thread would wait for the GIL for longer than polling takes.
+        `again` is reused because creating an event takes 2 µs. `reached` is never called: a driver thread would wait
+        longer for the GIL than polling takes.
         """
         # A blocking event lets the host sleep until an interrupt.
         event = again if isinstance(again, torch.cuda.Event) else torch.cuda.Event(blocking=True)
@@ -226,20 +225,20 @@ class CudaStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Delay all work that is submitted from now on until another stream has reached the event."""
+        """Delay all later work of this stream until another stream has reached the event."""
         assert isinstance(event, torch.cuda.Event)
         self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher of all work that is submitted from now on. None removes the watcher."""
+        """Set the watcher, which is told when later work has run. None removes the watcher."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Notify the watcher about finished work; with `wait`, first wait for all work."""
+        """Tell the watcher about finished work. With `wait`, first wait for all submitted work."""
         timer = self._timer
         if timer is not None:
             timer.settle(wait=wait)
 
     def close(self) -> None:
-        """Wait for the work on the stream."""
+        """Wait for all work on the stream."""
         self.stream.synchronize()

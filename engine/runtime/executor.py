@@ -1,13 +1,13 @@
-"""Execution of steps on a device: prefill and decode with a paged KV cache, sampling, and copies to the host.
+"""Execution of batch steps on a device: prefill and decode with a paged KV cache, sampling, and copies to the host.
 
     compute stream, prefill   images → tokens; image prefixes and prompts together → first samples
     compute stream, decode    inputs → embeddings of the batch slots → blocks → samples → next embeddings
-    copy stream               samples of a slot to the host, after the event of their step
+    copy stream               samples of a step slot to the host, after the event of their step
 
-The device stores the page table of each sequence and, in its batch slot, the embedding of its last sample. A step can
-therefore launch before the previous step is read. Both step slots share the device inputs, because the compute stream
-runs in order. Each step slot has its own host buffers. `cpu_executor` and `cuda_executor` supply the streams, the
-runner (`models.runner`), the image encoder and the sizes to which steps are padded.
+The device stores the page table of each sequence. It also stores, in the sequence's batch slot, the embedding of its
+last sample. A step can therefore launch before the host reads the previous step. All step slots share the device
+inputs, because the compute stream runs in order. Each step slot has its own host buffers. `cpu_executor` and
+`cuda_executor` supply the streams, the runner (`models.runner`), the image encoder and the padded batch sizes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class ImageEncoder(Protocol[PreparedT]):
     """Runs the vision encoder of a model. `prepare` is thread-safe; the other methods must be called from one thread.
 
     Attributes:
-        batch_sizes: batch sizes to which images are padded.
+        batch_sizes: batch sizes to which the number of images is padded.
         tokens: (images, tokens, dim) image tokens of the last `encode`, in order.
-        objects: (images, objects, 5) detections of a `DraftingEncoder`. Other encoders have one unused entry.
+        objects: (images, objects, 5) detections, if the encoder is a `DraftingEncoder`. Other encoders have one unused
+            entry.
         encoder: the vision encoder of the model, or a faster implementation of it.
     """
 
@@ -87,7 +88,7 @@ class ImageEncoder(Protocol[PreparedT]):
     def encoder(self) -> object: ...  # noqa: D102 - above
 
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedT:
-        """Split an image into crops for the encoder.
+        """Split an image into crops for the vision encoder.
 
         Args:
             image: (height, width, 3) uint8 RGB pixels, or a decoded video frame.
@@ -96,23 +97,24 @@ class ImageEncoder(Protocol[PreparedT]):
         ...
 
     def encode(self, slot: int, images: Sequence[PreparedT]) -> None:
-        """Encode images on the compute stream and write their tokens to `tokens`.
+        """Encode the images of a step on the compute stream and write their tokens to `tokens`.
 
-        The call does not wait. Until the work has run, the images must stay alive and the step slot must not be reused.
+        The call does not wait for the device. Until the work has run, the images must stay alive and the step slot must
+        not be reused.
         """
         ...
 
     def close(self) -> None:
-        """Wait for the work in flight, then release all resources."""
+        """Wait for the work in progress, then release all resources."""
         ...
 
 
 class Sizes(NamedTuple):
-    """Sizes to which steps are padded.
+    """Sizes to which batches are padded, so that few CUDA graphs cover all steps.
 
     Attributes:
-        batch: numbers of rows of a decode step.
-        prompt_tokens: numbers of prompt tokens of a prefill.
+        batch: possible numbers of rows of a decode step.
+        prompt_tokens: possible numbers of prompt tokens of a prefill.
     """
 
     batch: Sequence[int]
@@ -120,14 +122,14 @@ class Sizes(NamedTuple):
 
 
 class StepOutputs:
-    """Output buffers of a step slot on the device and on the host: samples, and detections in the images of the step.
+    """Output buffers of a step slot, on the device and on the host: samples, and detections in the step's images.
 
     Args:
-        number: index of the slot.
+        number: index of the step slot.
         rows: maximum number of rows of a step.
         vocab: number of logits per row.
         model: the model.
-        objects: buffer of the detections of a `DraftingEncoder`, see `ImageEncoder`.
+        objects: buffer of the encoder's detections; see `ImageEncoder`.
     """
 
     def __init__(self, number: int, rows: int, vocab: int, model: Model, objects: torch.Tensor) -> None:
@@ -161,7 +163,10 @@ class StepOutputs:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
-        """Replace the placeholders of rows drafted from images by the detections. Call this after the copy has run."""
+        """Replace the placeholders in drafts by the detections of the vision encoder.
+
+        Call this method after the copy to the host has run.
+        """
         if not self.drafted:
             return
         wanted = np.array([asked.get(rows[0].sequence.prompt, NO_CLASS) for _, rows in self.drafted], np.float32)
@@ -172,7 +177,7 @@ class StepOutputs:
 
 
 class Executor(Generic[PreparedT]):
-    """Executes the steps of one model on one device, with `depth` step slots.
+    """Executes the prefill and decode steps of one model on one device, with `depth` step slots.
 
     `prepare` is thread-safe. The other methods must be called from one thread.
 
@@ -187,13 +192,13 @@ class Executor(Generic[PreparedT]):
         compute: stream of the computation.
         copy: stream of the copies to the host.
         run: function (key, work) that runs work on the compute stream; on CUDA, the key identifies its graph.
-        sizes: sizes to which steps are padded.
+        sizes: sizes to which batches are padded.
         texts: whether the model supports text tasks in addition to object tasks.
 
     Attributes:
-        model: see above.
-        products: see above.
-        fallbacks: see above.
+        model: the model.
+        products: dtype of most GEMMs.
+        fallbacks: notes about slow fallbacks.
     """
 
     def __init__(
@@ -245,17 +250,17 @@ class Executor(Generic[PreparedT]):
 
     @property
     def streams(self) -> dict[str, Stream]:
-        """The streams that the executor uses, by name: 'compute' and 'copy'."""
+        """Streams of the executor by name: 'compute' and 'copy'."""
         return {"compute": self._compute, "copy": self._copy}
 
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedT:
-        """Split an image into crops for the encoder; see `ImageEncoder.prepare`."""
+        """Split an image, or one window of it, into crops for the vision encoder. Thread-safe."""
         return self._images.prepare(image, window)
 
     # ---- a step
 
     def launch(self, slot: int, step: Step[PreparedT]) -> None:
-        """Launch the forward pass and the greedy sampling of a step on the compute stream."""
+        """Launch the forward pass and the greedy sampling of a batch step on the compute stream."""
         self._slots[slot].drafted = drafted_from_images(step)
         self._unread.add(slot)
         work = self._decode if step.kind is StepKind.DECODE else self._prefill
@@ -268,7 +273,8 @@ class Executor(Generic[PreparedT]):
     def finalize(self, slot: int, step: Step[PreparedT]) -> None:
         """Sample the rows that are not greedy, then queue the copy of all samples to the host.
 
-        If any row samples text, the previous step must be committed first, because allowed tokens depend on it.
+        If any row samples text, the previous step must be committed first, because the allowed tokens depend on its
+        samples.
         """
         held, count = self._slots[slot], len(step.sequences)
         try:
@@ -298,20 +304,20 @@ class Executor(Generic[PreparedT]):
             held.scores[:, : scores.shape[1]].index_copy_(0, sampler.rows.contiguous(), scores)
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """Register a callback that is called, in any thread, when a step has run.
+        """Register a callback that is called, in any thread, when a batch step has run.
 
         Returns:
-            False if the device has no such callbacks, so that `has_run` must be polled.
+            False if the device does not support callbacks. Poll `has_run` instead.
         """
         return False
 
     def has_run(self, slot: int) -> bool:
-        """Return whether a finalized step has run or failed. If so, `read` does not block."""
+        """Return whether the step in a slot has run or failed. If so, `read` does not block."""
         ready = self._slots[slot].ready
         return ready is not None and bool(ready.query())
 
     def wait(self, slot: int, step: Step[PreparedT]) -> None:
-        """Wait until a step has run.
+        """Wait until a batch step has run.
 
         Raises:
             BaseException: any error of the step; `read` raises it again.
@@ -321,7 +327,7 @@ class Executor(Generic[PreparedT]):
         ready.synchronize()
 
     def read(self, slot: int, step: Step[PreparedT]) -> list[Sampled]:
-        """Return the samples of a step that has run: one tuple per row.
+        """Return the samples of a batch step that has run: one tuple per row.
 
         Raises:
             BaseException: any error of the step.
@@ -335,11 +341,11 @@ class Executor(Generic[PreparedT]):
 
     @property
     def n_graphs(self) -> int:
-        """Number of captured CUDA graphs of steps; 0 on a CPU."""
+        """Number of CUDA graphs captured for steps; 0 on a CPU."""
         return 0
 
     def close(self) -> None:
-        """Wait for the work on the streams, then close them."""
+        """Wait for the work on all streams, then close them."""
         for part in (self._images, self._compute, self._copy):
             part.close()
 
@@ -358,7 +364,7 @@ class Executor(Generic[PreparedT]):
         return ("decode", slot.number, rows, kind, adapted), work
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, for each row, the batch slot that receives the embedding of its sample, and its phase."""
+        """Return, for each row, the batch slot that receives the sample's embedding, and the phase; both (rows,)."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
     def _decode_step(self, slot: StepOutputs, rows: int, kind: int, adapted: bool = False) -> None:
@@ -430,7 +436,7 @@ class Executor(Generic[PreparedT]):
             self._last.copy_(F.embedding(inputs["lasts"], hidden))
 
     def _prefill_long(self, step: Step[PreparedT], prompts: PromptTokens, adapted: bool) -> None:
-        """Run a prefill without a CUDA graph, because its prompt tokens do not fit the buffers."""
+        """Run a prefill without a CUDA graph, because it has more prompt tokens than the buffers."""
         # Use separate tensors, because slices of one tensor may be unaligned, for which kernels are recompiled.
         ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
         self._write_tables()
@@ -449,7 +455,7 @@ class Executor(Generic[PreparedT]):
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _fed(self, x: torch.Tensor) -> torch.Tensor:
-        """Insert the values of prompts and drafts into the token embeddings (tokens, dim) of a prefill."""
+        """Replace token embeddings (tokens, dim) of a prefill by coordinates and sizes from prompts and drafts."""
         inputs, count = self._prefills.device, len(x)
         values = self._prefills.values[:count]
         if self._asked:
@@ -461,9 +467,9 @@ class Executor(Generic[PreparedT]):
         self._tables.index_copy_(0, device["batch_slots"].long(), device["tables"])
 
     def _prefixes(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the embeddings and KV cache pages of the first `n` images.
+        """Return the embeddings and the KV cache pages of the image prefixes of the first `n` images.
 
-        The embeddings are those of BOS, then of the image tokens.
+        A prefix consists of BOS and the image tokens.
         """
         tokens = self._images.tokens[:n]
         x = tokens.new_empty(n, 1 + tokens.shape[1], tokens.shape[2])
@@ -471,7 +477,7 @@ class Executor(Generic[PreparedT]):
         return x, self._prefills.device["prefixes"][:n]
 
     def _adapted(self, slots: torch.Tensor) -> Runner:
-        """Return a runner that applies the adapters in these adapter slots in its next call."""
+        """Return a runner that applies the LoRA adapters in `slots` (rows,) in its next call."""
         return self._runner.with_adapters(self._adapter_bank(), slots)
 
     def _adapter_bank(self) -> AdapterBank:
@@ -485,7 +491,7 @@ class Executor(Generic[PreparedT]):
 
 
 def part_of(image: Pixels, window: Window) -> Pixels:
-    """Return the pixels of a window. For RGB it is a copy. For YUV it is a view that starts at even pixels."""
+    """Return the pixels of an image window: a copy for RGB, a view that starts at even pixels for YUV."""
     if isinstance(image, YuvImage):
         return image.part(window.x, window.y, window.width, window.height)
     return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
@@ -500,10 +506,10 @@ def _kind_of(step: Step[Any]) -> int:
 
 
 def _sampled_by(rows: int, kind: int) -> int:
-    """Return the bit flags of the graph that runs a step.
+    """Return the bit flags of the CUDA graph that runs a step with `rows` rows.
 
-    To limit the number of graphs, coordinates and sizes share a graph. Only steps of one row without draft have a
-    separate graph for each.
+    To limit the number of graphs, coordinates and sizes share a graph. Only steps of one row without draft have
+    separate graphs.
     """
     objects = OBJECTS if rows > 1 or kind & DRAFTED else kind & OBJECTS
     return kind & (TEXT | DRAFTED) | (objects if kind & (OBJECTS | DRAFTED) else 0)

@@ -30,10 +30,10 @@ _capturing = threading.Lock()  # torch supports only one capture at a time
 class Graphs:
     """CUDA graphs by key. Work runs directly the first time; later it is captured and replayed as a CUDA graph.
 
-    If memory is too low to capture some work, this work always runs directly.
+    If device memory is too low to capture some work, this work always runs directly.
 
     Args:
-        stream: stream that runs all work; not the default stream.
+        stream: CUDA stream that runs all work; not the default stream.
         fallbacks: receives a note if some work cannot be captured.
     """
 
@@ -51,11 +51,11 @@ class Graphs:
         return self._graphs.get(key) is not None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Run work on the current stream, as a CUDA graph if one is captured.
+        """Run work on the current CUDA stream, as a CUDA graph if one is captured.
 
         Args:
-            key: identifies the work. Equal keys must mean equal work.
-            work: launches kernels on tensors with fixed addresses.
+            key: identifier of the work. Equal keys must mean equal work.
+            work: function that launches kernels on tensors with fixed addresses.
         """
         graph = self._graphs.get(key)
         if graph is not None:
@@ -91,8 +91,7 @@ class Graphs:
 class GraphsByKind(Generic[K]):
     """CUDA graphs by kind of work, such as the size of an image. A separate stream captures while the device is in use.
 
-    Graphs are never freed, because a graph must not be freed while it runs. All graphs must run sequentially on one
-    stream.
+    Graphs are never freed, because a running graph must not be freed. All graphs must run sequentially on one stream.
 
     Args:
         device: the CUDA device.
@@ -106,7 +105,7 @@ class GraphsByKind(Generic[K]):
         self._read: list[torch.Tensor] = []  # tensors that the graphs read
 
     def get(self, kind: K) -> list[torch.cuda.CUDAGraph] | None:
-        """Return the graphs of a kind, or None if `capture` was not called for it.
+        """Return the CUDA graphs of a kind of work, or None if `capture` was not called for this kind.
 
         The list is empty if capture failed.
         """
@@ -115,7 +114,7 @@ class GraphsByKind(Generic[K]):
     def capture(
         self, kind: K, name: str, works: Callable[[], tuple[Sequence[Callable[[], object]], list[torch.Tensor]]]
     ) -> list[torch.cuda.CUDAGraph]:
-        """Capture the graphs of a kind. Not thread-safe.
+        """Capture the CUDA graphs of a kind of work. Not thread-safe.
 
         Args:
             kind: key of the kind of work.
@@ -153,20 +152,20 @@ class GraphsByKind(Generic[K]):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error means that the device is out of memory.
+    """Return whether an error means that the GPU is out of memory.
 
-    torch has an exception type for it. The driver's errors have only a message.
+    PyTorch has an exception type for this error. Errors of the CUDA driver have only a message.
     """
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def captured(work: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
-    """Capture work on the current stream as a CUDA graph. The work must have run before.
+    """Capture work on the current CUDA stream as a CUDA graph. The work must have run before.
 
     The current stream must not be the default stream.
 
     Args:
-        work: launches the kernels. The graph owns the memory of tensors that it allocates.
+        work: function that launches the kernels. The graph owns the memory of tensors that it allocates.
         memory: memory pool from `torch.cuda.graph_pool_handle`. Graphs that share a pool must not run concurrently.
     """
     with _capturing:

@@ -3,8 +3,8 @@
     upload stream    image → (YUV → RGB) → resize → crops
     compute stream   crops → features → image tokens
 
-Images with a single crop are uploaded in batches (`CudaUploads`). Images with tiles are uploaded one by one by the
-submitting thread (`TiledUploads`). The same holds for a single image that arrives while the device is idle.
+Images with a single crop are uploaded in batches (`CudaUploads`). The submitting thread uploads images with tiles one
+by one (`TiledUploads`). It also uploads a single image that arrives while the device is idle.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ class CudaImageEncoder:
         model: the model.
         most: maximum number of images per batch.
         depth: number of step slots.
-        stream: stream of the encoder.
+        stream: CUDA stream of the encoder.
         graphs: CUDA graphs of that stream.
         fallbacks: collects notes about slow fallbacks.
 
     Attributes:
         idle: function that returns whether the device is probably idle.
-        batch_sizes: batch sizes to which images are padded.
+        batch_sizes: batch sizes to which the number of images is padded.
         tokens: (images, tokens, dim) image tokens of the last `encode`, in order.
         encoder: implementation of the vision encoder.
-        objects: (images, objects, 5) detections of a `DraftingEncoder`. Other encoders have one unused entry.
+        objects: (images, objects, 5) detections, if the encoder is a `DraftingEncoder`. Other encoders have one unused
+            entry.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class CudaImageEncoder:
         self._joined = torch.zeros_like(self.tokens[0])
 
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
-        """Copy an image to pinned memory for the next batched upload, or upload it and split it into crops now.
+        """Copy an image to pinned memory for the next batched upload.
 
-        The call does not wait for the device. Afterwards the caller may change the pixels if they are on the host.
-        Pixels on the device must not change.
+        If it has tiles, or the device is idle, upload it now.
+
+        The call does not wait for the device. Afterwards the caller may change pixels in main memory, but not pixels on
+        the device.
         """
         vision = self._vision
         if self._kernels and isinstance(image, YuvImage) and image.y.is_cuda:
@@ -119,7 +122,10 @@ class CudaImageEncoder:
 
     @torch.inference_mode()
     def _cut(self, image: Pixels, tiling: Tiling) -> TiledImage:
-        """Upload an image if necessary, and split it into crops on the device. Without Triton, the host splits it."""
+        """Upload an image if it is in main memory, and split it into crops on the device.
+
+        Without Triton, the CPU splits it.
+        """
         vision = self._vision
         # Wait for the default stream, on which decoded frames are written and their memory is reused.
         on_device = isinstance(image, YuvImage) and image.y.is_cuda
@@ -144,7 +150,7 @@ class CudaImageEncoder:
         return rgb_of_yuv(here.y, here.u, here.v, here.factors)
 
     def encode(self, slot: int, images: Sequence[PreparedImage]) -> None:
-        """See `ImageEncoder.encode`. The work runs on the current stream."""
+        """Encode images and write their tokens to `tokens`, on the current CUDA stream; see `ImageEncoder.encode`."""
         stream = self._stream
         single = [number for number, image in enumerate(images) if image.tiling == (1, 1)]
         staged: list[tuple[int, StagedImage]] = []
@@ -178,7 +184,7 @@ class CudaImageEncoder:
                 self.tokens[number].copy_(self._joined)
 
     def jobs(self) -> list[Job]:
-        """Return the graphs to capture at startup: batches of single-crop images.
+        """Return the key and the work of each CUDA graph to capture at startup: batches of single-crop images.
 
         Graphs of tilings are captured at first use.
         """
@@ -188,7 +194,7 @@ class CudaImageEncoder:
         return ("encode", n, single), partial(self._encode_crops, n, single)
 
     def close(self) -> None:
-        """Wait for the uploads in flight."""
+        """Wait for all image uploads in progress."""
         self._tiled.close()
         self._uploads.close()
 
@@ -204,18 +210,18 @@ class CudaImageEncoder:
             self._crop_features[:n] = features
 
     def _join(self, tiling: Tiling) -> None:
-        """Compute the image tokens from the features of all crops of an image."""
+        """Compute the image tokens from the features of all crops of an image with tiles."""
         self._joined[:] = self._vision.join(self._crop_features[: crop_count(tiling)], tiling)
 
 
 def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> torch.Tensor:
-    """Return the crops of an image, equal to those of `make_crops`.
+    """Split an image into crops on the GPU. The crops are equal to those of `make_crops`.
 
     The first crop is the whole image. Unless the tiling is 1×1, the tiles follow in row-major order.
 
     Args:
         image: (height, width, 3) uint8 RGB on a CUDA device.
-        tiling: number of rows and columns of tiles.
+        tiling: number of tiles (rows, columns).
         size: side of a crop in pixels.
         margin: overlap of tiles on each side, in pixels.
 
@@ -228,7 +234,7 @@ def cut_crops(image: torch.Tensor, tiling: Tiling, size: int, margin: int) -> to
 
 
 def cut_crops_into(image: torch.Tensor, tiling: Tiling, out: torch.Tensor, margin: int) -> list[torch.Tensor]:
-    """Write the crops of an image to `out`; see `cut_crops`.
+    """Split an image into crops on the GPU and write them to `out`; see `cut_crops`.
 
     Returns:
         Temporary tensors that the kernels read. A CUDA graph of this call must keep them alive.

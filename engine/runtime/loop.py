@@ -1,14 +1,14 @@
-"""The step loop. One thread repeats plan → launch → wait → commit → finalize while there is work.
+"""The step loop of the engine. One thread repeats plan → launch → wait → commit → finalize while there is work.
 
-    plan      choose the next step if a step slot is free
+    plan      choose the next batch step if a step slot is free
     launch    queue its forward pass on the device, and its sampling if it samples no text
     report    deliver finished results and admit the next images while the device is busy
     wait      until the oldest step has run, another thread posts an action, or a deadline passes
     commit    add the samples of the oldest step to its sequences
-    finalize  queue the sampling of a text step, whose allowed tokens depend on the step just committed
+    finalize  queue the sampling of a text step, which depends on the samples just committed
 
-With two step slots, a forward pass runs while the host reads the previous step. With one slot, host and device take
-turns. A failed step ends only its own requests. Other threads post actions, which the loop runs between two steps.
+With two step slots, a forward pass runs while the host reads the previous step. With one slot, host and device
+alternate. A failed step fails only its own requests. Other threads post actions, which the loop runs between two steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Flight(Generic[ImageT]):
-    """A step in flight: its slot, its launch time, and whether its sampling is queued."""
+    """A batch step in progress: its slot, its launch time, and whether its sampling is queued."""
 
     slot: int
     step: Step[ImageT]
@@ -48,18 +48,18 @@ class Flight(Generic[ImageT]):
 
 
 class StepLoop(Generic[ImageT]):
-    """Runs requests to completion in its own thread. `submit` and `cancel` are thread-safe.
+    """Runs the engine's requests to completion in its own thread. `submit` and `cancel` are thread-safe.
 
     Args:
-        executor: runs the steps.
-        scheduler: plans the steps.
+        executor: runs the batch steps.
+        scheduler: plans the batch steps.
         config: engine configuration.
         n_preparers: number of threads that split images into crops.
         clock: function that returns the time in seconds. It must be the clock of the scheduler.
 
     Attributes:
         monitor: counters and trace.
-        flights: steps in flight, oldest first.
+        flights: steps in progress, oldest first.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class StepLoop(Generic[ImageT]):
         self._thread = threading.Thread(target=self._run, name="saccade-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the loop's thread."""
+        """Start the thread of the step loop."""
         engine_opened()
         self._thread.start()
 
@@ -101,10 +101,10 @@ class StepLoop(Generic[ImageT]):
         return self._scheduler.resources.pages_total
 
     def require_open(self) -> None:
-        """Check that the loop accepts requests.
+        """Check that the engine accepts requests.
 
         Raises:
-            EngineClosedError: if the loop was stopped or has failed.
+            EngineClosedError: if the step loop was stopped or has failed.
         """
         if self._closing is not None:
             # A new error each time, because a reused exception accumulates tracebacks.
@@ -112,10 +112,10 @@ class StepLoop(Generic[ImageT]):
             raise EngineClosedError(str(self._closing) if cause is None else f"the engine has failed: {cause}")
 
     def require_other_thread(self) -> None:
-        """Check that the caller is not the loop's thread, which runs callbacks and tasks.
+        """Check that the caller is not the thread of the step loop, which also runs callbacks.
 
         Raises:
-            EngineError: if the caller is the loop's thread, for example in `on_text` or `call_when_done`.
+            EngineError: if a callback, such as `on_text` or `call_when_done`, is the caller.
         """
         if threading.current_thread() is self._thread:
             raise EngineError(
@@ -124,13 +124,13 @@ class StepLoop(Generic[ImageT]):
             )
 
     def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:
-        """Queue a request. The loop's thread calls `request.done` with the outcome.
+        """Queue a request. The thread of the step loop calls `request.done` with the outcome.
 
         If a newer frame of the stream supersedes the request, its image is freed at once, even while the loop is busy.
         This limits memory on a CPU, where several frames of a camera can arrive during one step.
 
         Raises:
-            EngineClosedError: if the loop was stopped or has failed.
+            EngineClosedError: if the step loop was stopped or has failed.
         """
         superseded = None
         with self._wake:
@@ -144,12 +144,12 @@ class StepLoop(Generic[ImageT]):
             superseded.done(superseded, SupersededError())
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
-        """End a request as soon as possible. Finished requests are ignored."""
+        """End a request as soon as possible. The call has no effect on finished requests."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.cancel(request, error))
 
     def configure(self, stream: Hashable, settings: StreamSettings | None) -> None:
-        """Set a stream's share of the engine. With None, remove the stream."""
+        """Set the priority and limits of a stream. None removes the stream."""
         admission = self._scheduler.admission
         with suppress(EngineClosedError):
             if settings is None:
@@ -158,16 +158,16 @@ class StepLoop(Generic[ImageT]):
                 self._post(lambda: admission.configure(stream, settings))
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached prefix. The call has no effect after the loop has ended."""
+        """Release the KV cache pages of a cached image prefix. The call has no effect after the step loop has ended."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.release_prefix(kept))
 
     def run_idle(self, work: Callable[[], T]) -> T:
-        """Run a function in the loop's thread while the engine is idle, and return its result.
+        """Run a function in the thread of the step loop while the engine is idle, and return its result.
 
         Raises:
-            EngineError: if a request is queued or in flight, if a prefix is cached, or if the caller is the loop's
-                thread.
+            EngineError: if a request is queued or in progress, if an image prefix is cached, or if the caller is the
+                step loop's thread.
         """
         self.require_other_thread()
         outcome: Future[T] = Future()
@@ -186,13 +186,13 @@ class StepLoop(Generic[ImageT]):
         return outcome.result()
 
     def counters(self) -> dict[str, float]:
-        """Return all counters; see `Monitor.counters`."""
+        """Return all counters of the engine by name; see `Monitor.counters`."""
         return self.monitor.counters(self._scheduler)
 
     def stop(self, error: BaseException) -> None:
-        """Stop the loop without waiting for it.
+        """Stop the step loop without waiting for it.
 
-        Queued requests end with `error`. Requests in flight are finished, then the thread ends.
+        Queued requests end with `error`. Requests in progress are finished, then the thread ends.
         """
         with self._wake:
             if self._closing is None:
@@ -201,7 +201,7 @@ class StepLoop(Generic[ImageT]):
                 self._wake.notify()
 
     def close(self, error: BaseException) -> None:
-        """Stop the loop (see `stop`) and wait for its thread."""
+        """Stop the step loop and wait for its thread. Queued requests end with `error`."""
         self.stop(error)
         self._thread.join()
 
@@ -217,18 +217,18 @@ class StepLoop(Generic[ImageT]):
             self._put(action)
 
     def _put(self, action: Callable[[], None]) -> None:
-        """Queue an action for the loop. The caller must hold the lock."""
+        """Queue an action for the step loop. The caller must hold the lock."""
         self._inbox.append(action)
         if len(self._inbox) >= self._wanted:
             self._wake.notify()
 
     def _ring(self) -> None:
-        """Wake the loop because the samples of a step are ready."""
+        """Wake the step loop because the samples of a step are ready."""
         with self._wake:
             self._wake.notify()
 
     def _deliver(self, made: Sequence[Prepared[ImageT]]) -> None:
-        """Queue prepared images for the loop. This also works while the loop is closing."""
+        """Queue prepared images for the step loop. This also works while the loop is closing."""
         at = self._clock()  # take the time here, because the loop may run the action later
         with self._wake:
             self._put(lambda: self._take_prepared(made, at))
@@ -256,7 +256,10 @@ class StepLoop(Generic[ImageT]):
         self._scheduler.cancel_all(error)
 
     def tick(self) -> None:
-        """Run one iteration: launch the next step, if there is one and a slot is free. Otherwise wait, then commit."""
+        """Run one iteration: launch the next batch step if a slot is free.
+
+        Otherwise wait for the oldest step and commit it.
+        """
         with self.monitor.span("schedule"):
             now = self._clock()
             self._scheduler.expire(now)
@@ -281,14 +284,14 @@ class StepLoop(Generic[ImageT]):
         self.monitor.sample(self._scheduler, (flight.step for flight in self.flights))
 
     def _plan(self, now: float) -> tuple[Step[ImageT] | None, float, float]:
-        """Choose the next step, and say for what to wait if there is none.
+        """Choose the next batch step. If there is none, return what to wait for.
 
         While a prefill runs, the next images are admitted shortly before its end; see `AdmissionLead`. They are
         admitted at once if three conditions hold: prefills follow each other directly, the next prefill is full, and no
         queued frame can be superseded.
 
         Returns:
-            The next step or None, a time until which to wait, and a number of inbox items to wait for.
+            The next step or None, a deadline for waiting, and a number of inbox items to wait for.
         """
         scheduler, free = self._scheduler, self.slots.can_launch
         step = scheduler.next_step() if free else None
@@ -337,7 +340,7 @@ class StepLoop(Generic[ImageT]):
             self._finalize(flight)
 
     def _finalize(self, flight: Flight[ImageT]) -> None:
-        """Queue the sampling of a step, and the copy of its samples."""
+        """Queue the sampling of a batch step, and the copy of its samples to the host."""
         with self.monitor.finalizing(flight.step):
             self._scheduler.finalize(flight.step)
             if self._try(self._executor.finalize, flight):
@@ -345,7 +348,7 @@ class StepLoop(Generic[ImageT]):
                 flight.finalized = True
 
     def _try(self, part: Callable[[int, Step[ImageT]], None], flight: Flight[ImageT]) -> bool:
-        """Run one launch of a step. If it raises, fail the step and return False."""
+        """Launch one part of a batch step. If the launch raises, fail the step and return False."""
         try:
             part(flight.slot, flight.step)
         except Exception as error:
@@ -361,10 +364,10 @@ class StepLoop(Generic[ImageT]):
         return True
 
     def _wait(self, until: float, wanted: float) -> None:
-        """Wait until the oldest step has run, `wanted` inbox items exist, or a deadline passes.
+        """Wait until the oldest step has run, `wanted` inbox items exist, or the deadline `until` passes.
 
-        The loop waits nowhere else. A device without completion callbacks is polled if the loop also waits for inbox
-        items or a deadline.
+        The step loop waits nowhere else. If the device does not support callbacks, the method polls the device while it
+        also waits for inbox items or the deadline.
         """
         slot = self.flights[0].slot if self.flights else None
         if slot is not None and until == wanted == math.inf:
@@ -385,19 +388,17 @@ class StepLoop(Generic[ImageT]):
 
     @property
     def _at_end(self) -> bool:
-        """Whether the loop is closing and all work is done."""
         return not (self._closing is None or self._inbox or self.flights or self._scheduler.active)
 
     @property
     def _has_landed(self) -> bool:
-        """Whether the oldest step has run, so that it can be committed."""
+        """Return whether the oldest step has run, so that it can be committed."""
         try:
             return bool(self.flights) and self._executor.has_run(self.flights[0].slot)
         except Exception:  # `read` raises it again
             return True
 
     def _run_inbox(self) -> None:
-        """Run the actions that are in the inbox now."""
         for _ in range(len(self._inbox)):
             # Take one action at a time, so that no action is lost if one raises.
             self._inbox.popleft()()
@@ -444,14 +445,14 @@ Prepared = tuple[PrefillWindow[ImageT], ImageT | None, BaseException | None]
 
 
 class Preparer:
-    """Daemon threads that split the images of admitted prefill windows into crops while steps run.
+    """Daemon threads that split images into crops while batch steps run.
 
-    If the image is on the device, one thread prepares all windows of the request, because cropping is fast there.
-    Otherwise the windows of a request are distributed over the threads.
+    If the image is on the device, one thread prepares all windows of the request, because cropping is fast on the
+    device. Otherwise the windows of a request are distributed over the threads.
 
     Args:
-        n_threads: maximum number of threads. Each is started when it is first needed.
-        deliver: callback that receives windows with their images or errors. A preparer thread calls it. It must not
+        n_threads: maximum number of threads. Each thread is started when it is first needed.
+        deliver: callback that receives windows with their crops or errors. A preparer thread calls it. It must not
             raise.
     """
 
@@ -461,7 +462,10 @@ class Preparer:
         self._most, self._threads = n_threads, list[threading.Thread]()
 
     def put(self, windows: list[PrefillWindow[Any]]) -> None:
-        """Queue windows of one request for preparation. Call this always from the same thread."""
+        """Queue the image windows of one request for splitting into crops.
+
+        Always call this method from the same thread.
+        """
         for _ in windows:
             if len(self._threads) < self._most:
                 name = f"saccade-prepare-{1 + len(self._threads)}"
@@ -500,7 +504,7 @@ class Preparer:
 
 
 def _prepared(window: PrefillWindow[Any]) -> Prepared[Any] | None:
-    """Prepare the image of a window. Return None if the request has ended."""
+    """Split the image of a window into crops. Return None if the request has ended."""
     prepare = window.prepare
     if prepare is None:
         return None

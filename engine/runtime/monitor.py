@@ -1,6 +1,6 @@
 """Thread-safe counters of the engine, and recording of traces.
 
-The step loop reports each operation. The streams report when work ran on the device.
+The step loop reports each operation. The streams report when their work ran on the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROCESS = 1
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """An operation in a trace, with track, name, start, end and arguments."""
+    """An operation in a trace: its track, name, start and end in seconds, and arguments."""
 
     name: str
     track: str
@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(slots=True, frozen=True)
 class Count:
-    """The value of a counter at a time, for a trace."""
+    """The value of a counter at one time, for a trace."""
 
     name: str
     at: float
@@ -56,7 +56,7 @@ class Count:
 
 
 class Trace:
-    """Recorder of the newest `capacity` spans and counter values. Thread-safe."""
+    """Trace recorder that stores the newest `capacity` spans and counter values. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.started = time.perf_counter()
@@ -65,7 +65,7 @@ class Trace:
         self._counts: deque[Count] = deque(maxlen=capacity)
 
     def add(self, span: Span) -> None:
-        """Record a span."""
+        """Record a span (a timed operation)."""
         self._spans.append(span)
 
     def count(self, name: str, value: float) -> None:
@@ -77,7 +77,7 @@ class Trace:
         return sorted((span for span in self._spans.copy() if span.track == track), key=lambda span: span.start)
 
     def counts(self) -> list[Count]:
-        """Return the recorded counter values in order."""
+        """Return all recorded counter values, oldest first."""
         return list(self._counts.copy())
 
     def to_dict(self) -> dict[str, object]:
@@ -127,14 +127,15 @@ def _named(what: str, track: int, **args: object) -> dict[str, object]:
 
 @dataclass(slots=True, eq=False)
 class StepPart:
-    """One part of a step, such as the forward pass or the sampling.
+    """One part of a batch step, such as the forward pass or the sampling.
 
     Attributes:
         name: name of the part.
         step: number of the step.
         kind: prefill or decode.
-        sequences: number of rows.
-        rests: number of times that the engine was idle so far. It separates idle time from bubbles.
+        sequences: number of sequences in the batch.
+        rests: number of times that the engine was idle so far. A gap between two parts with the same number is a
+            bubble.
         drafted: number of draft values.
     """
 
@@ -147,7 +148,7 @@ class StepPart:
 
     @property
     def args(self) -> Mapping[str, object]:
-        """Arguments of the span in the trace."""
+        """Arguments of the step part for its span in a trace."""
         drafted = {"drafted": self.drafted} if self.drafted else {}
         return {"step": self.step, "kind": self.kind, "rows": self.sequences, **drafted}
 
@@ -168,7 +169,7 @@ class Track:
         self._rests = -1
 
     def about(self) -> StepPart:
-        """Return the step part whose launch is in progress."""
+        """Return the step part that is being launched."""
         return self._monitor.doing
 
     def ran(self, about: StepPart, start: float, end: float) -> None:
@@ -187,7 +188,7 @@ class Monitor:
     """Counters of one step loop. Reading is thread-safe. Only the loop may write, unless a method says otherwise.
 
     Attributes:
-        doing: the step part whose launch is in progress.
+        doing: the step part that is being launched.
         trace: the trace being recorded, or None.
         idle_s: total seconds in which the loop waited for requests.
     """
@@ -206,10 +207,10 @@ class Monitor:
         self._watching = False
 
     def attach(self, streams: Mapping[str, Stream]) -> None:
-        """Attach the streams to measure.
+        """Set the streams to measure, by name.
 
-        Timing every launch on a GPU is expensive. The compute stream is therefore timed only after `counters` was
-        called, and the other streams only while a trace is recorded.
+        Timing every launch on a GPU is expensive. The compute stream is therefore timed only after the first `counters`
+        call, and other streams only while a trace is recorded.
         """
         self._streams = streams
 
@@ -248,19 +249,19 @@ class Monitor:
             self._rests += 1
 
     def launching(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager for the launch of a step's forward pass."""
+        """Return a context manager that measures the launch of a step's forward pass."""
         self.steps[step.kind] += 1
         self.sequences[step.kind] += len(step.groups)
         self.doing = self._part(step.kind, step)
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager for the launch of a step's sampling and copies."""
+        """Return a context manager that measures the launch of a step's sampling and copies."""
         self.doing = self._part("sample", step)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager for reading and committing the oldest step."""
+        """Return a context manager that measures reading and committing the oldest step."""
         return _NOTHING if self.trace is None else self.span("commit", self._part("commit", step))
 
     def _part(self, name: str, step: Step[Any]) -> StepPart:
@@ -268,7 +269,7 @@ class Monitor:
         return StepPart(name, step.number, step.kind, count, self._rests, len(step.sequences) - count)
 
     def waiting(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager for waiting until a step has run."""
+        """Return a context manager that measures waiting until a step has run."""
         return _NOTHING if self.trace is None else self.span("wait", self._part("wait", step))
 
     def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
@@ -276,7 +277,7 @@ class Monitor:
         return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
-        """Record the values that a trace shows as curves. `flying` is the number of steps in flight."""
+        """Record the queue lengths and the steps in progress (`flying`) as counter values of the trace."""
         if self.trace is not None:
             self.trace.count("sequences in flight", sum(len(step.sequences) for step in flying))
             self.trace.count("images waiting", scheduler.waiting)
@@ -288,9 +289,9 @@ class Monitor:
             self._requests[how] += 1
 
     def counters(self, scheduler: Scheduler[Any]) -> dict[str, float]:
-        """Return all counters by name. The names of counters that never decrease end in `_total`.
+        """Return all counters by name. Names of counters that never decrease end in `_total`.
 
-        The first call starts the timing of the streams.
+        The first call starts the timing of the compute stream.
         """
         compute = self._streams.get("compute")
         if compute is not None:

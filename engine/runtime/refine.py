@@ -1,8 +1,8 @@
-"""Refinement of object outlines by the model's refiner network, in a separate thread.
+"""Refinement of segmentation outlines by the model's refiner network, in a separate thread.
 
     crop around the box (enlarged by a quarter on each side) → features → mask in five rounds → path
 
-On CUDA, the network is one CUDA graph on its own stream. If the refinement of a result fails, the result keeps its
+On CUDA, the network is one CUDA graph on its own stream. If the refinement of a result fails, the result contains the
 coarse outlines.
 """
 
@@ -37,12 +37,12 @@ Done = Callable[[Result], None]
 
 
 class RefineThread:
-    """Thread that refines the outlines in results. Thread-safe.
+    """Thread that refines the segmentation outlines in results. Thread-safe.
 
     Args:
         refiner: the refiner network, on the device.
-        vision: splits and normalizes crops.
-        encoder: encodes crops.
+        vision: vision encoder that splits and normalizes crops.
+        encoder: vision encoder that computes the features of crops; may be a faster implementation.
         device: device of the refiner and the encoder.
         fallbacks: receives a note if memory is too low for a CUDA graph.
     """
@@ -66,7 +66,7 @@ class RefineThread:
         self._thread.start()
 
     def put(self, result: Result, pixels: Pixels, done: Done) -> None:
-        """Queue a result and its image for refinement. This thread calls `done` with the refined result."""
+        """Queue a result and its image for refinement. The refiner thread calls `done` with the refined result."""
         with self._lock:
             if not self._over:
                 self._queue.put((result, pixels, done))
@@ -74,13 +74,13 @@ class RefineThread:
         done(result)
 
     def stop(self) -> None:
-        """End the thread after all queued results, without waiting for it."""
+        """Request the end of the thread after all queued results, without waiting for it."""
         with self._lock:
             self._over = True
             self._queue.put(None)
 
     def close(self) -> None:
-        """Stop the thread (see `stop`) and wait for it."""
+        """Stop the refiner thread after all queued results, and wait for it."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -116,9 +116,9 @@ class RefineThread:
 
     @torch.inference_mode()
     def _probabilities(self, pixels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the probability that each pixel of a resized crop belongs to the object, on the host.
+        """Return the probability, on the host, that each pixel of a resized crop belongs to the object.
 
-        Waits for the device.
+        The call waits for the device.
         """
         self._pixels.copy_(pixels)
         if self._stream is None or self._graphs is None:
@@ -138,7 +138,7 @@ class RefineThread:
 
 
 def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[np.uint8], Mask], Mask]) -> Result:
-    """Return a copy of a result in which the outlines follow refined masks.
+    """Return a copy of a result with refined segmentation outlines.
 
     Args:
         result: result of the image.
@@ -152,7 +152,7 @@ def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[
 
 
 def _redrawn(outline: Outline, image: NDArray[np.uint8], better: Callable[[NDArray[np.uint8], Mask], Mask]) -> Outline:
-    """Return the outline of a refined mask. If the mask is empty, return the old outline."""
+    """Return the outline of the refined mask. If the mask is empty, return the old outline."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = outline.box
     wider, higher = _WIDER * (x2 - x1), _WIDER * (y2 - y1)

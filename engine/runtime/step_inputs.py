@@ -1,4 +1,4 @@
-"""Inputs of a step that the host uploads: integers in one buffer, prompt tokens of a prefill, and sampling parameters.
+"""Inputs of a batch step that the host uploads: integers in one buffer, prompt tokens, and sampling parameters.
 
 The sampling parameters (temperatures, seeds, masks of allowed tokens) are written when a step is finalized. The copy
 stream uploads them.
@@ -35,7 +35,7 @@ def bucket_of(sizes: Sequence[int], count: int) -> int:
 
 
 class StepInputs:
-    """Named int32 arrays that are uploaded in one copy. Each step slot has its own pinned buffer.
+    """Named int32 arrays that are uploaded in one copy. Each step slot has its own pinned host buffer.
 
     Args:
         depth: number of step slots.
@@ -43,8 +43,8 @@ class StepInputs:
         shapes: shape of each array by name.
 
     Attributes:
-        host: for each slot, the arrays by name. Write the inputs to them.
-        device: arrays by name on the device, at fixed addresses. All slots share them.
+        host: for each step slot, the host arrays by name, to which inputs are written.
+        device: device arrays by name, at fixed addresses. All slots share them.
     """
 
     def __init__(self, depth: int, device: torch.device, **shapes: tuple[int, ...]) -> None:
@@ -67,19 +67,19 @@ class StepInputs:
         self._whole = [pinned.numpy() for pinned in self._pinned]
 
     def copy_of(self, slot: int) -> NDArray[np.int32]:
-        """Return a copy of all arrays of a slot, to be restored by `reset`."""
+        """Return a copy of all input arrays of a step slot, which `reset` can restore."""
         return self._whole[slot].copy()
 
     def reset(self, slot: int, whole: NDArray[np.int32]) -> None:
-        """Restore all arrays of a slot. This is a single copy, because each NumPy copy may release the GIL."""
+        """Restore all input arrays of a step slot in a single copy, because each NumPy copy may release the GIL."""
         self._whole[slot][:] = whole
 
     def send(self, slot: int) -> None:
-        """Upload the arrays of a slot without waiting."""
+        """Upload the input arrays of a step slot without waiting."""
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
     def fetch(self, slot: int) -> None:
-        """Upload the arrays of a slot with a kernel, as part of a CUDA graph. `send` is then not needed."""
+        """Upload the input arrays of a step slot with a kernel inside a CUDA graph. `send` is then not needed."""
         if self._kernels:
             from saccade.engine.kernels.common import fetch
 
@@ -88,7 +88,7 @@ class StepInputs:
             self.send(slot)
 
     def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
-        """Write input values to `kinds` and `values`, by row or token index; see `sampling.embed_fed`."""
+        """Write decoder inputs to the arrays `kinds` and `values`, by row or token index; see `runner.embed_fed`."""
         host = self.host[slot]
         numbers = host["values"].view(np.float32)
         for place, value in values.items():
@@ -96,20 +96,20 @@ class StepInputs:
 
     @property
     def values(self) -> torch.Tensor:
-        """Input values on the device, (…, 2) float32."""
+        """Decoder inputs on the device, (…, 2) float32; see `models.runner.embed_fed`."""
         return self.device["values"].view(torch.float32)
 
 
 class DecodeInputs(StepInputs):
     """Inputs of decode steps, and of the sampling after a prefill.
 
-    A CUDA graph fetches the inputs of a decode step. The inputs of the sampling are sent.
+    A CUDA graph fetches the inputs of a decode step from pinned memory. The sampling inputs are uploaded by a copy.
 
     Args:
         depth: number of step slots.
         device: destination of the upload.
         rows: maximum number of rows. It is also the index of the spare batch slot, which padding rows use.
-        prefix_length: position of padding rows.
+        prefix_length: sequence position of padding rows.
     """
 
     def __init__(self, depth: int, device: torch.device, rows: int, prefix_length: int) -> None:
@@ -120,7 +120,10 @@ class DecodeInputs(StepInputs):
         self._spare, self._prefix_length = rows, prefix_length
 
     def fill(self, slot: int, rows: Sequence[ScheduledSequence[Any]], bucket: int) -> None:
-        """Write the inputs of rows, and pad them to `bucket` rows. Padding rows use the spare batch slot."""
+        """Write the inputs of the rows of a decode step, padded to `bucket` rows.
+
+        Padding rows use the spare batch slot.
+        """
         host, count = self.host[slot], len(rows)
         host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
         # The host supplies the inputs after a draft, so such rows store their samples in the spare slot.
@@ -155,8 +158,8 @@ class PromptTokens:
         ids: ID of each token.
         positions: position of each token in its sequence.
         owners: batch slot of each token.
-        values: values that replace token embeddings, see `Sequence.values`.
-        adapter_slots: adapter slot of each token.
+        values: coordinates and sizes that replace token embeddings, by token index.
+        adapter_slots: LoRA adapter slot of each token.
     """
 
     ids: list[int]
@@ -177,8 +180,8 @@ class PrefillInputs(StepInputs):
         tokens: maximum number of tokens after the images.
         prefix_pages: number of pages per image.
         pages: number of pages per sequence.
-        prefix_length: position of padding tokens.
-        asked: detector class of each prompt, for encoders that draft answers; see `DraftingEncoder`.
+        prefix_length: sequence position of padding tokens.
+        asked: detector class of each prompt, for vision encoders that draft answers; see `DraftingEncoder`.
     """
 
     def __init__(
@@ -221,12 +224,12 @@ class PrefillInputs(StepInputs):
         """Write the inputs of a prefill and upload them.
 
         Args:
-            slot: index of the buffers.
+            slot: index of the step slot.
             step: the prefill.
-            drafted: sequences with drafts from detections, see `speculative.drafted_from_images`.
+            drafted: sequences with drafts from detections, and their rows; see `speculative.drafted_from_images`.
 
         Returns:
-            The tokens of all prompts. They are uploaded only if they fit the buffers.
+            The tokens of all prompts. They are uploaded only if they fit into the buffers.
         """
         host, groups = self.host[slot], step.groups
         self.reset(slot, self._nothing)
@@ -274,12 +277,12 @@ class PrefillInputs(StepInputs):
         return tokens
 
     def _ask(self, slot: int, firsts: Sequence[int], drafted: Sequence[tuple[int, Rows]]) -> None:
-        """Write which detection replaces each `FROM_IMAGE` draft value.
+        """Write which detection of the vision encoder replaces each `FROM_IMAGE` draft value.
 
         Args:
-            slot: index of the buffers.
+            slot: index of the step slot.
             firsts: index of the first draft token of each drafted sequence.
-            drafted: the sequences, see `speculative.drafted_from_images`.
+            drafted: the sequences and their rows; see `speculative.drafted_from_images`.
         """
         host, counts = self.host[slot], _int([len(rows) - 1 for _, rows in drafted])
         at, sequences = _counted(_int(firsts), counts), [rows[0].sequence for _, rows in drafted]
@@ -297,17 +300,17 @@ def _int(numbers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the concatenated ranges `firsts[i]` to `firsts[i] + counts[i] - 1`."""
+    """Return the concatenated ranges from `firsts[i]` to `firsts[i] + counts[i] - 1`."""
     numbers: NDArray[np.int64] = (firsts - counts.cumsum() + counts).repeat(counts) + np.arange(counts.sum())
     return numbers
 
 
 @functools.cache
 def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Describe the first `count` input values of an answer that lists objects.
+    """Describe the first `count` decoder inputs of an answer that lists objects.
 
     Returns:
-        An array (count, 2) of the object index and the index into `phases`, and an array of the kind of each value.
+        An array (count, 2) of the object index and the index into `phases`, and an array of the kind of each input.
     """
     which = np.stack(np.divmod(np.arange(count, dtype=np.int32), np.int32(len(phases))), axis=1)
     kinds = [Phase.SIZE if phases[part] is Phase.SIZE else Phase.Y for part in which[:, 1]]
@@ -315,7 +318,7 @@ def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], ND
 
 
 def _fed(numbers: tuple[float, ...]) -> FedValue:
-    """Convert a prompt value to an input value. One number is a coordinate, two numbers are a size."""
+    """Convert a value of a prompt to a decoder input. One number is a coordinate, two numbers are a size."""
     return (Phase.Y, numbers[0], 0.0) if len(numbers) == 1 else (Phase.SIZE, numbers[0], numbers[1])
 
 
@@ -324,15 +327,15 @@ def _fed(numbers: tuple[float, ...]) -> FedValue:
 
 @dataclass(slots=True, frozen=True)
 class AllowedTokens:
-    """Rows that take the most likely of the tokens that a mask allows. The masks are cached on the device.
+    """Rows that sample the most likely token among the tokens that a mask allows. The masks are cached on the device.
 
     The tensors have a fixed address for each `count`, as CUDA graphs require.
 
     Attributes:
         count: number of rows, padded to a captured size with copies of the last row.
-        rows: see `take_allowed`.
-        which: see `take_allowed`.
-        masks: see `take_allowed`.
+        rows: (count,) int64 row indices.
+        which: (count,) int64 row of `masks` for each of `rows`.
+        masks: (any, vocab) bool, True for allowed tokens.
     """
 
     count: int
@@ -343,13 +346,12 @@ class AllowedTokens:
 
 @dataclass(slots=True, frozen=True)
 class TokenSampler:
-    """Samples the rows of a step that are not plainly greedy. Use it on the compute stream.
+    """Samples the rows of a step that need more than greedy sampling. Use it on the compute stream.
 
     Attributes:
         rows: (n,) int64 indices of these rows in the step.
         draw: function that maps logits (n, vocab) to tokens (n,) int64.
-        grounded: (n,) int64, 1 if a coordinate token of the row is followed by a coordinate. It is None if no row
-            allows coordinates.
+        grounded: (n,) int64, 1 if the row may sample a coordinate after a coordinate token. None if no row may.
         scored: (n, ids) int64 token IDs whose log probabilities are requested, or None.
     """
 
@@ -383,8 +385,8 @@ class SamplingInputs:
     def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | AllowedTokens | None:
         """Upload the sampling parameters of a step, and return a sampler for the rows that are not greedy.
 
-        The upload runs on the copy stream. The scheduler must have finalized the step, and the previous step in the
-        slot must be committed.
+        The upload runs on the copy stream. The scheduler must have finalized the step and committed the previous step
+        in the slot.
 
         Returns:
             The sampler, to be used on the compute stream, or None if all rows are greedy.
@@ -448,7 +450,10 @@ class SamplingInputs:
         return AllowedTokens(count, numbers, which, self._kept)
 
     def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
-        """Return the index of a rule's mask in `_kept`. Add the mask if it is new. Return None if there is no space."""
+        """Return the cache index of a rule's token mask. Upload the mask if it is new.
+
+        Return None if the cache is full.
+        """
         assert rule.allowed is not None
         kept = self._lasting.get(id(rule.allowed))
         if kept is None:
@@ -479,7 +484,7 @@ def _put(place: torch.Tensor, mask: torch.Tensor) -> None:
 
 
 class _PinnedBuffer:
-    """A pinned host buffer (slots, rows, …) and its copy on the device."""
+    """A pinned host buffer with one row range per step slot, and its copy on the device."""
 
     __slots__ = ("device", "host")
 
@@ -492,7 +497,7 @@ class _PinnedBuffer:
 
 
 def _is_special(row: ScheduledSequence[Any]) -> bool:
-    """Return whether a row needs more than plain greedy sampling."""
+    """Return whether a row needs more than greedy sampling over all tokens."""
     if row.phase not in TEXT_PHASES:
         return False
     rule = row.rule
@@ -504,7 +509,7 @@ def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) ->
     """Return the samples of each row, followed by the log probabilities that the row requested.
 
     Args:
-        sampled: (at least rows, 3) on the host.
+        sampled: (at least rows, 3) samples on the host.
         scores: (at least rows, `MAX_SCORED`) log probabilities on the host.
         step: the step.
     """
@@ -525,7 +530,7 @@ def sample_again(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample the tokens of a sampler's rows, and overwrite their greedy tokens and the next input embeddings.
+    """Sample the rows of a sampler, and overwrite their greedy tokens and next input embeddings.
 
     Args:
         model: the model.

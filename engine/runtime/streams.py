@@ -1,6 +1,7 @@
 """Interface of streams, which run work in order and time it: CUDA streams on a GPU, worker threads on a CPU.
 
-`cuda_executor` and `cpu_executor` have the streams. Tests on a CPU can therefore find errors in overlap and order.
+The implementations are in `cuda_executor` and `cpu_executor`. Both overlap work, so tests on a CPU can find ordering
+errors.
 """
 
 from __future__ import annotations
@@ -13,35 +14,35 @@ class Event(Protocol):
     """A point in the work of a stream, like a CUDA event."""
 
     def query(self) -> bool:
-        """Return whether the stream has reached this point."""
+        """Return whether the stream has reached the event."""
         ...
 
     def synchronize(self) -> None:
-        """Block until the stream has reached this point.
+        """Block until the stream has reached the event.
 
         Raises:
-            BaseException: any error of the work between the previous event and this one.
+            BaseException: any error of the work between the previous event and this event.
         """
         ...
 
 
 class Watcher(Protocol):
-    """Interface for timing: a stream tells its watcher when work has run."""
+    """Interface for timing: a stream reports to its watcher when work has run."""
 
     def about(self) -> Any:
-        """Return a description of the work that is being submitted. Called in the submitting thread."""
+        """Return a description of the work that is being submitted. The submitting thread calls this method."""
         ...
 
     def ran(self, about: Any, start: float, end: float) -> None:
         """Record that work ran from `start` to `end`, in seconds of `time.perf_counter`.
 
-        The calls follow the order of the work in the stream.
+        Streams call this method in the order of their work.
         """
         ...
 
 
 class Stream(Protocol):
-    """Runs submitted work in order, in the background."""
+    """Runs submitted work in order, in the background, like a CUDA stream."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Submit work without waiting for it.
@@ -62,15 +63,15 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """Delay all work that is submitted from now on until another stream has reached the event."""
+        """Delay all later work of this stream until another stream has reached the event."""
         ...
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher of all work that is submitted from now on. None removes the watcher."""
+        """Set the watcher, which is told when later work has run. None removes the watcher."""
         ...
 
     def settle(self, *, wait: bool = False) -> None:
-        """Tell the watcher about all work that has run. With `wait`, wait for all submitted work first. Thread-safe."""
+        """Tell the watcher about finished work. With `wait`, first wait for all submitted work. Thread-safe."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ Images with a single crop are uploaded in batches (`CudaUploads`), other images 
     submitting thread                  pixels → pinned memory, except for frames decoded on the GPU
     upload stream, at the launch       pinned memory → device → crops
 
-Uploading each image alone would hold the GIL too long for a small model. One CUDA graph resizes all images of a
+Uploading each image separately would hold the GIL too long for a small model. One CUDA graph resizes all images of a
 prefill. Their sizes and formats may differ.
 
 `TiledUploads` copies an image in pieces, with helper threads, and splits it into crops with a CUDA graph:
@@ -17,9 +17,10 @@ prefill. Their sizes and formats may differ.
 
 An image occupies one of a few buffers with fixed addresses until its Python object is freed.
 
-| Measured | with | without |
-|---|---|---|
-| two helper threads and a graph: upload of a Full HD image (6 MB) | 1.2 ms | 2.3 ms |
+| upload of a Full HD image (6 MB) | time |
+|---|---|
+| with two helper threads and a CUDA graph | 1.2 ms |
+| with neither | 2.3 ms |
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ CutInto = Callable[[torch.Tensor, Tiling, torch.Tensor], list[torch.Tensor]]
 
 
 class PinnedPart:
-    """Range of pinned memory from byte `start` to byte `end` (exclusive). Freeing the object frees the range."""
+    """Range of pinned memory from byte `start` to byte `end` (exclusive). Freeing this object frees the range."""
 
     __slots__ = ("_dropped", "end", "start")
 
@@ -82,7 +83,7 @@ class PinnedMemory:
     """Pinned buffer from which ranges are allocated. The buffer itself is allocated at first use. Thread-safe.
 
     Args:
-        size: size in bytes.
+        size: size of the buffer in bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -112,11 +113,11 @@ class PinnedMemory:
         return PinnedPart(start, start + count, self._dropped)
 
     def tensor(self, start: int, end: int) -> torch.Tensor:
-        """Return a tensor view of the bytes from `start` to `end`."""
+        """Return a tensor view of the bytes from `start` to `end` of the buffer."""
         return self._memory[start:end]
 
     def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
-        """Return a NumPy view of this shape on the first bytes of a range."""
+        """Return a NumPy view of this shape on the first bytes of a range of pinned memory."""
         return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
 
 
@@ -125,13 +126,13 @@ class PinnedMemory:
 
 @dataclass(slots=True, eq=False)
 class StagedImage:
-    """A single-crop image in pinned memory or on the device. Freeing the object frees its memory.
+    """A single-crop image in pinned memory or on the device. Its memory is free when this object is freed.
 
     Attributes:
         place: range of pinned memory with the pixels, or the luma plane on the device.
         planes: offsets of luma, u and v, or of red, green and blue, in bytes from the start of `place`.
-        layout: fields 5 to 15 of the table, see `kernels.resize.FIELDS`.
-        scaling: how to resize the image.
+        layout: fields 5 to 15 of the image's row in the resize kernel's table; see `kernels.resize.FIELDS`.
+        scaling: filter weights for the resize from the image's size.
         chroma: the u and v planes, if they are on the device.
     """
 
@@ -143,7 +144,7 @@ class StagedImage:
 
     @property
     def tiling(self) -> Tiling:
-        """Tiling of the image, which has a single crop."""
+        """Tiling of the image: always 1×1."""
         return 1, 1
 
 
@@ -155,11 +156,11 @@ class CudaUploads:
         depth: number of step slots.
         most: maximum number of images per batch.
         size: side of a crop in pixels.
-        kernels: whether Triton is available; nothing can be staged without.
+        kernels: whether Triton is available. Without Triton, no image can be staged.
 
     Attributes:
-        stream: stream of the uploads.
-        crops: for each slot, a tensor (most, size, size, 3) uint8 on the device.
+        stream: CUDA stream of the uploads.
+        crops: for each step slot, a tensor (most, size, size, 3) uint8 on the device.
     """
 
     def __init__(self, device: torch.device, depth: int, most: int, size: int, *, kernels: bool = True) -> None:
@@ -185,7 +186,10 @@ class CudaUploads:
             self._graphs = graphs.capture(None, "the resize of images", self._prepare)
 
     def scaling_of(self, rows: int, columns: int) -> Scaling:
-        """Return how to resize images of this size. The first call for a size takes some 10 ms."""
+        """Return the resize parameters for images of `rows` × `columns` pixels.
+
+        The first call for a size takes about 10 ms.
+        """
         scaling = self._scalings.get((rows, columns))
         return self._new_scaling(rows, columns) if scaling is None else scaling
 
@@ -193,7 +197,7 @@ class CudaUploads:
         """Copy an image to pinned memory, unless it is on the device.
 
         Returns:
-            The image, or None if it is too large or pinned memory is full.
+            The staged image, or None if it is too large or pinned memory is full.
         """
         rows, columns, _ = image.shape
         yuv = isinstance(image, YuvImage)
@@ -216,7 +220,7 @@ class CudaUploads:
         return StagedImage(part, (0, luma, luma + luma // 4), layout, scaling)
 
     def stage_part(self, image: YuvImage, window: Window) -> StagedImage:
-        """Return a window of a frame on the device, rounded as in `YuvImage.part`, without a copy or a view."""
+        """Return a window of a frame on the device, rounded as in `YuvImage.part`, without a copy."""
         x, y, width, height = window.x & ~1, window.y & ~1, max(2, window.width & ~1), max(2, window.height & ~1)
         luma, u, v = image.y, image.u, image.v
         row, at = luma.stride(0), luma.data_ptr()
@@ -227,14 +231,14 @@ class CudaUploads:
         return StagedImage(luma, planes, layout, self.scaling_of(height, width), (u, v))
 
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
-        """Upload and resize images to the crops of a slot, without waiting.
+        """Upload and resize images to the crops of a step slot, without waiting.
 
         Until the returned event is reached, the images must stay alive and the slot must not be reused.
 
         Args:
             slot: step slot of the crops.
             images: images, each with its index in the crops.
-            current: the current stream, which is restored afterwards.
+            current: the current CUDA stream, which is restored afterwards.
         """
         # Wait for the default stream, on which decoded frames are written and their memory is reused.
         decoded = any(isinstance(image.place, torch.Tensor) for _, image in images)
@@ -252,7 +256,7 @@ class CudaUploads:
         return ready
 
     def close(self) -> None:
-        """Wait for the uploads in flight."""
+        """Wait for all image uploads in progress."""
         self.stream.synchronize()
 
     def _cut(self, slot: int, images: Sequence[tuple[int, StagedImage]]) -> None:
@@ -274,7 +278,7 @@ class CudaUploads:
             self._resize(slot, self._between[slot])
 
     def _upload(self, parts: list[PinnedPart]) -> dict[PinnedPart, int]:
-        """Copy ranges of pinned memory to the device, and return their addresses there."""
+        """Copy ranges of pinned memory to the device, and return their device addresses."""
         addresses = dict[PinnedPart, int]()
         if not parts:
             return addresses
@@ -295,7 +299,7 @@ class CudaUploads:
         return addresses
 
     def _resize(self, slot: int, between: torch.Tensor) -> None:
-        """Resize the images in the table of a slot."""
+        """Resize all images in the table of a step slot to crops."""
         from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import resize_all
 
@@ -303,7 +307,7 @@ class CudaUploads:
         resize_all(self._table_there[slot], between, self.crops[slot])
 
     def _prepare(self) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
-        """Return the work of one graph per slot, and no further tensors; see `GraphsByKind.capture`."""
+        """Return the resize work of one CUDA graph per step slot; see `GraphsByKind.capture`."""
         self._resize(0, self._between[0])  # compiles the kernels; the table has no images yet
         return [partial(self._resize, slot, between) for slot, between in enumerate(self._between)], []
 
@@ -326,7 +330,7 @@ class CudaUploads:
 
 
 class Lease:
-    """Exclusive use of a buffer. Freeing the object returns the buffer."""
+    """Exclusive use of a buffer. Freeing this object returns the buffer."""
 
     __slots__ = ("_free", "number")
 
@@ -352,7 +356,7 @@ def lease_of(free: deque[int]) -> Lease | None:
 class TiledImage:
     """Crops (n, size, size, 3) uint8 of an image on the device.
 
-    They are valid from the event until the object is freed.
+    They are valid after `event` is reached and until this object is freed.
     """
 
     pixels: torch.Tensor
@@ -362,7 +366,7 @@ class TiledImage:
 
 
 class _Place:
-    """Buffers for one image: pinned host memory, device memory, and crops."""
+    """Buffers for one tiled image: pinned host memory, device memory, and crops."""
 
     def __init__(self, crops: tuple[int, ...], device: torch.device) -> None:
         self.pinned = torch.zeros(_LARGEST, dtype=torch.uint8, pin_memory=True)
@@ -377,9 +381,9 @@ class TiledUploads:
 
     Args:
         device: destination of the upload.
-        stream: stream of uploads and splitting.
+        stream: CUDA stream of uploads and splitting.
         crops: shape of the crops of an image with the maximum number of tiles.
-        cut_into: function that splits an image, see `CutInto`.
+        cut_into: function that splits an image into crops.
     """
 
     def __init__(
@@ -394,7 +398,7 @@ class TiledUploads:
 
     @property
     def all_free(self) -> bool:
-        """Whether all buffers are free."""
+        """Whether all upload buffers are free."""
         return len(self._free) == _PLACES
 
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
@@ -423,11 +427,11 @@ class TiledUploads:
         return TiledImage(place.crops[: crop_count(tiling)], tiling, place.ready, lease)
 
     def close(self) -> None:
-        """End the helper threads."""
+        """End the helper threads of the uploads."""
         self._helpers.shutdown()
 
     def _copy(self, place: _Place, pieces: list[Piece]) -> None:
-        """Copy and upload pieces on the current stream, together with the helper threads that are free.
+        """Copy and upload pieces of an image on the current CUDA stream, together with idle helper threads.
 
         Raises:
             BaseException: any error of a thread. It is raised after all threads have stopped.
@@ -450,16 +454,16 @@ class TiledUploads:
         _copy_some(place, left)
 
     def _capture(self, kind: _TiledKind) -> list[torch.cuda.CUDAGraph]:
-        """Return the graphs that split images of this kind, one per buffer.
+        """Capture the CUDA graphs that split images of one size and format into crops, one graph per buffer.
 
-        The list is empty if capture fails or if there are too many kinds.
+        The list is empty if capture fails or if there are too many kinds of images.
         """
         with self._lock:
             name = f"images of {kind[1]} x {kind[0]} are sent"
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
-        """Return the work of one graph per buffer, and the tensors that the graphs read; see `GraphsByKind.capture`.
+        """Return the work of one CUDA graph per buffer, and the tensors that they read; see `GraphsByKind.capture`.
 
         The first call allocates the buffers.
         """
@@ -491,13 +495,13 @@ def _copy_some(place: _Place, left: Iterator[Piece]) -> None:
 
 @dataclass(slots=True, frozen=True)
 class Piece:
-    """A piece of an upload.
+    """A piece of an image upload.
 
     Attributes:
         here: bytes of the image.
         there: destination in pinned memory.
         start: index of the first byte in the upload.
-        end: index after the last byte.
+        end: index after the last byte in the upload.
     """
 
     here: NDArray[np.uint8]
@@ -507,7 +511,7 @@ class Piece:
 
 
 def pieces_of(memory: NDArray[np.uint8], image: Pixels, size: int = _PIECE) -> Iterator[Piece]:
-    """Yield pieces of about `size` bytes that contain whole rows: RGB, or luma followed by both chroma planes.
+    """Yield pieces of about `size` bytes that contain whole image rows: RGB, or luma, then both chroma planes.
 
     Args:
         memory: destination bytes.
