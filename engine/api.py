@@ -1,7 +1,7 @@
 """Public API of the engine: submit images and tasks, get results.
 
 `Engine.submit` creates a `Request` (`core.request`). The step loop (`runtime.loop`) runs the request in its own thread
-and sets the result of its future.
+and sets the result of the request's future.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CPU_SECONDS_PER_PIXEL = 10e-9
 
 
 class Engine:
-    """A loaded model and the thread that runs it. Use it as a context manager, or call `close` at the end."""
+    """A loaded model, and the thread that runs it. Use the engine in a `with` block, or call `close` at the end."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def model(self) -> ModelInfo:
-        """Description of the model and its device. Its list of fallbacks may grow while requests run."""
+        """Description of the model and its device. The list of fallbacks may grow while requests run."""
         made, executor, info = self._loaded.model.dtype, self._executor, self._info
         dtype = info.dtype
         if executor.products != made:
@@ -124,7 +124,7 @@ class Engine:
         """Load a model.
 
         Args:
-            name: 'nano', a model folder, or a hub ID (`owner/name` or `owner/name@revision`).
+            name: 'nano', a model folder, or a Hugging Face Hub ID (`owner/name` or `owner/name@revision`).
             device: 'auto' (CUDA if available), 'cpu', 'cuda' or 'cuda:N'.
             dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. 'fp8' is bfloat16 with FP8 weights: faster on Hopper or
                 later GPUs, and slightly less accurate. The default on a CPU is float32. The default on a GPU is float16
@@ -134,9 +134,10 @@ class Engine:
             kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs). This allows more sequences and makes large
                 batches faster. The default is the model's dtype.
             imgsz: only for nano: length in pixels to which the longer side of an image is resized. It is a multiple of
-                32 from 128 to 1280; the default is 416. Larger values detect smaller objects and take longer.
-            depth: number of step slots. With 2, a step is launched before the previous step is read; with 1, it is not.
-                The answers are the same. The default is 2 on CUDA and 1 on a CPU.
+                32 from 128 to 1280; the default is 416. With larger values, smaller objects are detected, and an image
+                takes longer.
+            depth: number of step slots. With 2, a step is launched before the host reads the previous step. The answers
+                do not depend on it. The default is 2 on CUDA and 1 on a CPU.
             adapter_slots: maximum number of LoRA adapters in use at the same time. Requests for further adapters wait.
             adapter_rank: maximum rank of an adapter. The slots use memory only after the first adapter is used.
             drafts: whether to use speculative decoding. Drafts come from the detector or from the last frame of the
@@ -177,9 +178,9 @@ class Engine:
         return cls(loaded, info, vocabulary, config, progress=progress)
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """Return the labels of the model for labels that a user typed, such as 'people' or 'truck or bus'.
+        """Return the class names of the model for labels that a user typed, such as 'people' or 'truck or bus'.
 
-        The result has no duplicates.
+        The result has no duplicates. A model with an open vocabulary accepts every label.
 
         Raises:
             UnknownClassError: if the model has a closed vocabulary and a label matches no class.
@@ -189,7 +190,7 @@ class Engine:
         return self._vocabulary.resolve(labels)
 
     def load_adapter(self, name: str, path: Path | str) -> None:
-        """Load a LoRA adapter. `submit` and `stream` refer to it by its name. See `models.lora` for the file format.
+        """Load a LoRA adapter, to be used in `submit` and `stream` by its name. See `models.lora` for the file format.
 
         Raises:
             AdapterError: if the file cannot be read or does not match the model, or if the name is already in use.
@@ -207,7 +208,7 @@ class Engine:
         del self._adapters[self._adapter(name).name]
 
     def _adapter(self, name: str) -> Adapter:
-        """Return the adapter with this name. Raises AdapterError if there is none."""
+        """Return the LoRA adapter with this name. Raise AdapterError if it is not loaded."""
         adapter = self._adapters.get(name)
         if adapter is None:
             raise AdapterError(f"unknown adapter '{name}'; loaded: {', '.join(self._adapters) or 'none'}")
@@ -228,8 +229,8 @@ class Engine:
         """Queue tasks on an image. All tasks share one prefill of the image.
 
         With a `stream`, the image is a frame: while it is queued, a newer frame of the same stream supersedes it. The
-        future of the old frame then fails with SupersededError. No work is done for a frame before it leaves the queue.
-        Streams share the engine in proportion to their weights, see `configure_stream`.
+        future of the old frame then fails with SupersededError. The engine does no work for a frame before the frame
+        leaves the queue. Streams share the engine in proportion to their weights, see `configure_stream`.
 
         Args:
             image: (height, width, 3) uint8 RGB, or a function that returns it later. The pixels must not change until
@@ -262,7 +263,7 @@ class Engine:
     def input_size(self, width: int, height: int) -> tuple[int, int]:
         """Return the (width, height) in pixels to which the model resizes an image of `width` × `height` pixels.
 
-        Smaller details are lost.
+        Details smaller than one pixel of the resized image are lost.
         """
         vision = self._loaded.model.vision
         rows, columns = vision.tiling_of(height, width)
@@ -273,30 +274,30 @@ class Engine:
 
     @property
     def has_looks(self) -> bool:
-        """Whether `look` is supported."""
+        """Whether the model supports `look`, which describes the appearance of an object."""
         return self._loaded.look is not None
 
     def look(self, image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
         """Return a vector of length 1 that describes the appearance of an object. Runs in the calling thread.
 
-        The dot product of two vectors is their similarity, at most 1.
+        The dot product of two vectors is the similarity of the objects, at most 1.
 
         Args:
-            image: RGB image (height, width, 3).
+            image: (height, width, 3) uint8 RGB.
             box: (x1, y1, x2, y2) of the object, as fractions of the image.
 
         Raises:
-            EngineError: if the model has no such features.
+            EngineError: if the model does not support appearance vectors.
         """
         if self._loaded.look is None:
-            raise EngineError(f"{self._info.name} has no features that describe an object; use nano")
+            raise EngineError(f"{self._info.name} does not support appearance vectors of objects; use nano")
         height, width = image.shape[:2]
         x1, y1 = (max(0, min(side - 1, int(at * side))) for at, side in zip(box[:2], (width, height), strict=True))
         x2, y2 = (math.ceil(at * side) for at, side in zip(box[2:], (width, height), strict=True))
         return self._loaded.look(np.ascontiguousarray(image[y1 : max(y1 + 1, y2), x1 : max(x1 + 1, x2)]))
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
-        """Set a stream's share of the engine, such as its weight and maximum rate. This is possible at any time.
+        """Set a stream's share of the engine, such as its weight and maximum frame rate. Can be called at any time.
 
         Raises:
             ValueError: if `settings` is not a `StreamSettings`.
@@ -308,7 +309,7 @@ class Engine:
         self._loop.configure(stream, settings)
 
     def forget_stream(self, stream: Hashable) -> None:
-        """Remove the settings and estimates of a stream. Submitted requests still run."""
+        """Remove the settings and time estimates of a stream. Submitted requests still run."""
         self._streams.pop(stream, None)
         self._loop.configure(stream, None)
 
@@ -322,13 +323,17 @@ class Engine:
     ) -> TextStream:
         """Submit a question, caption or outline task, and return its text piece by piece.
 
-        See `submit` for the arguments.
+        The concatenated pieces are equal to the text that `submit` would return.
 
-        The joined pieces are equal to the text that `submit` would return.
+        Args:
+            image: (height, width, 3) uint8 RGB, an encoded image, or None for questions without an image.
+            task: the task.
+            deadline_s: seconds from now after which the request fails with DeadlineError.
+            adapter: name of a loaded LoRA adapter.
 
         Returns:
             An iterator over non-empty pieces. Closing or dropping it early cancels the request. The iterator raises
-                errors that occur later.
+            errors that occur later.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
         return TextStream(self._submit(image, [task], 1, deadline_s, adapter, on_text=pieces.put), pieces)
@@ -338,18 +343,18 @@ class Engine:
 
         Args:
             image: (height, width, 3) uint8 RGB.
-            adapter: name of a loaded adapter for the image and all its requests.
+            adapter: name of a loaded LoRA adapter for the image and all its requests.
 
         Returns:
             An encoded image, to be passed to `submit` and other methods. It occupies KV cache pages until it is closed
-                or garbage-collected.
+            or garbage-collected.
 
         Raises:
             RequestTooLargeError: if encoded images already occupy half of the KV cache.
-            AdapterError: see `submit`.
-            EngineClosedError: see `submit`.
-            ValueError: see `submit`.
-            EngineError: see `submit`.
+            AdapterError: if the adapter does not exist.
+            EngineClosedError: if the engine is closed.
+            ValueError: if the image is invalid.
+            EngineError: if the caller is a forked child process.
         """
         array, kept = as_array(image), KeptPrefix()
         chosen = None if adapter is None else self._adapter(adapter)
@@ -366,7 +371,10 @@ class Engine:
     def detect(
         self, image: Image | EncodedImage, label: str, max_objects: int = 50, conf: float = 0.5, tiles: int = 1
     ) -> Detections:
-        """Return the boxes of all objects with a label, such as 'person', 'people' or 'truck or bus'. Blocks."""
+        """Return the boxes of all objects with a label, such as 'person', 'people' or 'truck or bus'.
+
+        Blocks until complete.
+        """
         names = self.resolve([label])
         return self.submit(image, [Detect(name, max_objects, conf) for name in names], tiles).result().detections
 
@@ -378,20 +386,29 @@ class Engine:
         conf: float = 0.5,
         refs: Sequence[Ref] = (),
     ) -> Points:
-        """Return the centre points of all objects with a label. `refs` restricts them to parts of the image. Blocks."""
+        """Return the centre points of all objects with a label. Blocks until the answer is complete.
+
+        `refs` are parts of the image to search: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
+        """
         tasks = [Point(name, max_objects, conf, tuple(refs)) for name in self.resolve([label])]
         return self.submit(image, tasks).result().points
 
     def segment(self, image: Image | EncodedImage, object: str, refs: Sequence[Ref] = (), **options: Any) -> Outline:
-        """Return the outline of one object. `options` are the attributes of `Segment`, such as `max_tokens`. Blocks."""
+        """Return the outline of one object. `options` are attributes of `Segment`, such as `max_tokens`.
+
+        Blocks until complete.
+        """
         return self.submit(image, [Segment(object, tuple(refs), **options)]).result().segments[0]
 
     def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:
-        """Return the answer to a question. `options` are the attributes of `Query`, such as `choices`. Blocks."""
+        """Return the answer to a question. `options` are attributes of `Query`, such as `choices`.
+
+        Blocks until complete.
+        """
         return self.submit(image, [Query(question, max_tokens, **options)]).result().texts[0]
 
     def caption(self, image: Image | EncodedImage, length: CaptionLength = "normal", max_tokens: int = 768) -> Text:
-        """Return a description of the image. Blocks."""
+        """Return a description of the image. Blocks until the answer is complete."""
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
     def counters(self) -> dict[str, float]:
@@ -399,7 +416,7 @@ class Engine:
 
         Thread-safe.
 
-        The names of counters that never decrease end in `_total`. `bubble` is the fraction of time in which the GPU was
+        Names of counters that never decrease end in `_total`. `bubble` is the fraction of time in which the GPU was
         idle although the engine had requests.
         """
         kept = {"tasks_known": len(self._expanded), "cuda_graphs": self._executor.n_graphs}
@@ -407,9 +424,9 @@ class Engine:
 
     @property
     def idle_s(self) -> float:
-        """Seconds without requests since loading.
+        """Total time without requests since loading, in seconds.
 
-        Unlike `counters`, reading this does not start the timing of steps.
+        Unlike `counters`, reading this property does not start the timing of steps.
         """
         return self._loop.monitor.idle_s
 
@@ -420,11 +437,13 @@ class Engine:
 
     @property
     def limits(self) -> ModelLimits:
-        """Sizes of the model, such as its context length."""
+        """Size limits of the model, such as its context length."""
         return self._loaded.model.limits
 
     def run_idle(self, work: Callable[[Executor[Any]], T]) -> T:
-        """Call a function with the executor while no step is in flight, and return its result. Used by benchmarks.
+        """Call a function with the executor while no batch step is running, and return its result.
+
+        Benchmarks use this method.
 
         Raises:
             EngineError: if the engine is busy or has encoded images.
@@ -441,7 +460,7 @@ class Engine:
         return self._loop.monitor.tracing()
 
     def close(self) -> None:
-        """Stop the engine. Requests in flight are finished; queued requests fail with EngineClosedError.
+        """Stop the engine. Running requests are finished; queued requests fail with EngineClosedError.
 
         Repeated calls have no effect.
         """
@@ -458,7 +477,7 @@ class Engine:
         self.close()
 
     def expand(self, task: Task) -> Sequence[Task]:
-        """Return a task as one task for each matching class of the model. 'truck or bus' gives two tasks.
+        """Return one task for each class of the model that matches the label of a task. 'truck or bus' gives two tasks.
 
         Raises:
             UnsupportedTaskError: if the model does not support the task.
@@ -491,7 +510,7 @@ class Engine:
         self._loop.require_open()  # check before the image is cropped, which may take a second
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if math.isnan(deadline):
-            raise ValueError("deadline_s must be a number of seconds")
+            raise ValueError("deadline_s must be a number of seconds; got NaN")
         if previous is not None and not isinstance(previous, Result):
             raise ValueError(f"previous must be the Result of an earlier image; got {type(previous).__name__}")
         chosen = None if adapter is None else self._adapter(adapter)
@@ -551,7 +570,7 @@ class Engine:
         return future
 
     def _start_refiner(self, name: str) -> RefineThread:
-        """Load a refiner and start its thread.
+        """Load an outline refiner and start its thread.
 
         Raises:
             EngineError: if the model does not support refiners.
@@ -579,7 +598,7 @@ class Engine:
         """Check that this process created the engine.
 
         Raises:
-            EngineError: if this is a forked child process, in which the engine's threads and device do not work.
+            EngineError: if this is a forked child process. The engine's threads and GPU do not work in a fork.
         """
         if os.getpid() != self._process:
             raise EngineError("this engine was created before a fork; load an engine in the child process")
@@ -594,7 +613,7 @@ def _stop(loop: StepLoop[Any], refiner: RefineThread | None, callbacks: Callback
 
 
 class EncodedImage:
-    """An image that stays in the KV cache of an engine for several requests; see `Engine.encode`.
+    """An image whose prefill stays in the KV cache of an engine for several requests; see `Engine.encode`.
 
     It occupies KV cache pages until `close`, the end of a `with` block, or garbage collection. Requests that were
     already submitted are still answered.
@@ -608,9 +627,9 @@ class EncodedImage:
         picture: pixels of the image for the refinement of outlines, or None.
 
     Attributes:
-        width: see above.
-        height: see above.
-        picture: see above.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
+        picture: pixels of the image for the refinement of outlines, or None.
     """
 
     __slots__ = ("__weakref__", "_adapter", "_closed", "_loop", "_process", "height", "kept", "picture", "width")
@@ -629,7 +648,7 @@ class EncodedImage:
         self.kept, self._adapter, self._loop, self.picture = kept, adapter, loop, picture
 
     def adapter_for(self, loop: StepLoop[Any], asked: Adapter | None) -> Adapter | None:
-        """Return the adapter with which the image was encoded. All requests on the image must use it.
+        """Return the LoRA adapter with which the image was encoded. All requests on the image must use this adapter.
 
         Raises:
             ValueError: if another engine encoded the image.

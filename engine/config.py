@@ -17,17 +17,17 @@ class EngineConfig:
     """Configuration of an engine. The defaults suit Moondream 2 on one GPU, and nano on any device.
 
     Attributes:
-        depth: number of step slots. With 2, a step is launched before the previous step is read; with 1, it is not. The
-            answers are the same.
-        max_sequences: maximum number of prompts in flight.
+        depth: number of step slots. With 2, a step is launched before the host reads the previous step. The answers do
+            not depend on it.
+        max_sequences: maximum number of prompts that are processed at the same time.
         page_size: number of tokens per KV cache page.
         n_pages: number of KV cache pages. None chooses as many as fit the device.
         kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs), which doubles the number of pages. None uses the
             model's dtype.
         images_per_prefill: maximum number of images per prefill, from 1 to 64. A CPU always uses 1. `Engine.load` sets
             32 for nano on CUDA.
-        requests_per_prefill: maximum number of requests that begin in a prefill, so that it has room for their other
-            windows. `Engine.load` sets 16 for nano on CUDA.
+        requests_per_prefill: maximum number of requests that begin in a prefill. The remaining room is for further
+            tiles of these requests. `Engine.load` sets 16 for nano on CUDA.
         adapter_slots: maximum number of LoRA adapters in use at the same time.
         adapter_rank: maximum rank of an adapter.
         drafts: whether to use speculative decoding, see `core.speculative`. Drafts come from the previous frame of the
@@ -35,10 +35,10 @@ class EngineConfig:
             resolve differently, as with another batch size.
         exact: only for a detector model on a CPU. If True, everything is computed in the model's dtype, and images are
             resized like Pillow does. If False, the detector and the image prefixes use bfloat16 if the CPU supports it,
-            and torch resizes the images. False is faster and has the same average precision.
-        decodes_quiet: number of decode steps between two prefills if fewer images wait than a prefill can take, see
+            and PyTorch resizes the images. False is faster and has the same average precision.
+        decodes_quiet: number of decode steps between two prefills if the queued images do not fill a prefill, see
             `core.scheduler`.
-        decodes_busy: number of decode steps between two prefills otherwise.
+        decodes_busy: number of decode steps between two prefills if the queued images fill a prefill.
         prefill_ready: fraction of the admitted images that must be prepared before a prefill may interrupt decoding.
         most_credit: maximum credit of a stream of weight 1, see `core.admission`. Larger values allow longer bursts.
         owed_credit: streams with at least this credit are admitted before other streams.
@@ -49,12 +49,13 @@ class EngineConfig:
         passing_streams: maximum number of idle streams without settings whose state is stored.
         lead_prefills: number of recent prefills whose shortest duration determines the admission lead
             (`AdmissionLead`).
-        lead_late: correction factor for the duration of a prefill that ended before the loop waited for it.
-        follow_decodes: if there are fewer decode steps than this between two prefills, the next prefill is launched
-            before the current prefill ends.
+        lead_late: correction factor for the measured duration of a prefill that ended before the step loop waited for
+            it.
+        follow_decodes: if fewer decode steps run between two prefills, the next prefill is launched before the current
+            prefill ends.
         poll_s: polling interval in seconds for devices without completion callbacks.
         preparers: number of threads that copy images for upload to a GPU. A 4K frame takes one thread 6 ms.
-        crop_large: images with fewer pixels are not used to measure the cropping time.
+        crop_large: minimum number of pixels of an image whose cropping time is measured.
         crop_bound: fraction of a measured cropping time that is used as lower bound.
         crop_doubt: factor by which the lower bound is reduced after each rejection.
         drafted_tokens: maximum number of prompt and draft tokens in a prefill with drafts. The default adds almost no
@@ -66,7 +67,7 @@ class EngineConfig:
         draft_pause: maximum number of answers without drafts after drafts that saved too few steps.
         remembered_prompts: maximum number of prompts per stream with stored drafts.
         known_tasks: maximum number of tasks whose labels and token IDs are cached.
-        refiner: file or hub ID of a network that refines outlines, or None.
+        refiner: file or Hugging Face Hub ID of a network that refines outlines, or None.
 
     Raises:
         ValueError: if a value is out of range.

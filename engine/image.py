@@ -1,4 +1,4 @@
-"""Image types that the engine accepts."""
+"""Image types that the engine accepts: RGB arrays and decoded video frames."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class YuvImage:
         u: (height / 2, width / 2) uint8 chroma.
         v: (height / 2, width / 2) uint8 chroma, with the same strides as `u`.
         matrix: four conversion factors: v to red, u to blue, u to green and v to green. The last two are subtracted.
-            They are scaled by 65536 and valid for chroma from 16 to 240. (104597, 132201, 25675, 53279) is BT.601,
-            (117489, 138438, 13975, 34925) is BT.709.
+            All factors are scaled by 65536 and valid for chroma from 16 to 240. (104597, 132201, 25675, 53279) is
+            BT.601, (117489, 138438, 13975, 34925) is BT.709.
         full_range: whether all values use 0 to 255. Otherwise luma uses 16 to 235, and chroma 16 to 240.
     """
 
@@ -50,11 +50,11 @@ class YuvImage:
 
     @property
     def factors(self) -> Factors:
-        """Factors of the conversion to RGB, see `rgb`."""
+        """Integer factors of the YUV to RGB conversion; see `rgb`."""
         return _factors(self.matrix, self.full_range)
 
     def to(self, device: torch.device) -> YuvImage:
-        """Copy the frame to a device through pinned memory, in the order of the current stream."""
+        """Copy the frame to a device through pinned memory, on the current CUDA stream."""
         height, width, _ = self.shape
         half = height // 2, width // 2
         pinned = torch.empty(height * 3 // 2, width, dtype=torch.uint8, pin_memory=True)
@@ -68,16 +68,18 @@ class YuvImage:
         return YuvImage(*parts(pinned.to(device, non_blocking=True)), self.matrix, self.full_range)
 
     def part(self, x: int, y: int, width: int, height: int) -> YuvImage:
-        """Return a view of a rectangle. Its edges are rounded to even pixels."""
+        """Return a view of a rectangle of the frame, in pixels. Its edges are rounded to even pixels."""
         x, y, width, height = x & ~1, y & ~1, max(2, width & ~1), max(2, height & ~1)
         across, down = slice(x // 2, (x + width) // 2), slice(y // 2, (y + height) // 2)
         luma = self.y[y : y + height, x : x + width]
         return YuvImage(luma, self.u[down, across], self.v[down, across], self.matrix, self.full_range)
 
     def rgb(self) -> torch.Tensor:
-        """Convert to (height, width, 3) uint8 RGB on the same device. The bytes are equal to those of swscale on x86.
+        """Convert the frame to (height, width, 3) uint8 RGB on the same device.
 
-        To be equal, products are truncated to multiples of 1/8, and chroma is not interpolated.
+        The bytes are equal to those of swscale on x86.
+
+        Products are therefore truncated to multiples of 1/8, and chroma is not interpolated.
         """
         of_luma, of_red, of_green_u, of_green_v, of_blue, black = self.factors
         y = ((self.y.int() - black) * 8 * of_luma) >> 16
@@ -111,16 +113,16 @@ def as_pixels(image: Image) -> Pixels:
     """Return an image as an array, or unchanged if it is a `YuvImage`.
 
     Raises:
-        ValueError: see `as_array`.
+        ValueError: if an array is not (height, width, 3) uint8.
     """
     return image if isinstance(image, YuvImage) else as_array(image)
 
 
 def as_array(image: Image) -> NDArray[np.uint8]:
-    """Return an image as an array (height, width, 3) uint8. It shares the memory of the image if possible.
+    """Return an image as an array (height, width, 3) uint8 RGB. The array shares the memory of the image if possible.
 
     Raises:
-        ValueError: if the shape or dtype is different.
+        ValueError: if the image has another shape or dtype.
     """
     if isinstance(image, np.ndarray):  # test this first, because testing for a tensor takes ten times as long
         array = image

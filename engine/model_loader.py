@@ -1,4 +1,4 @@
-"""Loads a model by name, device and dtype, and creates its executor and step loop."""
+"""Loads a model by name, device and dtype, and creates the executor and step loop of the engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelInfo:
 
     Attributes:
         name: name of the model.
-        folder: folder of its files.
+        folder: folder with the model's files.
         parameters: number of weights.
         classes: classes of a closed vocabulary, or None.
         skills: names of the supported tasks.
@@ -84,7 +84,7 @@ class ModelInfo:
 def open_model(
     name: str, device: str, dtype: str | None, imgsz: int | None = None
 ) -> tuple[LoadedModel, ModelInfo, Vocabulary | None]:
-    """Load a model. Return it with its description and its closed vocabulary, if any. See `Engine.load`."""
+    """Load a model by name. Return the model, its description, and its class names if it has a closed vocabulary."""
     folder = model_files.find(name)
     place = choose_device(device)
     small = model_files.weights_bytes(folder) < 200 << 20
@@ -105,7 +105,11 @@ def open_model(
 def load_folder(folder: Path, place: torch.device, dtype: str | None, default: torch.dtype) -> LoadedModel:
     """Load a model from a folder.
 
-    `dtype` is the name of the compute dtype. None chooses the default of the device.
+    Args:
+        folder: the model folder.
+        place: device of the weights.
+        dtype: name of the compute dtype, or None for `default`.
+        default: dtype if `dtype` is None.
 
     Raises:
         EngineError: if the dtype is unknown.
@@ -137,7 +141,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
-    """Return the compute dtype with a name from `DTYPES`. None chooses the default of the device.
+    """Return the compute dtype with a name from `DTYPES`, or `default` if the name is None.
 
     Raises:
         EngineError: if the dtype is unknown.
@@ -185,15 +189,15 @@ def start(
 def step_loop(
     executor: Executor[Any], model: Model, config: EngineConfig, n_pages: int, preparers: int, *, from_images: bool
 ) -> StepLoop[Any]:
-    """Create the scheduler and start the step loop of an executor.
+    """Create the scheduler and start the step loop for an executor.
 
     Args:
         executor: the executor.
         model: model of the executor.
-        config: engine configuration. `images_per_prefill` must be the value that the executor has.
+        config: engine configuration. `images_per_prefill` must be the value that the executor was created with.
         n_pages: number of KV cache pages.
         preparers: number of threads that prepare images.
-        from_images: whether the executor can draft answers from detections in the image.
+        from_images: whether the executor can draft answers from the detections in an image.
     """
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is for padding rows, see `Executor`

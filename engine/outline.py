@@ -1,6 +1,6 @@
 """Outlines of objects: conversion between SVG path data, polygons, masks and COCO run-length encoding.
 
-Path coordinates are fractions of the box of the object. Polygon coordinates are fractions of the image.
+Path coordinates are fractions of the object's box. Polygon coordinates are fractions of the image.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SIMPLE_PX, _SIMPLE_IOU = 0.75, 0.98  # maximum distance of a path from its mask
 
 
 def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], bool]:
-    """Parse SVG path data into polygons. The commands are M, L, C and Z, absolute or relative.
+    """Parse SVG path data into polygons. The supported commands are M, L, C and Z, absolute or relative.
 
     Args:
         text: path data, such as `M 0.500 0.300 L 0.100 0.900 Z` or `M.5,.3L.1.9z`.
-        tolerance: see `TOLERANCE`.
+        tolerance: maximum error of a curve as a fraction of the box size.
 
     Returns:
         The polygons with at least three corners, and whether the whole text was valid. After an error, the polygons are
-            those of the valid start of the text.
+        those of the valid start of the text.
     """
     found: list[list[tuple[float, float]]] = []
     at = start = (0.0, 0.0)
@@ -85,7 +85,7 @@ def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], 
 def _flattened(
     a: tuple[float, float], b: tuple[float, float], c: tuple[float, float], d: tuple[float, float], tolerance: float
 ) -> list[tuple[float, float]]:
-    """Approximate a cubic Bézier curve by points, and return them without the first point."""
+    """Approximate a cubic Bézier curve by points. Return the points without the first one."""
     bend = max(math.hypot(p[0] - 2 * q[0] + r[0], p[1] - 2 * q[1] + r[1]) for p, q, r in ((a, b, c), (b, c, d)))
     pieces = math.ceil(math.sqrt(0.75 * bend / tolerance)) if math.isfinite(bend) else _MOST_PIECES
     count = min(_MOST_PIECES, max(1, pieces))
@@ -109,7 +109,7 @@ def placed(polygons: Sequence[Polygon], box: tuple[float, float, float, float]) 
 
 
 def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
-    """Return the mask of polygons by the even-odd rule. A pixel belongs to it if its centre is inside."""
+    """Fill polygons by the even-odd rule. Return the mask of pixels whose centre is inside."""
     flips = np.zeros((height, width + 1), np.uint8)
     for corners in polygons:
         x, y = corners[:, 0] * width - 0.5, corners[:, 1] * height - 0.5
@@ -128,7 +128,7 @@ def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
 
 
 def trace(mask: Mask) -> list[Polygon]:
-    """Return polygons along the pixel edges of a mask, including its holes. `fill` gives the same mask again."""
+    """Return polygons along the pixel edges of a mask, including its holes. `fill` converts them to the same mask."""
     height, width = mask.shape
     padded = np.zeros((height + 2, width + 2), bool)
     padded[1:-1, 1:-1] = mask
@@ -167,14 +167,17 @@ def trace(mask: Mask) -> list[Polygon]:
 
 
 def _straightened(corners: Polygon) -> Polygon:
-    """Remove corners that lie on a straight line."""
+    """Remove the corners of a polygon that lie on a straight line."""
     before, after = corners - np.roll(corners, 1, 0), np.roll(corners, -1, 0) - corners
     turns: Polygon = corners[before[:, 0] * after[:, 1] != before[:, 1] * after[:, 0]]
     return turns
 
 
 def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple[float, float, float, float]]:
-    """Return SVG path data for polygons in an image, and the box (x1, y1, x2, y2) to which it refers."""
+    """Convert polygons in fractions of the image to SVG path data in fractions of their bounding box.
+
+    Return the path data and the box (x1, y1, x2, y2).
+    """
     if not polygons:
         return "", (0.0, 0.0, 0.0, 0.0)
     points = np.concatenate(polygons)
@@ -189,7 +192,7 @@ def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple
 
 
 def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, float, float]]:
-    """Return simplified SVG path data around a mask, and its box (x1, y1, x2, y2) in fractions of the mask.
+    """Return simplified SVG path data around a mask, and the box (x1, y1, x2, y2) as fractions of the mask.
 
     Args:
         mask: (height, width).
@@ -225,7 +228,7 @@ def _closed(mask: Mask) -> Mask:
 
 
 def _simplified(corners: Polygon) -> Polygon:
-    """Simplify a closed polygon in pixels (Douglas and Peucker 1973). Two distant corners are always kept."""
+    """Simplify a closed polygon in pixels (Douglas and Peucker 1973). Two distant corners always remain."""
     far = int(np.argmax(((corners - corners[0]) ** 2).sum(1)))
     ring, keep = np.concatenate([corners, corners[:1]]), np.zeros(len(corners) + 1, bool)
     keep[[0, far]] = True
@@ -248,7 +251,7 @@ def _simplified(corners: Polygon) -> Polygon:
 
 
 def coco_rle(mask: Mask) -> dict[str, object]:
-    """Return the compressed run-length encoding of COCO, as pycocotools does: `size` [height, width] and `counts`."""
+    """Return the COCO run-length encoding of a mask, as pycocotools does: `size` [height, width] and `counts`."""
     flat = mask.ravel(order="F")
     changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     edges = np.concatenate([[0] if not flat.size or not flat[0] else [0, 0], changes, [flat.size]])

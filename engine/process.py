@@ -2,15 +2,15 @@
 
 | setting | when |
 |---|---|
-| `GOMP_SPINCOUNT` in the environment, see `limit_spinning` | `import saccade.engine`, before torch is loaded |
+| `GOMP_SPINCOUNT` in the environment, see `limit_spinning` | `import saccade.engine`, before PyTorch is loaded |
 | glibc's arenas and `MALLOC_ARENA_MAX`, see `limit_arenas` | `import saccade.engine`, or start of the command line |
 | glibc's thresholds, see `keep_freed_memory` | when an engine on a CPU is loaded |
 | `malloc_trim` once a minute, see `_give_back` | while an engine is open |
-| the filter of torch's `TracerWarning`, see `silence_tracer` | when an engine on a CPU is loaded |
+| filter of PyTorch's `TracerWarning`, see `silence_tracer` | when an engine on a CPU is loaded |
 | `gc.freeze`, see `shorten_collections` | only on request of an application |
 | `gc.unfreeze` | when the last engine closes, if an application has frozen a model |
 
-The engine's threads are daemon threads named `saccade-…`. The engine does not change torch's thread count:
+The engine's threads are daemon threads named `saccade-…`. The engine does not change PyTorch's thread count:
 `cpu.threads` sets OpenMP's thread count only for the engine's own threads.
 """
 
@@ -52,7 +52,7 @@ def engine_opened() -> None:
 
 
 def engine_closed() -> None:
-    """Count a closed engine. After the last one, models can be garbage-collected again, see `shorten_collections`."""
+    """Count a closed engine. After the last one, models can be garbage-collected again; see `shorten_collections`."""
     global _open_engines, _frozen_model, _trimming
     ended = None
     with _lock:
@@ -68,16 +68,17 @@ def engine_closed() -> None:
 
 
 def shorten_collections(*, model: bool = False) -> None:
-    """Exclude all objects that exist now from garbage collection. Call this before the first model is loaded.
+    """Exclude all existing objects from garbage collection. Call this before the first model is loaded.
 
-    torch and other imports create 240,000 permanent objects. A full garbage collection visits all of them and stops all
-    threads, so frames of many cameras missed their deadlines. Objects that are created later are collected as usual.
+    PyTorch and other imports create 240,000 permanent objects. A full garbage collection visits all of them and stops
+    all threads. Frames of many cameras then miss their deadlines. Objects that are created later are collected as
+    usual.
 
-    | Measured | full collection |
+    | objects that are collected | duration of a full collection |
     |---|---|
     | all objects | 190 ms |
     | without the objects of imports | 9 ms |
-    | without the objects of imports, after loading a model on an H200 | 165 ms |
+    | without the objects of imports, with a model on an H200 | 165 ms |
 
     Args:
         model: whether to exclude loaded models too. Use this if a model stays for the life of the process.
@@ -93,9 +94,10 @@ def shorten_collections(*, model: bool = False) -> None:
 def limit_arenas() -> None:
     """Limit glibc to two heap arenas for all threads. Call this before threads start.
 
-    By default, glibc creates up to 8 arenas per CPU, and memory freed in one arena is not available to the others. A
-    process with two cameras grew by 60 MB in its first 20 minutes. With two arenas it does not grow, and CPU time is
-    the same. Child processes inherit the limit through an environment variable. A limit set by the user is not changed.
+    By default, glibc creates up to 8 arenas per CPU, and memory freed in one arena cannot be used by another. The
+    memory of a process with two cameras then grows by 60 MB in the first 20 minutes. With two arenas it does not grow,
+    and CPU time is the same. Child processes inherit the limit through an environment variable. A limit set by the user
+    is not changed.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get(_TUNABLES, "") or _glibc("mallopt") is None:
         return
@@ -104,11 +106,12 @@ def limit_arenas() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next image, instead of returning it to the kernel. No effect without glibc.
+    """Configure glibc to keep freed memory for the next image, instead of returning it to the kernel.
 
-    A vision encoder allocates and frees blocks of up to 3 MB in the same order for each image. If they are returned to
-    the kernel, page faults take 19 of the 64 ms per image of nano. Larger blocks are video frames above 1080p. They are
-    still returned, because keeping them took 1.8 GB for six 4K cameras.
+    A vision encoder allocates and frees blocks of up to 3 MB in the same order for each image. If glibc returns these
+    blocks to the kernel, page faults take 19 of the 64 ms per image of nano. Larger blocks are video frames above
+    1080p. They are still returned, because keeping them takes 1.8 GB for six 4K cameras. Without glibc, the call has no
+    effect.
     """
     _mallopt(_MMAP_THRESHOLD, 4 * _MIB)
     _mallopt(_TRIM_THRESHOLD, 256 * _MIB)
@@ -117,15 +120,15 @@ def keep_freed_memory() -> None:
 def _give_back(trim: Callable[[int], int], ended: threading.Event) -> None:
     """Return free heap pages to the kernel once a minute, until the last engine is closed.
 
-    Connections and video decoders that are opened and closed fragment the heap. Without this, a process with eight
-    cameras grew by 1.5 MB per minute.
+    Connections and video decoders that are opened and closed fragment the heap. Without this thread, the memory of a
+    process with eight cameras grows by 1.5 MB per minute.
     """
     while not ended.wait(_TRIM_S):
         trim(0)
 
 
 def _mallopt(parameter: int, value: int) -> None:
-    """Set a parameter of glibc's malloc. No effect without glibc."""
+    """Set a parameter of glibc's malloc. Without glibc, the call has no effect."""
     mallopt = _glibc("mallopt")
     if mallopt is not None:
         mallopt(parameter, value)
@@ -137,10 +140,10 @@ def _glibc(name: str) -> Callable[..., int] | None:
 
 
 def limit_spinning() -> bool:
-    """Let waiting OpenMP threads sleep after 0.4 ms instead of 5 ms of spinning. Call this before torch is loaded.
+    """Reduce the time for which waiting OpenMP threads spin from 5 ms to 0.4 ms. Call this before PyTorch is loaded.
 
-    With short spinning, the engine can use one thread per CPU (`cpu.threads.step_threads`): if a thread is preempted,
-    it delays the others only briefly.
+    With short spinning, the engine can use one thread per CPU (`cpu.threads.image_threads`). If another process
+    preempts a thread, the thread delays the others only briefly.
 
     | nano on two idle CPUs, time per image | p50 | p99 |
     |---|---|---|
@@ -150,8 +153,8 @@ def limit_spinning() -> bool:
     | two threads, 20 ms | 28.6 ms | 43.5 ms |
 
     Returns:
-        Whether the limit applies. It is False if torch is already loaded, if OpenMP is not libgomp, or if the user has
-            set a limit.
+        Whether the limit applies. It is False if PyTorch is already loaded, if OpenMP is not libgomp, or if the user
+        has set a limit.
     """
     ours = os.environ.get(_SET_BY[0]) == str(_SPINS)
     if ours or sys.platform != "linux" or "torch" in sys.modules or any(name in os.environ for name in _SET_BY):
@@ -161,7 +164,7 @@ def limit_spinning() -> bool:
 
 
 def silence_tracer() -> None:
-    """Hide torch's TracerWarning about constants in a trace. In this project, they depend only on shapes.
+    """Hide PyTorch's TracerWarning about constants in a trace. In this project, these constants depend only on shapes.
 
     The filter applies to the whole process, because `warnings.catch_warnings` is not thread-safe.
     """

@@ -1,7 +1,7 @@
 """Results of an image: boxes, points, texts and outlines. Coordinates are fractions; methods convert them to pixels.
 
-A request returns a `ResultFuture`. Its callbacks run in a thread of their own. A callback may therefore submit
-requests, wait or raise without stopping the engine.
+A request returns a `ResultFuture`. Its callbacks run in a separate thread. A callback may therefore submit requests,
+wait or raise without stopping the engine.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Box:
 
     Attributes:
         label: label of the task, in the spelling of the model.
-        score: p(coord) / (p(coord) + p(eos)) at the start of the object, from 0 to 1, and at most the score of earlier
-            objects in the answer. It is the highest `conf` with which the object is reported.
+        score: probability, from 0 to 1, that the model lists this object instead of ending the answer, p(coord) /
+            (p(coord) + p(eos)), but at most the score of earlier objects in the answer. The object is reported up to
+            this `conf`.
         x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
         track_id: ID of the track in the frames of a stream, set by a tracker; otherwise None.
         speed: speed of the centre in image sizes per second, set by a tracker.
@@ -62,7 +63,7 @@ class Box:
 class Spot:
     """A point on an object. `x` and `y` are fractions of the image's width and height.
 
-    See `Box` for the other fields.
+    The other fields are those of `Box`.
     """
 
     label: str
@@ -94,8 +95,8 @@ class Detections:
         """Return the boxes as `supervision.Detections`: `xyxy` in pixels, `confidence`, `class_id` and `data`.
 
         `data["class_name"]` contains the labels. `class_id` is the index of the label in alphabetical order.
-        `tracker_id` is the track ID, or -1 for boxes without track. It is None if no box has a track. Predicted boxes
-        are omitted.
+        `tracker_id` is the track ID, or -1 for boxes without a track. `tracker_id` is None if no box has a track.
+        Predicted boxes are omitted.
 
         Raises:
             ImportError: if supervision is not installed. The message contains the install command.
@@ -139,7 +140,7 @@ class Points:
 
 @dataclass(slots=True, frozen=True)
 class Grounding:
-    """Points (x, y) in the image to which a part of a reasoning text refers, as fractions.
+    """Points (x, y) in the image to which a part of a reasoning text refers, as fractions of the image.
 
     The part starts at character `start` and ends before character `end`.
     """
@@ -183,7 +184,7 @@ class Timings:
     """Time that an image spent in each stage of the engine, in milliseconds: queue, prefill and decode.
 
     Attributes:
-        crops_ms: cropping time. It is included in `prefill_ms`.
+        crops_ms: cropping time, a part of `prefill_ms`.
     """
 
     queue_ms: float = 0.0
@@ -193,7 +194,7 @@ class Timings:
 
 
 class ExtraPart(Protocol):
-    """Base class of a result whose task is defined outside of this package, such as a mask.
+    """Base class of results for tasks that are defined outside the engine, such as a mask.
 
     Attributes:
         key: key of the result in `Result.extras` and in records.
@@ -202,20 +203,20 @@ class ExtraPart(Protocol):
     key: ClassVar[str]
 
     def to_record(self, width: int, height: int) -> Mapping[str, object]:
-        """Return the result as plain values for JSON. The image has `width` × `height` pixels."""
+        """Return the result as plain values for JSON. `width` and `height` are the image size in pixels."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class Outline:
-    """Outline of one object, from a `Segment` task.
+    """Segmentation outline of one object, from a `Segment` task.
 
     Attributes:
         label: label of the task.
         path: SVG path data with M, L, C and Z. Coordinates are fractions of the box.
         box: (x1, y1, x2, y2) as fractions of the image.
         complete: whether the whole answer was a valid path. Otherwise `path` is its valid start.
-        refined: whether the path was drawn again from a refined mask.
+        refined: whether the path was redrawn from a refined mask.
         tokens: number of path tokens.
         polygon: whether records also list the polygons.
     """
@@ -237,11 +238,11 @@ class Outline:
         return placed(parse_path(self.path, tolerance)[0], self.box)
 
     def mask(self, width: int, height: int) -> Mask:
-        """Return the mask (height, width) of the outline for an image of this size."""
+        """Return the mask (height, width) of the outline for an image of `width` × `height` pixels."""
         return fill(self.polygons(), width, height)
 
     def to_record(self, width: int, height: int) -> Mapping[str, object]:
-        """Return the path, the box, the mask as COCO run-length encoding, and the polygons if `polygon` is True."""
+        """Return the path, the box, the COCO run-length encoded mask, and, if `polygon` is True, the polygons."""
         names = ("x_min", "y_min", "x_max", "y_max")
         record: dict[str, object] = {
             "label": self.label,
@@ -266,8 +267,8 @@ class Result:
     """All results of one image, in the order of the tasks.
 
     Attributes:
-        extras: by key, the results of tasks that are defined outside of this package.
-        drafts: drafts for the next image. Only `Engine.submit(previous=…)` reads them.
+        extras: results of tasks that are defined outside the engine, by key.
+        drafts: answers by prompt, for use as drafts. Only `Engine.submit(previous=…)` reads them.
     """
 
     detections: Detections
@@ -279,7 +280,7 @@ class Result:
 
     @property
     def segments(self) -> tuple[Outline, ...]:
-        """All outlines, in the order of the tasks."""
+        """All segmentation outlines, in the order of the tasks."""
         return tuple(part for part in self.extras.get(Outline.key, ()) if isinstance(part, Outline))
 
     def segments_to_supervision(self) -> supervision.Detections:
@@ -346,7 +347,7 @@ class CallbackThread:
         self._calls.put(callback)
 
     def close(self) -> None:
-        """End the thread after all queued callbacks, without waiting for it."""
+        """Request the end of the thread after all queued callbacks, without waiting for it."""
         self._calls.put(None)
 
 
@@ -363,11 +364,12 @@ class ResultFuture(Future[Result]):
     """Future of the result of a request.
 
     Attributes:
-        begun: whether work on the request has started.
+        begun: whether the engine has started to work on the request.
 
     Args:
         callbacks: thread that runs the done callbacks.
-        require_other_thread: function that raises if the caller is the engine's thread, where waiting would deadlock.
+        require_other_thread: function that raises an error if the caller is the engine's thread, in which waiting would
+            deadlock.
     """
 
     def __init__(self, callbacks: CallbackThread, require_other_thread: Callable[[], None] = lambda: None) -> None:
@@ -391,15 +393,15 @@ class ResultFuture(Future[Result]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the request, and return its error or None. Raises the same errors as `result` while waiting."""
+        """Wait for the request, and return its error or None. Raise the same errors as `result` while waiting."""
         if not self.done():
             self.require_other_thread()
         return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], Any]) -> None:
-        """Call `fn` with this future when it is done, in the callback thread.
+        """Call `fn` with this future when the future is done, in the callback thread.
 
-        If it is already done, call `fn` at once.
+        If the future is already done, call `fn` immediately.
         """
         if self.done():
             super().add_done_callback(fn)
@@ -412,7 +414,7 @@ class ResultFuture(Future[Result]):
         super().add_done_callback(fn)
 
     def set_running_or_notify_cancel(self) -> bool:
-        """See the base class. Repeated calls have no effect."""
+        """Mark the request as running. Return False if it was cancelled. Repeated calls have no effect."""
         with self._settling:
             if self._settled:
                 return not self.cancelled()
@@ -432,9 +434,9 @@ class ResultFuture(Future[Result]):
 
 
 class TextStream(Iterator[str]):
-    """Iterator over the pieces of an answer while it is generated. It has one reader.
+    """Iterator over the pieces of a text answer while it is generated. Only one thread may read it.
 
-    Closing it, leaving a `with` block or dropping it cancels the rest of the answer.
+    Closing the iterator, leaving a `with` block or dropping the iterator cancels the rest of the answer.
 
     Args:
         future: future of the whole answer.
@@ -447,7 +449,7 @@ class TextStream(Iterator[str]):
         future.call_when_done(lambda _: pieces.put(None))
 
     def __next__(self) -> str:
-        """Wait for the next piece and return it.
+        """Wait for the next piece of text and return it.
 
         Raises:
             EngineError: if the answer failed (after all earlier pieces), or if the caller is the engine's thread.
@@ -464,7 +466,7 @@ class TextStream(Iterator[str]):
 
     @property
     def answer(self) -> Text:
-        """The complete answer. Blocks.
+        """The complete text answer. Blocks until the answer is complete.
 
         Raises:
             EngineError: if the answer failed.
@@ -474,11 +476,11 @@ class TextStream(Iterator[str]):
 
     @property
     def result(self) -> Result:
-        """The complete result. Blocks, and raises the same errors as `answer`."""
+        """The complete result. Blocks until the answer is complete, and raises the same errors as `answer`."""
         return self._future.result()
 
     def close(self) -> None:
-        """Cancel the rest of the answer. Thread-safe. Repeated calls have no effect."""
+        """Cancel the rest of the text answer. Thread-safe. Repeated calls have no effect."""
         self._over = True
         self._future.cancel()
 

@@ -1,1 +1,1 @@
-"""Scheduling of requests and allocation of resources. The modules use neither torch nor threads."""
+"""Scheduling of requests and allocation of device resources. The modules use neither PyTorch nor threads."""

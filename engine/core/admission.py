@@ -1,9 +1,9 @@
-"""Admission: choose the next queued request by stream, weight, deadline and age, and allocate what it needs.
+"""Admission: choose the next queued request by stream, weight, deadline and age, and allocate its resources.
 
 Terms:
 
-- A *stream* is the group of all requests with one stream key, for example the frames of one camera. Requests without a
-  key form one stream of their own.
+- A *stream* is the group of all requests with one stream key, for example the frames of one camera. All requests
+  without a key form one more stream.
 - A *frame* is a request of a stream with `newest`. Such a stream queues only one request: a newer frame supersedes the
   queued frame before any work is done for it. Other streams queue all requests in order.
 - A *prefill window* is the image of a request, or one tile of the image, together with its prompts.
@@ -13,7 +13,7 @@ stream one credit. If no stream with an admissible request has a credit, all str
 weights. The credits of a stream are limited to `most_credit` times its weight. Idle streams earn credits too. Otherwise
 a camera at 5 frames/s would be at a disadvantage against a camera at 30 frames/s.
 
-Among the streams that have a credit, the order is:
+Streams with a credit are served in this order:
 
 1. Requests that are not frames: earliest deadline first (EDF), then oldest first.
 2. Frames of streams with at least `owed_credit` credits. These streams have used less than their share.
@@ -21,20 +21,23 @@ Among the streams that have a credit, the order is:
 
 A frame older than `fresh_s` lets other streams go first, unless its stream already has the maximum credit.
 
-The table compares the order without and with rule 2 (`owed_credit`). It was simulated with
-`tests.support.engine.simulation` (`saccade bench cameras`): 64 cameras with mixed frame rates, deadlines of 250 ms,
-step times of an H200 and 1 ms of host time per step. Each cell gives the value without the rule, then with it.
+The table shows the effect of rule 2 (`owed_credit`), simulated with `tests.support.engine.simulation` (`saccade bench
+cameras`). Conditions: 64 cameras with mixed frame rates, deadlines of 250 ms, step times of an H200, and 1 ms of host
+time per step. The throughput is 100 % of the capacity in all cases.
 
-| | offered load / capacity | throughput / capacity | Jain's fairness index | frame age at launch: p50 and p99 |
-|---|---|---|---|---|
-| bf16 | 2 | 100 %, 100 % | .964, .999 | 27 and 68 ms, 28 and 69 ms |
-| FP8 | 2 | 100 %, 100 % | .985, .9997 | 21 and 98 ms, 21 and 72 ms |
-| FP8 | 7 | 100 %, 100 % | .997, .9999 | 13 and 70 ms, 13 and 55 ms |
+| dtype | offered load / capacity | rule 2 | Jain's fairness index | frame age at launch, p50 | p99 |
+|---|---|---|---|---|---|
+| bf16 | 2 | no | .964 | 27 ms | 68 ms |
+| bf16 | 2 | yes | .999 | 28 ms | 69 ms |
+| FP8 | 2 | no | .985 | 21 ms | 98 ms |
+| FP8 | 2 | yes | .9997 | 21 ms | 72 ms |
+| FP8 | 7 | no | .997 | 13 ms | 70 ms |
+| FP8 | 7 | yes | .9999 | 13 ms | 55 ms |
 
-`ServiceTime` estimates the time from admission to result for each stream. A frame whose deadline is nearer than this
-estimate ends at once with an error. All parameters are in `EngineConfig`.
+`ServiceTime` estimates the time from admission to result for each stream. If less time than this is left until a
+frame's deadline, the frame ends at once with an error. All parameters are in `EngineConfig`.
 
-An admitted window takes `Resources` until its sequences end: KV cache pages, batch slots and an adapter slot.
+An admitted window occupies `Resources` until its sequences end: KV cache pages, batch slots and an adapter slot.
 """
 
 from __future__ import annotations
@@ -59,11 +62,11 @@ _TURN = 1 - 1e-9  # credit per window minus rounding errors
 
 @dataclass(slots=True, frozen=True)
 class StreamSettings:
-    """Share and limits of a stream in the engine. They may be replaced at any time.
+    """Share and limits of a stream in the engine. They can be replaced at any time.
 
     Attributes:
-        weight: relative share. While both streams have queued requests, a stream of weight 4 gets four times as many
-            prefill windows as a stream of weight 1.
+        weight: share relative to other streams. While both streams have queued requests, a stream of weight 4 gets four
+            times as many prefill windows as a stream of weight 1.
         max_fps: maximum number of requests started per second, or None for no limit.
         in_flight: maximum number of concurrent requests. It applies only to streams with `newest`.
         newest: whether a newer request supersedes the queued request. Otherwise all requests run in order.
@@ -99,7 +102,7 @@ class ServiceTime:
 
     @property
     def seconds(self) -> float:
-        """Upper estimate for the next request in seconds, or 0 if no request has finished yet."""
+        """Upper estimate of the next request's duration in seconds, or 0 if no request has finished yet."""
         return self.mean + 2 * self.deviation
 
     def measured(self, seconds: float) -> None:
@@ -112,9 +115,9 @@ class ServiceTime:
         self.deviation += (abs(error) - self.deviation) / 8
 
     def doubt(self, factor: float) -> None:
-        """Multiply the estimate by `factor` (below 1) after a request was rejected because of it.
+        """Multiply the estimate by `factor` (below 1) after a request was rejected because of the estimate.
 
-        Without this, one slow answer could cause the rejection of all later requests.
+        Otherwise one slow answer could cause the rejection of all later requests.
         """
         self.mean *= factor
         self.deviation *= factor
@@ -122,16 +125,16 @@ class ServiceTime:
 
 @dataclass(slots=True, eq=False)
 class Stream(Generic[ImageT]):
-    """State of all requests with one stream key.
+    """State of a stream: all requests with one stream key.
 
     Attributes:
         settings: share and limits of the stream.
         waiting: queued requests in order. A request stays queued until its last prefill window is admitted.
-        running: number of requests in flight.
+        running: number of running requests.
         credit: number of prefill windows that the stream may start now.
-        next_at: time from which `max_fps` allows the next request.
+        next_at: time in seconds from which `max_fps` allows the next request.
         service: estimated time from admission to result.
-        memory: earlier answers by prompt. They are the draft tokens of later requests.
+        memory: earlier answers by prompt, used as drafts of later answers (speculative decoding).
     """
 
     settings: StreamSettings
@@ -151,7 +154,7 @@ class Admission(Generic[ImageT]):
         end: callback that ends a superseded request, or a request that cannot meet its deadline. It must call `over`.
 
     Attributes:
-        late: number of requests that ended in the queue because they could not meet their deadline.
+        late: number of queued requests that were ended because they could not meet their deadline.
     """
 
     def __init__(self, config: EngineConfig, end: Callable[[Request[ImageT], BaseException], None]) -> None:
@@ -176,11 +179,11 @@ class Admission(Generic[ImageT]):
 
     @property
     def requests(self) -> list[Request[ImageT]]:
-        """All queued requests."""
+        """All queued requests, as a list."""
         return [request for stream in self._backlog for request in stream.waiting]
 
     def remembered(self) -> tuple[int, int]:
-        """Return the number of known streams, and the number of prompts with stored draft tokens. Thread-safe."""
+        """Return the number of known streams, and the number of prompts with a stored draft. Thread-safe."""
         streams = list(self._streams.values())
         return len(streams), sum(len(stream.memory) for stream in streams)
 
@@ -202,7 +205,7 @@ class Admission(Generic[ImageT]):
         self._ready = None
 
     def forget(self, key: Hashable) -> None:
-        """Reset a stream's settings, estimates and drafts. Its queued requests still run."""
+        """Reset the settings, estimates and drafts of a stream. Its queued requests still run."""
         stream = self._streams.get(key)
         if key is not None and stream is not None:
             stream.settings, stream.service, stream.memory = StreamSettings(), ServiceTime(), {}
@@ -211,7 +214,7 @@ class Admission(Generic[ImageT]):
             self._forget_idle(key)
 
     def offer(self, request: Request[ImageT], key: Hashable, now: float = 0.0) -> None:
-        """Queue a request. A frame supersedes the queued frame of its stream."""
+        """Queue a request of the stream `key`. A frame supersedes the queued frame of its stream."""
         stream = self.stream(key)
         last = stream.waiting[-1] if stream.waiting else None
         if request.frame and last is not None and last.frame and last.begun_at is None:
@@ -223,11 +226,14 @@ class Admission(Generic[ImageT]):
         self._backlog[stream] = self._ready = None
 
     def planned(self, request: Request[ImageT]) -> None:
-        """Count the prefill windows of a queued request. Call this once after the request was planned."""
+        """Update the number of queued prefill windows.
+
+        Call this method once after the windows of a request were created.
+        """
         self._length += request.n_waiting - 1
 
     def next(self, now: float) -> Request[ImageT] | None:
-        """Return the request whose next prefill window is to be admitted, or None. The queue is not changed."""
+        """Return the request that should be admitted next, or None. The queue is not changed."""
         if self._ready is None or self._ready[0] != now:
             firsts = [first for stream in list(self._backlog) if (first := self._first(stream, now)) is not None]
             self._ready = now, firsts
@@ -281,7 +287,7 @@ class Admission(Generic[ImageT]):
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _earn(self, ready: list[Request[ImageT]]) -> None:
-        """Add credits to all streams, until at least one of the streams of the `ready` requests has a full credit."""
+        """Add credits to all streams until at least one stream with a request in `ready` has one credit."""
         streams = (self._streams[one.stream] for one in ready)
         rounds = min((1 - stream.credit) / stream.settings.weight for stream in streams)
         for stream in self._streams.values():
@@ -293,7 +299,7 @@ class Admission(Generic[ImageT]):
         return stale and stream.credit < self._most_credit(stream)
 
     def _most_credit(self, stream: Stream[ImageT]) -> float:
-        """Return the limit of the credits that this stream can save up."""
+        """Return the maximum number of credits that a stream can save."""
         return self._config.most_credit * max(1.0, stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:
@@ -332,11 +338,11 @@ class Admission(Generic[ImageT]):
 
 
 class AdmissionLead:
-    """Computes how long before the end of a prefill the next images are admitted and prepared.
+    """Computes how long before the end of a prefill the next images are admitted and prepared (the lead).
 
-    This time is the *lead*. A short lead gives newer frames. A long lead makes sure that all images are prepared when
-    the prefill ends. Preparing images needs the GIL and therefore delays decode steps, but during a prefill the host is
-    idle. The lead is therefore the time within which nearly all images are prepared.
+    With a short lead, frames are newer. With a long lead, all images are prepared when the prefill ends. Preparing
+    images needs the GIL and therefore delays decode steps, but during a prefill the host is idle. The lead is therefore
+    the time in which nearly all images are prepared.
 
     If almost no decode steps run between prefills (most answers are accepted drafts), the next prefill is also launched
     before the current prefill ends.
@@ -354,7 +360,7 @@ class AdmissionLead:
 
     @property
     def follow(self) -> bool:
-        """Whether prefills follow each other with almost no decode steps between them."""
+        """Whether almost no decode steps run between prefills."""
         return self._between < self._config.follow_decodes
 
     def launched(self, seconds: float) -> None:
@@ -379,7 +385,7 @@ class AdmissionLead:
         self._prefills.setdefault(images, deque(maxlen=self._config.lead_prefills)).append(seconds)
 
     def decoded(self) -> None:
-        """Count a decode step."""
+        """Count a decode step since the last prefill."""
         self._decoded += 1
 
     def prepared(self, seconds: float) -> None:
@@ -387,7 +393,7 @@ class AdmissionLead:
         self._prepare.measured(seconds)
 
     def admit_at(self, images: int, begun: float) -> float:
-        """Return the time at which to admit the next images while a prefill runs.
+        """Return the time at which to admit the next images during a prefill.
 
         Args:
             images: number of images in the running prefill.
@@ -402,7 +408,12 @@ class AdmissionLead:
         return begun + max(0.0, min(known) - lead) if known and lead > 0 else math.inf
 
     def launch_at(self, images: int, begun: float) -> float:
-        """Return the time at which to launch the next prefill while one runs, or infinity to launch it afterwards."""
+        """Return the time at which to launch the next prefill during a prefill, or infinity to launch it afterwards.
+
+        Args:
+            images: number of images in the running prefill.
+            begun: start time of the running prefill in seconds.
+        """
         known = self._prefills.get(images)
         if not known or not self.follow:
             return math.inf
@@ -427,7 +438,7 @@ class PagePool:
 
     @property
     def n_free(self) -> int:
-        """Number of free pages."""
+        """Number of free KV cache pages."""
         return len(self._free)
 
     def allocate(self, count: int) -> tuple[int, ...]:
@@ -446,7 +457,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Many[int]) -> None:
-        """Add a reference to allocated pages.
+        """Add a reference to each of some allocated pages.
 
         Raises:
             ValueError: if a page is free.
@@ -473,12 +484,11 @@ class PagePool:
 
 
 class AdapterSlots:
-    """Reference-counted slots for LoRA adapters.
+    """Reference-counted device slots for LoRA adapters.
 
-    An adapter without references stays in its slot until the slot is reused.
-
-    The slots do not keep adapters alive in memory. Slots are assigned only at admission, so no step in flight uses a
-    slot that is reassigned. Not thread-safe.
+    An adapter without references stays in its slot until the slot is assigned to another adapter. The slots do not keep
+    adapters alive in memory. Slots are assigned only at admission, so a running step never uses a slot that is
+    reassigned. Not thread-safe.
     """
 
     __slots__ = ("_holders", "_resident")
@@ -489,18 +499,18 @@ class AdapterSlots:
 
     @property
     def n_free(self) -> int:
-        """Number of slots without references."""
+        """Number of adapter slots without references."""
         return sum(not count for count in self._holders.values())
 
     def find(self, adapter: Adapter | None) -> int | None:
-        """Return the slot that contains the adapter, else a free slot, else None."""
+        """Return the slot that contains the adapter. If there is none, return a free slot, or None."""
         if adapter is None:
             return NO_SLOT
         at = next((slot for slot, one in self._resident.items() if one() is adapter), None)
         return at or next((slot for slot, count in self._holders.items() if not count), None)
 
     def acquire(self, slot: int, adapter: Adapter | None) -> None:
-        """Add a reference to a slot. A free slot is first assigned to the adapter.
+        """Add a reference to an adapter slot. A free slot is first assigned to the adapter.
 
         Raises:
             ValueError: if the slot is in use by another adapter.
@@ -545,20 +555,20 @@ class Resources:
 
     @property
     def batch_slots_used(self) -> int:
-        """Number of batch slots in use. Finalized sequences with steps in flight still use a slot."""
+        """Number of batch slots in use, including those of finished sequences with steps still running."""
         return self.n_batch_slots - len(self._batch_slots)
 
     @property
     def all_free(self) -> bool:
-        """Whether no resources are in use."""
+        """Whether no pages, batch slots or adapter slots are in use."""
         pages, slots = self.pool.n_free == self.pages_total, len(self._batch_slots) == self.n_batch_slots
         return pages and slots and self._adapters.n_free == self.n_adapters
 
     def measure(self, window: PrefillWindow[Any]) -> None:
-        """Compute the pages that a prefill window needs.
+        """Compute the number of KV cache pages that a prefill window needs.
 
-        If the window uses a cached prefix, a reference is added to its pages. If the window creates a cached prefix,
-        its pages are reserved. `drop` undoes both.
+        If the window uses a cached image prefix, a reference is added to its pages. If the window creates a cached
+        prefix, its pages are reserved. `drop` undoes both.
 
         Raises:
             RequestTooLargeError: if the window needs more resources than the engine has in total.
@@ -573,8 +583,8 @@ class Resources:
             raise EngineError("this encoded image is closed; encode the image again")
         if pages > left or len(window.sequences) > self.n_batch_slots:
             raise RequestTooLargeError(
-                f"{len(window.sequences)} prompts on one image need {pages} cache pages of {self._page_size} tokens; "
-                f"{left} are available, for at most {self.n_batch_slots} prompts; send fewer prompts per image"
+                f"the prompts on one image need {pages} KV cache pages ({left} are available) and "
+                f"{len(window.sequences)} batch slots ({self.n_batch_slots} available); send fewer prompts per image"
             )
         if request.keeps is not None and self._kept_pages + self._prefix_pages > self.pages_total // 2:
             raise RequestTooLargeError("encoded images already use half of the KV cache; close some of them")
@@ -588,14 +598,14 @@ class Resources:
         window.state = State.PLANNED
 
     def drop(self, window: PrefillWindow[Any]) -> None:
-        """Undo `measure` for a window that was never allocated, or that has no prompts."""
+        """Undo `measure`: release its references and reservations. For windows without allocation or prompts."""
         self.pool.release(window.pages)
         window.pages = ()
         if window.request.keeps is not None:
             self._kept_pages -= self._prefix_pages
 
     def allocate(self, window: PrefillWindow[Any]) -> bool:
-        """Allocate the resources for the longest possible answers of a window.
+        """Allocate all resources of a prefill window for the longest possible answers.
 
         Returns:
             False if too few resources are free. In this case nothing is allocated.
@@ -626,18 +636,18 @@ class Resources:
         return True
 
     def keep(self, window: PrefillWindow[Any], kept: KeptPrefix) -> None:
-        """Move the prefix pages of a prefilled window to a cached prefix, which now owns them."""
+        """Transfer the image prefix pages of a prefilled window to a cached prefix."""
         self._adapters.release(window.adapter_slot)
         kept.pages = window.pages
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached prefix. Requests that already use it continue. Repeated calls have no effect."""
+        """Release a cached image prefix. Requests that already use it continue. Repeated calls have no effect."""
         self.pool.release(kept.pages)
         self._kept_pages -= len(kept.pages)
         kept.pages = ()
 
     def release(self, sequence: Sequence[Any]) -> None:
-        """Free the resources of a sequence if it is finalized and no step in flight contains it."""
+        """Free the resources of a sequence if it is finished and no running step contains it."""
         if sequence.finalized and not sequence.inflight_refs and sequence.batch_slot >= 0:
             self.pool.release(sequence.window.pages)
             self.pool.release(sequence.pages)
@@ -646,7 +656,10 @@ class Resources:
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
-        """Let a branch use the full pages of its trunk's prompt, and remove their tokens from its own prompt."""
+        """Share the full KV cache pages of the trunk's prompt with a branch.
+
+        Remove their tokens from the branch's prompt.
+        """
         # Without an image, the prompt does not start at a page boundary.
         if sequence.trunk is None or not sequence.window.request.has_prefix:
             return

@@ -1,12 +1,12 @@
-"""Requests from submission to result, and the parts that are scheduled. The classes are plain data without torch.
+"""Requests from submission to result, and their parts that are scheduled. The classes are plain data without PyTorch.
 
-    Request          one call of `submit`, with a `State`
+    Request          one call of `Engine.submit`, with a `State`
       PrefillWindow  the image or a tile of it, with its prompts; prefilled as one unit
         Sequence     a prompt and its growing answer
     Step             one launch: rows of sequences, and the prefill windows if it is a prefill
 
-`RequestMaker` creates the prefill windows of a request, and its result at the end. For a frame that may be superseded,
-it tokenizes prompts and crops the image only after admission.
+`RequestMaker` creates the prefill windows of a request, and finally its result. A newer frame may supersede a queued
+frame. Frames are therefore tokenized and cropped only after admission.
 """
 
 from __future__ import annotations
@@ -65,26 +65,25 @@ class Sequence(Generic[ImageT]):
     """A prompt and its growing answer.
 
     Attributes:
-        prompt: token IDs.
-        values: values that replace token embeddings, by position in the prompt. A tuple of one number is a coordinate,
+        prompt: token IDs of the prompt.
+        values: numbers that replace token embeddings, by position in the prompt. A tuple of one number is a coordinate,
             a tuple of two numbers is a size.
-        output: state machine of the answer.
+        output: state machine that decodes the answer.
         trunk: for a branch (see `OutputState.branches`), the earlier sequence whose prompt it continues; otherwise
-            None. The branch shares the whole KV cache pages of that prompt.
-        window: the prefill window that contains the sequence.
-        n_pages: number of private KV cache pages for the longest possible answer; set when the request is planned.
-        n_shared: number of pages shared with the trunk; set when the request is planned. `prompt` no longer contains
-            their tokens.
+            None. The branch shares the full KV cache pages of that prompt.
+        window: prefill window that contains the sequence.
+        n_pages: number of private KV cache pages for the longest possible answer.
+        n_shared: number of pages shared with the trunk. `prompt` no longer contains their tokens.
         batch_slot: index of the sequence in the executor's state, or -1 before admission.
         pages: KV cache pages for prompt and answer, the shared pages first.
         position: position of the next token in the context.
-        inflight_refs: number of steps in flight that contain the sequence.
-        finalized: whether the sequence needs no more steps. Its steps in flight are zombies: their samples are ignored.
+        inflight_refs: number of running steps that contain the sequence.
+        finalized: whether the sequence needs no more steps. Samples of its steps that are still running are ignored.
         memory: earlier answers to this prompt, used as drafts, or None.
         found: detections from which the executor drafts the answer, each (unused, x, y, width, height).
-        feed: input values of the next step: the last sampled value, then draft values. It is empty if the device
-            already has the last value.
-        verifying: whether a step with a draft is in flight.
+        feed: decoder inputs of the next step: the last sampled value, then draft values. Empty if the device already
+            has the last value.
+        verifying: whether a step with a draft is running.
         started: whether the prompt is prefilled.
         decodes: number of decode steps.
         misses: number of consecutive steps whose first draft value was wrong.
@@ -117,7 +116,7 @@ class Sequence(Generic[ImageT]):
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """KV cache of an encoded image that remains after its request, for later requests on the same image.
+    """KV cache of an encoded image (image prefix) that later requests on the same image share.
 
     `Scheduler.release_prefix` frees it.
 
@@ -130,15 +129,15 @@ class KeptPrefix:
 
 @dataclass(slots=True, eq=False)
 class PrefillWindow(Generic[ImageT]):
-    """One unit of prefill: an image or cached image prefix, if any, with its prompts.
+    """One unit of prefill: an image, an image tile or a cached image prefix, with its prompts.
 
-    The image is the whole image of the request or one tile of it.
+    Prompts without an image also form a prefill window.
 
     Attributes:
-        request: the request that contains the window.
+        request: request that contains the window.
         sequences: one sequence per prompt, followed by their branches (see `OutputState.branches`).
-        image: the prepared image, or None before preparation. It is also None after the prefill or the end of the
-            request, to free the device memory.
+        image: prepared image, or None before preparation. Also None after the prefill or the end of the request, to
+            free device memory.
         prepare: function that crops the image. A preparer thread calls it once, after admission.
         number: index of the tile; 0 is the whole image.
         tasks: index of the request's task for each sequence that is not a branch.
@@ -167,7 +166,7 @@ class PrefillWindow(Generic[ImageT]):
 
     @property
     def encodes(self) -> bool:
-        """Whether the window has its own image to encode, prepared or not."""
+        """Whether the window has its own image for the vision encoder, prepared or not."""
         return self.request.has_prefix and self.request.reads is None
 
     @property
@@ -183,7 +182,7 @@ class PrefillWindow(Generic[ImageT]):
         """Set the drafts of all sequences from earlier answers of the stream, unless the caller supplied drafts.
 
         Args:
-            memory: earlier answers of the stream by prompt. New prompts are added.
+            memory: earlier answers of the stream by prompt. The method adds new prompts.
             most: maximum number of prompts in `memory`.
         """
         for sequence in self.sequences:
@@ -197,14 +196,14 @@ class PrefillWindow(Generic[ImageT]):
                 sequence.memory = known
 
     def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
-        """Set the drafts of all sequences from the drafts of an earlier result."""
+        """Set the drafts of all sequences from the drafts of an earlier result, by prompt."""
         for sequence in self.sequences:
             if sequence.output.draftable:
                 kept = drafts.get(self._draft_key(sequence))
                 sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
 
     def drafts(self) -> dict[abc.Hashable, DraftMemory]:
-        """Return the finished answers, to be used as drafts for the next image."""
+        """Return the finished answers by prompt, to be used as drafts for the next image."""
         kept: dict[abc.Hashable, DraftMemory] = {}
         for one in self.sequences:
             if one.output.draftable:
@@ -224,18 +223,18 @@ class PrefillWindow(Generic[ImageT]):
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[ImageT]):
-    """One call of `submit`: tasks on an image, on a cached image prefix, or without an image.
+    """One call of `Engine.submit`: tasks on an image, on a cached image prefix, or without an image.
 
     Attributes:
         make_windows: function that creates the prefill windows, at least one. It is called once. For frames, the
             scheduler calls it.
-        done: callback that the loop's thread calls once, when all windows are finished or with the error.
+        done: callback that the step loop's thread calls once, when all windows are finished or with the error.
         deadline: `time.monotonic()` at which the request ends with an error.
         adapter: LoRA adapter, or None.
         reads: cached image prefix to use instead of an image, or None.
-        keeps: object that receives the cached prefix of the image, or None. With it, the request has no prompts.
+        keeps: object that receives the cached prefix of the image, or None. If set, the request has no prompts.
         on_device: function that reads the image and returns whether the pixels are on the device, where cropping is
-            fast. It is None without an image and before the request is planned.
+            fast. None without an image and before the windows are created.
         has_prefix: whether the prompts follow an image.
         frame: whether a newer frame of the stream supersedes the request while it is queued.
         tasks: tasks to answer.
@@ -244,19 +243,19 @@ class Request(Generic[ImageT]):
         tiles: number of tiles along each side. Tiled tasks also run on each tile.
         looks: additional image regions for tiled tasks.
         previous: drafts from an earlier result, see `PrefillWindow.drafts`, or None.
-        on_text: callback that the loop's thread calls with each new piece of text.
+        on_text: callback that the step loop's thread calls with each new piece of text.
         future: future of the result.
         submitted_at: `time.monotonic()` of submission.
         crops_s: total time spent on cropping, in seconds.
-        refine: whether the outlines in the result are refined.
-        picture: the whole image for the refinement of outlines; set when the image is read.
+        refine: whether the segmentation outlines in the result are refined.
+        picture: whole image for the refinement of outlines; set when the image is read.
         state: state of the request.
-        windows: prefill windows; empty before the request is planned.
+        windows: prefill windows; empty before they are created.
         stream: stream key, or None.
         number: position in the order of arrival, from 1.
         arrived: time of arrival in seconds.
         n_admitted: number of admitted prefill windows.
-        begun_at: time of the first admission, or None.
+        begun_at: time of the first admission in seconds, or None.
     """
 
     make_windows: abc.Callable[[Request[ImageT]], list[PrefillWindow[ImageT]]]
@@ -290,12 +289,15 @@ class Request(Generic[ImageT]):
 
     @property
     def n_waiting(self) -> int:
-        """Number of prefill windows that are not admitted. A request that is not planned counts as one window."""
+        """Number of prefill windows that are not admitted.
+
+        Before its windows are created, a request counts as one window.
+        """
         return max(1, len(self.windows)) - self.n_admitted
 
 
 class StepKind(StrEnum):
-    """Kind of a step: prefill or decode."""
+    """Kind of a batch step."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -303,7 +305,7 @@ class StepKind(StrEnum):
 
 @dataclass(slots=True, eq=False)  # not frozen, which makes it four times as fast: one is created per sequence and step
 class ScheduledSequence(Generic[ImageT]):
-    """One row of a step: an input of a sequence, its position, and what is sampled after it.
+    """One row of a batch step: an input of a sequence, its position, and what the step samples for it.
 
     A sequence has one row in a step, or several if the step verifies a draft.
 
@@ -312,8 +314,8 @@ class ScheduledSequence(Generic[ImageT]):
         phase: what the step samples for this row, for example a coordinate or a token.
         position: position of the input token (decode), or of the first token of the prompt (prefill).
         rule: constraints on the sampled token, set by `Scheduler.finalize`.
-        value: input value from the host. None means the prompt, or the last sample on the device. The executor replaces
-            `FROM_IMAGE` by a detection.
+        value: decoder input from the host. None means the prompt, or the last sample on the device. The executor
+            replaces `FROM_IMAGE` by a detection.
         alone: whether this is the only row of its sequence in the step.
     """
 
@@ -327,14 +329,14 @@ class ScheduledSequence(Generic[ImageT]):
 
 @dataclass(slots=True, frozen=True)
 class Step(Generic[ImageT]):
-    """One launch on the device: rows of sequences, and the prefill windows if it is a prefill.
+    """One batch step on the device: rows of sequences, and the prefill windows if it is a prefill.
 
     Attributes:
         kind: prefill or decode.
         number: number of the step, from 1.
         sequences: all rows. The rows of one sequence are consecutive.
         windows: prefill windows, in the order of their rows.
-        groups: the rows grouped by sequence.
+        groups: rows grouped by sequence.
         drafted: whether the host supplies an input value for any row.
         writes_text: whether any row samples a text token. Its allowed tokens are known only after the previous step.
     """
@@ -362,17 +364,17 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """Prefill windows with an image to encode. Valid until the step is committed."""
+        """Prefill windows of the step with an image for the vision encoder. Valid until the step is committed."""
         return [window for window in self.windows if window.image is not None]
 
     @property
     def images(self) -> list[ImageT]:
-        """Prepared images of the `imaged` windows."""
+        """Prepared images of the step, in the order of `imaged`."""
         return [window.image for window in self.windows if window.image is not None]
 
 
 def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], most: int) -> T:
-    """Return the cached value of a task. If there is none, compute it with `make` and cache it.
+    """Return the cached value of a task. If the cache has no value, compute it with `make` and cache it.
 
     The cache is cleared when it has `most` entries. Tasks that are not hashable are not cached.
     """
@@ -388,7 +390,7 @@ def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], 
 
 
 class CropPace:
-    """Learned lower bound of the cropping time per pixel. It serves to reject impossible deadlines early. Thread-safe.
+    """Learned lower bound of the cropping time per pixel, used to reject impossible deadlines early. Thread-safe.
 
     Args:
         config: engine configuration.
@@ -401,7 +403,7 @@ class CropPace:
         self._config, self._rate, self._doubted = config, seconds_per_pixel, True
 
     def measured(self, pixels: int, seconds: float) -> None:
-        """Update the bound with the pixels and the cropping time of an image. Small images are ignored."""
+        """Update the bound with a measured cropping time. Small images are ignored."""
         if pixels >= self._config.crop_large:
             rate = self._config.crop_bound * seconds / pixels
             self._rate = rate if self._doubted else min(self._rate, rate)
@@ -411,7 +413,8 @@ class CropPace:
         """Check that an image of `pixels` pixels can be cropped within `left_s` seconds.
 
         Raises:
-            DeadlineError: if the time is too short. Each such error lowers the bound slightly, in case it is too high.
+            DeadlineError: if the time is too short. Each such error lowers the bound slightly, in case the bound is too
+                high.
         """
         if left_s <= 0:
             raise DeadlineError(begun=False)
@@ -429,7 +432,7 @@ class RequestMaker(Generic[ImageT]):
     Attributes:
         config: engine configuration.
         limits: sizes of the model, such as its context length.
-        prompts: token IDs of the model's prompts.
+        prompts: converter from tasks to token IDs.
         read: function (image, as_array) that returns the pixels of an image. With `as_array` True, they are a NumPy
             array, which tiles need.
         cut: function (pixels, region) that crops and prepares an image for the executor. The region None is the whole
@@ -490,10 +493,10 @@ class RequestMaker(Generic[ImageT]):
         return made
 
     def prepare(self, request: Request[ImageT]) -> None:
-        """Plan a request and crop the images of all its prefill windows, in the caller's thread.
+        """Create the prefill windows of a request and crop their images, in the caller's thread.
 
         Raises:
-            PromptError: see `plan`.
+            PromptError: if a prompt is too long, or if the model has no token for a part of it.
             DeadlineError: if there is not enough time to crop the images.
         """
         made = self.plan(request)
@@ -511,7 +514,7 @@ class RequestMaker(Generic[ImageT]):
         request.windows, request.image = made, None
 
     def prompt(self, task: Task) -> tuple[int, ...]:
-        """Return the token IDs of a task. They are cached because every frame of a stream has the same tasks.
+        """Return the token IDs of a task's prompt. They are cached because every frame of a stream has the same tasks.
 
         Raises:
             PromptError: if the model has no tokens for the task.
@@ -526,7 +529,7 @@ class RequestMaker(Generic[ImageT]):
         return ids
 
     def _check_tokens(self, ids: abc.Iterable[int], task: Task) -> None:
-        """Raise `PromptError` if a token ID is invalid.
+        """Raise `PromptError` if a token ID is outside the vocabulary.
 
         On a GPU, an invalid ID would make the CUDA context unusable.
         """
@@ -548,7 +551,7 @@ class RequestMaker(Generic[ImageT]):
         return Sequence(ids, output, values)
 
     def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:
-        """Return additional sequences that compute parts of the answers of `sequences` in parallel."""
+        """Return additional sequences (branches) that decode parts of the answers in parallel."""
         beside: list[Sequence[ImageT]] = []
         for one in sequences:
             for tokens, output in one.output.branches(self.max_branches - len(sequences) - len(beside)):
@@ -558,7 +561,7 @@ class RequestMaker(Generic[ImageT]):
     # ---- the result
 
     def settle(self, request: Request[ImageT], error: BaseException | None) -> None:
-        """Set the result or error of a request's future unless it was cancelled, and free the request's data."""
+        """Set the result or error of a request's future unless it was cancelled. Free the request's data."""
         future, request.future = request.future, None
         outcome: Result | BaseException | None = None
         if future is not None and not future.done():
@@ -627,7 +630,7 @@ class _Source(Generic[ImageT]):
             request.size = request.image.shape[1], request.image.shape[0]
 
     def on_device(self) -> bool:
-        """Read the image and return whether its pixels are on the device."""
+        """Read the image and return whether its pixels are already on the device."""
         begun = time.monotonic()
         pixels = self._read()
         with self._lock:
@@ -635,7 +638,7 @@ class _Source(Generic[ImageT]):
         return self._maker.on_device(pixels)
 
     def cut(self, number: int) -> ImageT:
-        """Crop and prepare the image for the window with index `number`; 0 is the whole image.
+        """Crop and prepare the image for one prefill window. Index 0 is the whole image, others are tiles.
 
         Raises:
             DeadlineError: if there is not enough time before the deadline.
@@ -674,7 +677,7 @@ class _Source(Generic[ImageT]):
         return cast("Pixels", image)
 
     def crops(self, number: int) -> abc.Callable[[], ImageT]:
-        """Return a function that crops the image for window `number`. Repeated calls return the same crops."""
+        """Return a function that crops the image for prefill window `number`. Repeated calls return the same crops."""
         self._uncut += 1
         lock, made = threading.Lock(), list[ImageT]()
 
@@ -688,7 +691,7 @@ class _Source(Generic[ImageT]):
 
 
 def _timings(request: Request[ImageT]) -> Timings:
-    """Return the durations of a finished request: cropping, queue, first prefill, and the time after it."""
+    """Return the durations of a finished request: cropping, queue, first prefill, and the rest."""
     first = request.windows[0]
     if not first.launched_at:  # there was nothing to run
         return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)

@@ -1,36 +1,36 @@
-"""Scheduler: takes requests from the queue to their result, and plans the next step.
+"""Scheduler: plans the batch steps that take requests from the queue to their result.
 
 A request (`core.request`) is divided into prefill windows. A prefill window is an image or a tile of it with its
-prompts, and is prefilled as one unit. Each prompt and its answer are a sequence. Decode steps batch the sequences of
+prompts, and is prefilled as one unit. Each prompt with its answer is a sequence. Decode steps batch the sequences of
 all requests. Resources for the longest possible answer are allocated at admission, so no sequence is ever preempted.
 
-    waiting (`admission`) → admitted: pages, batch slots → its image is prepared → prefilled → decoded → over
+    waiting (`admission`) → admitted: pages, batch slots → image prepared → prefilled → decoded → over
 
-`admission` picks the next request. A large request that waits for resources is not overtaken, which prevents
-starvation. Windows are admitted for one prefill only. Normally no window is admitted while a prefill runs, so that
+`admission` picks the next request. Later requests never overtake a large request that waits for resources, which
+prevents starvation. Windows are admitted for one prefill only. Normally no window is admitted during a prefill, so
 newer frames can still supersede queued frames. `AdmissionLead` defines the exception.
 
-After a prefill, `decodes_quiet` decode steps follow, or `decodes_busy` steps if enough windows for a whole prefill
-wait. A prefill starts when a fraction `prefill_ready` of the admitted images is prepared, or when no sequence can be
-decoded. Every decode step contains all sequences. A sequence therefore waits for at most one prefill of
-`images_per_prefill` images between two tokens. The n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n /
-images_per_prefill⌉ steps. With `requests_per_prefill`, a prefill also begins at most so many requests, and the rest of
-its room is for their other windows. All parameters are in `EngineConfig`.
+After a prefill, `decodes_quiet` decode steps follow, or `decodes_busy` steps if the queued windows fill a prefill. A
+prefill starts when a fraction `prefill_ready` of the admitted images is prepared, or when no sequence can be decoded.
+Every decode step contains all sequences. Between two tokens, a sequence therefore waits for at most one prefill of
+`images_per_prefill` images. The n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉
+steps. `requests_per_prefill` limits the number of requests that begin in a prefill; the remaining room is for further
+windows of these requests. All parameters are in `EngineConfig`.
 
-The table compares numbers of decode steps per prefill. It was simulated with `tests.support.engine.simulation`, the
-step times of Moondream 2 in bf16 on an H200 and answers of 10 steps. Each cell gives the p99 latency of 32 streams at 4
-frames/s, then the images/s of 32 saturated streams.
+The table compares numbers of decode steps per prefill, simulated with `tests.support.engine.simulation`. Conditions:
+step times of Moondream 2 in bf16 on an H200, answers of 10 steps, prefills of 1 to 8 images. The latency is that of 32
+streams at 4 frames/s, the throughput that of 32 saturated streams.
 
-| decode steps per prefill | prefills of 1, 2, 4 or 8 images | prefills of 1 to 8 images |
+| decode steps per prefill | p99 latency | throughput |
 |---|---|---|
-| 1 | 212 ms, 149 | 125 ms, 164 |
-| 3 | 201 ms, 164 | 105 ms, 164 |
-| 9 | 163 ms, 150 | 89 ms, 150 |
-| 3 if 8 images are queued, else 9 | | 101 ms, 165 |
+| 1 | 125 ms | 164 images/s |
+| 3 | 105 ms | 164 images/s |
+| 9 | 89 ms | 150 images/s |
+| 3 if 8 images are queued, else 9 | 101 ms | 165 images/s |
 
-Two values are better than one constant. The median latency is:
+The last row is the default. Its median latency is also lower than with 3 steps:
 
-| decode steps per prefill | bf16 | FP8 |
+| decode steps per prefill | p50 latency, bf16 | p50 latency, FP8 |
 |---|---|---|
 | 3 | 72 ms | 40 ms |
 | 3 if 8 images are queued, else 9 | 59 ms | 32 ms |
@@ -64,14 +64,14 @@ from saccade.engine.tasks.task import Sampled
 
 
 class Scheduler(Generic[ImageT]):
-    """Admits requests and plans steps. Not thread-safe: only the loop's thread may call it.
+    """Admits requests and plans batch steps. Not thread-safe: only the step loop's thread may call it.
 
     Args:
         config: engine configuration; `images_per_prefill` and `requests_per_prefill` limit the size of a prefill.
         pool: KV cache pages.
         prefix_length: number of tokens of an image prefix.
         clock: function that returns the time in seconds, compared with deadlines.
-        from_images: whether the executor can draft answers from detections in the image.
+        from_images: whether the executor can draft answers from the detections in an image.
 
     Attributes:
         admission: queued requests by stream.
@@ -107,27 +107,27 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def waiting(self) -> int:
-        """Number of prefill windows that are not admitted."""
+        """Number of queued prefill windows that are not yet admitted."""
         return len(self.admission)
 
     @property
     def decoding(self) -> int:
-        """Number of sequences that are prefilled and not finished."""
+        """Number of sequences that are decoding: prefilled and not finished."""
         return len(self._decoding)
 
     @property
     def active(self) -> bool:
-        """Whether any request is queued or in flight."""
+        """Whether any request is queued or running."""
         return bool(self._admitted or self._decoding or len(self.admission))
 
     @property
     def at_rest(self) -> bool:
-        """Whether all resources are free, no request is queued or in flight, and all results are reported."""
+        """Whether all resources are free, no request is queued or running, and all results are reported."""
         return self.resources.all_free and not (self.active or self._timed or self._complete)
 
     @property
     def prefill_room(self) -> int:
-        """Number of requests that the next prefill can still begin."""
+        """Number of further requests that can begin in the next prefill."""
         begun = sum(not window.number for window in self._admitted)
         return min(self._window_room, self._config.requests_per_prefill - begun)
 
@@ -137,7 +137,7 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def unfilled(self) -> int:
-        """`prefill_room` minus the queued requests that are certain to run, because they cannot be superseded."""
+        """`prefill_room` minus the queued requests that will certainly run, because they cannot be superseded."""
         return self.prefill_room - self.admission.kept
 
     def wake_at(self, now: float) -> float:
@@ -149,7 +149,8 @@ class Scheduler(Generic[ImageT]):
     def submit(self, request: Request[ImageT], stream: abc.Hashable = None) -> None:
         """Queue a request.
 
-        A planned request that needs more resources than the engine has in total ends at once with an error.
+        If a request whose windows are known needs more resources than the engine has in total, it ends at once with an
+        error.
         """
         if request.windows and not self._measure(request):
             return
@@ -159,7 +160,7 @@ class Scheduler(Generic[ImageT]):
             self.soonest = min(self.soonest, request.deadline)
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
-        """End a request now with an error. The samples of its steps in flight are ignored."""
+        """End a request now with an error. The samples of its running steps are ignored."""
         if request.state is State.OVER:
             return
         self._over(request, error)
@@ -184,18 +185,18 @@ class Scheduler(Generic[ImageT]):
                 self.cancel(request, error)
 
     def cancel_all(self, error: BaseException) -> None:
-        """End all requests with this error. Finished requests are reported first."""
+        """End all requests with an error. Finished requests are reported first."""
         self.report()
         windows = [*self._admitted, *(sequence.window for sequence in self._decoding)]
         for request in dict.fromkeys([*self.admission.requests, *(window.request for window in windows)]):
             self.cancel(request, error)
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached prefix. Requests that already use it continue. Repeated calls have no effect."""
+        """Release a cached image prefix. Requests that already use it continue. Repeated calls have no effect."""
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
-        """Call `done` of all finished requests. This takes time, so call it while the device is busy."""
+        """Call the `done` callback of all finished requests. This takes time, so call it while the device is busy."""
         while self._complete:
             request = self._complete.pop(0)
             request.done(request, None)
@@ -205,7 +206,7 @@ class Scheduler(Generic[ImageT]):
     def admit(self, *, early: bool = False) -> None:
         """Admit prefill windows for the next prefill.
 
-        Nothing is admitted while a prefill is in flight, unless `early` is set (see `AdmissionLead`).
+        During a prefill, nothing is admitted unless `early` is set (see `AdmissionLead`).
         """
         if self._prefilling and not early:
             return
@@ -221,12 +222,12 @@ class Scheduler(Generic[ImageT]):
                 self._take(self.admission.admit(request, now))
 
     def take_unprepared(self) -> list[PrefillWindow[ImageT]]:
-        """Return the windows that need image preparation and were admitted since the last call."""
+        """Return the prefill windows that were admitted since the last call and whose image must be prepared."""
         taken, self._unprepared = self._unprepared, []
         return taken
 
     def prepared(self, window: PrefillWindow[ImageT], image: ImageT) -> None:
-        """Store the prepared image of a window. It is dropped if the request has ended."""
+        """Store the prepared image of a prefill window, or drop it if the request has ended."""
         if window.state is not State.OVER:
             window.image, window.prepare = image, None
 
@@ -255,7 +256,7 @@ class Scheduler(Generic[ImageT]):
         return True
 
     def _take(self, window: PrefillWindow[ImageT]) -> None:
-        """Add an admitted window to the next prefill. A window without prompts is finished at once."""
+        """Add an admitted prefill window to the next prefill. A window without prompts is finished at once."""
         request = window.request
         if not window.sequences and request.keeps is None:
             window.drop_image()
@@ -271,10 +272,10 @@ class Scheduler(Generic[ImageT]):
     # ---- steps
 
     def next_step(self, *, early: bool = False) -> Step[ImageT] | None:
-        """Return the next step to launch, or None.
+        """Return the next batch step to launch, or None.
 
-        If a decode step is due, nothing is admitted first: call `admit` after its launch. Set `early` to ask for a new
-        prefill while one runs. It then starts only if most of its images are prepared.
+        If a decode step is due, nothing is admitted before it: call `admit` after its launch. With `early`, return the
+        next prefill during a prefill, but only if most of its images are prepared.
         """
         step = None
         if self._decoding and not self._prefills_in_turn():
@@ -294,7 +295,7 @@ class Scheduler(Generic[ImageT]):
         return step or (self._prefill_ready() if early else self._prefill())
 
     def finalize(self, step: Step[ImageT]) -> None:
-        """Set the token constraints of each row of a step. The previous step must be committed first."""
+        """Set the token constraints of each row of a batch step. The previous step must be committed first."""
         for scheduled in step.sequences:
             if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:
@@ -303,9 +304,13 @@ class Scheduler(Generic[ImageT]):
                     self.cancel(scheduled.sequence.window.request, error)
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
-        """Add the samples of a step to its sequences. `sampled` has one tuple per row.
+        """Add the samples of a batch step to its sequences.
 
         Call `report` afterwards to deliver finished requests.
+
+        Args:
+            step: the step that has run.
+            sampled: one tuple of samples per row.
         """
         self._landed(step)
         at = 0
@@ -328,7 +333,7 @@ class Scheduler(Generic[ImageT]):
         self._keep_prefixes(step)
 
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
-        """End all requests of a failed step with this error. The device must have stopped working on the step."""
+        """End all requests of a failed batch step with an error. The device must have stopped working on the step."""
         self._landed(step)
         for rows in step.groups:
             rows[0].sequence.inflight_refs -= 1
@@ -355,7 +360,7 @@ class Scheduler(Generic[ImageT]):
         return self._prefill() if ready >= self._config.prefill_ready * len(self._admitted) else None
 
     def _prefill(self) -> Step[ImageT] | None:
-        """Return a prefill step of the prepared images, or None if there are none."""
+        """Return a prefill step of the prepared images, or None if no image is prepared."""
         ready = [window for window in self._admitted if window.prepared]
         windows: list[PrefillWindow[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
@@ -426,7 +431,7 @@ class Scheduler(Generic[ImageT]):
             self._complete.append(request)
 
     def _stop(self, window: PrefillWindow[ImageT]) -> None:
-        """Plan no more steps for a window, and free the resources that no step in flight uses."""
+        """Stop planning steps for a prefill window, and free its resources that no running step uses."""
         before, window.state = window.state, State.OVER
         launched = before is State.ADMITTED and window not in self._admitted
         if not launched:
@@ -452,7 +457,7 @@ class Scheduler(Generic[ImageT]):
                 self._keep(window, window.request.keeps)
 
     def _keep(self, window: PrefillWindow[ImageT], kept: KeptPrefix) -> None:
-        """Move the pages of a prefilled image to its cached prefix, or free them if the request has ended."""
+        """Transfer the pages of a prefilled image to its cached prefix. Free them if the request has ended."""
         self.resources.keep(window, kept)
         if window.state is State.OVER:
             self.resources.release_prefix(kept)
@@ -480,14 +485,14 @@ class SlotState(Enum):
 class StepSlots:
     """State machine of the step slots, which are used in turn.
 
-    A slot goes through these states:
+    A step slot has these states:
 
     1. Free.
     2. Launched: the forward pass is queued on the device.
     3. Finalized: sampling and the copy of the results are queued too.
     4. Committed: the host has read the results. The slot is free again.
 
-    Steps are finalized and committed in launch order. A step whose launch or finalization fails is aborted. The terms
+    Steps are finalized and committed in launch order. If a launch or finalization fails, the step is aborted. The terms
     are those of the public article 'Popping the GPU Bubble'.
 
     Args:
@@ -505,25 +510,25 @@ class StepSlots:
 
     @property
     def depth(self) -> int:
-        """Number of slots."""
+        """Number of step slots."""
         return len(self._states)
 
     @property
     def can_launch(self) -> bool:
-        """Whether the next slot is free."""
+        """Whether the next step slot is free."""
         return self._states[self._next] is SlotState.FREE
 
     @property
     def in_flight(self) -> int:
-        """Number of slots that are launched and not yet committed."""
+        """Number of step slots that are launched and not yet committed."""
         return len(self._in_flight)
 
     def state(self, slot: int) -> SlotState:
-        """Return the state of this slot."""
+        """Return the state of a step slot."""
         return self._states[slot]
 
     def launch(self) -> int:
-        """Mark the next slot as launched and return its index.
+        """Mark the next step slot as launched and return its index.
 
         Raises:
             RuntimeError: if the slot is not free.
@@ -535,7 +540,7 @@ class StepSlots:
         return slot
 
     def finalize(self, slot: int) -> None:
-        """Mark a launched slot as finalized.
+        """Mark a launched step slot as finalized.
 
         Raises:
             RuntimeError: if the slot is not launched, or if an older slot is not finalized.
@@ -544,17 +549,17 @@ class StepSlots:
             if older == slot:
                 break
             if self._states[older] is not SlotState.FINALIZED:
-                raise RuntimeError(f"slot {slot} is finalized before slot {older}, which is older")
+                raise RuntimeError(f"step slot {slot} cannot be finalized before the older slot {older}")
         self._move(slot, SlotState.LAUNCHED, SlotState.FINALIZED)
 
     def commit(self, slot: int) -> None:
-        """Mark a finalized slot as committed, which frees it.
+        """Mark a finalized step slot as committed, which frees it.
 
         Raises:
-            RuntimeError: if the slot is not finalized, or if an older slot is in flight.
+            RuntimeError: if the slot is not finalized, or if an older slot is not yet committed.
         """
         if not self._in_flight or self._in_flight[0] != slot:
-            raise RuntimeError(f"slot {slot} is not the oldest step")
+            raise RuntimeError(f"step slot {slot} cannot be committed: it is not the oldest")
         self._move(slot, SlotState.FINALIZED, SlotState.FREE)
         self._in_flight.popleft()
 
@@ -562,15 +567,15 @@ class StepSlots:
         """Free the slot of a failed step. The next launch uses the same slot again.
 
         Raises:
-            RuntimeError: if the slot is not in state launched, or if a newer slot is in flight.
+            RuntimeError: if the slot is not in state launched, or if a newer slot is in use.
         """
         if not self._in_flight or self._in_flight[-1] != slot:
-            raise RuntimeError(f"slot {slot} is not the newest step")
+            raise RuntimeError(f"step slot {slot} cannot be aborted: it is not the newest")
         self._move(slot, SlotState.LAUNCHED, SlotState.FREE)
         self._in_flight.pop()
         self._next = slot
 
     def _move(self, slot: int, old: SlotState, new: SlotState) -> None:
         if self._states[slot] is not old:
-            raise RuntimeError(f"slot {slot} is {self._states[slot].value}, not {old.value}")
+            raise RuntimeError(f"step slot {slot} must be {old.value}; it is {self._states[slot].value}")
         self._states[slot] = new

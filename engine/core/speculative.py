@@ -1,17 +1,17 @@
-"""Speculative decoding: verify all values of a drafted answer in one step.
+"""Speculative decoding: verifies all values of a drafted answer in one step.
 
-Consecutive frames are similar, so the last answer to a prompt is the draft of the next answer. The draft values are fed
-after the prompt, and the step samples after each of them. A sample is committed if all draft values before it are equal
-to the samples. The samples after the first difference become the draft of the next step (Jacobi iteration; Santilli et
-al. 2023, arXiv:2305.10427). Greedy answers are therefore the same as without drafts. Text with a temperature above 0 is
-not drafted.
+Consecutive video frames are similar, so the last answer to a prompt is the draft of the next answer. The draft values
+are decoder inputs after the prompt, and the step samples after each of them. A sample is committed if all draft values
+before it are equal to the samples. The samples after the first difference become the draft of the next step (Jacobi
+iteration; Santilli et al. 2023, arXiv:2305.10427). Greedy answers are therefore the same as without drafts. Text with a
+temperature above 0 is not drafted.
 
-If the vision encoder of a model is an object detector, its detections are the draft, also for images without a stream
-(`FROM_IMAGE`).
+If the vision encoder of a model is an object detector, its detections are the draft (`FROM_IMAGE`). This also works for
+single images.
 
-The cost of a step depends little on its number of rows while there are few. A step has at most as many rows as batch
-slots. If the drafts of a prompt save too few steps, drafting is paused for that prompt. Each pause is twice as long as
-the last one.
+A step with few rows takes about the same time as a step with one row. A step has at most as many rows as batch slots.
+If the drafts of a prompt save too few steps, drafting is paused for that prompt. Each pause is twice as long as the
+last one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Rows = list[ScheduledSequence[Any]]
 
 
 class Speculation:
-    """Adds draft values to steps, and verifies them against the samples.
+    """Adds draft values to batch steps, and verifies them against the samples (speculative decoding).
 
     Args:
         config: engine configuration.
-        from_images: whether the executor can draft answers from detections in the image.
+        from_images: whether the executor can draft answers from the detections in an image.
 
     Attributes:
         drafted: total number of draft values.
@@ -49,14 +49,14 @@ class Speculation:
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
         """Return the rows for the prefill of a window: one per prompt, and at most `left` draft values.
 
-        With `certain`, inputs that do not depend on samples (`OutputState.certain`) are also added, regardless of
-        `left`.
+        With `certain`, inputs that do not depend on samples (`OutputState.certain`) are also added. They do not count
+        for `left`.
         """
         scheduled: Rows = []
         for sequence in window.sequences:
             phase = sequence.output.next_phase()
             if phase is None:
-                raise ValueError("a finished output state was scheduled")
+                raise ValueError("the scheduler planned a step for an answer that is already complete")
             rows: Rows = [ScheduledSequence(sequence, phase, sequence.position)]
             sequence.position += len(sequence.prompt)
             if certain and (known := sequence.output.certain):
@@ -70,7 +70,7 @@ class Speculation:
         return scheduled
 
     def next_rows(self, sequence: Answer[Any], left: int) -> Rows:
-        """Return the rows of a sequence for a decode step: one, and at most `left` draft values.
+        """Return the rows of a sequence for a decode step: one row, and one for each of at most `left` draft values.
 
         The list is empty if the answer needs no more steps.
         """
@@ -88,7 +88,7 @@ class Speculation:
         return rows
 
     def take(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> bool:
-        """Commit the samples of a sequence up to the first wrong draft value. The later samples are its next draft.
+        """Commit the samples of a sequence up to the first wrong draft value. The later samples become its next draft.
 
         Args:
             rows: rows of the sequence in the step, in order.
@@ -160,7 +160,7 @@ class Speculation:
 
 
 def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
-    """Return the sequences whose draft comes from detections in their image.
+    """Return the sequences whose draft consists of detections in their image.
 
     Each entry is the index of the image in the step, and the rows of the sequence. Call this before the step is
     committed.
@@ -191,7 +191,7 @@ def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
 
 
 def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -> list[FedValue]:
-    """Return the input values of an answer that lists the detections, from index `start`, at most `count`."""
+    """Return decoder inputs that list the detections of a sequence, at most `count` inputs from index `start`."""
     sizes = Phase.SIZE in sequence.output.phases
     each = 3 if sizes else 2
     first, values = start // each, list[FedValue]()
@@ -205,7 +205,7 @@ def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -
 
 
 def _extend(rows: Rows, draft: Sequence[FedValue]) -> int:
-    """Add a row for each input value, up to the longest possible answer. Return the number of added rows."""
+    """Add a row for each decoder input, up to the longest possible answer. Return the number of added rows."""
     sequence = rows[0].sequence
     for number, value in enumerate(draft):
         phase = sequence.output.next_phase()

@@ -1,1 +1,1 @@
-"""CPU backend: fused operations, weights that are packed once, and control of thread counts."""
+"""CPU backend: fused operations, weights that are packed once, and control of the number of threads."""

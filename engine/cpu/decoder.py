@@ -1,6 +1,6 @@
 """Text decoder for CPUs with fused operations. On a CPU, starting a small operation costs as much as running it.
 
-It computes the same as `TextDecoder` with the same weights, but only for inference. `CpuRunner` runs the steps.
+It computes the same as `TextDecoder` with the same weights, but only for inference. `CpuRunner` runs the batch steps.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SINGLE_THREADED = 10_000_000  # multiplications per step below which one thread
 
 
 class CpuRunner(Runner):
-    """Runs the steps of a model on a CPU; see `Runner`.
+    """Runs the batch steps of a model on a CPU; see `Runner`.
 
-    Tokens of one sequence are processed together and share their keys.
+    Tokens of one sequence are processed together, so their keys are read once.
 
     Args:
         model: the model. Its layers are fused in place.
         cache: the paged KV cache.
-        exact: see `EngineConfig.exact`.
+        exact: whether to compute in the model's dtype only; see `EngineConfig.exact`.
         fallbacks: collects notes about slow fallbacks.
     """
 
@@ -76,13 +76,17 @@ class CpuRunner(Runner):
 
 
 class FusedDecoder:
-    """Text decoder with one input GEMM and one output GEMM per block.
+    """Text decoder for CPUs with one input GEMM and one output GEMM per block.
+
+    | image prefix of nano | time | AP on val |
+    |---|---|---|
+    | float32 | 5.3 ms | equal |
+    | bfloat16 | 3.9 ms | equal |
 
     Args:
-        text: the decoder. Its weights become views of the joined weights, so only `prefixes` can need additional
+        text: the decoder. Its weights become views of the concatenated weights, so only `prefixes` can need additional
             memory.
-        prefixes: dtype for image prefixes. The default is the dtype of the decoder. In bfloat16, the prefix of an image
-            takes nano 3.9 ms instead of 5.3 ms, with the same AP on val.
+        prefixes: dtype for image prefixes. The default is the dtype of the decoder.
     """
 
     def __init__(self, text: TextDecoder, prefixes: torch.dtype | None = None) -> None:
@@ -96,14 +100,14 @@ class FusedDecoder:
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, cache: CpuPagedRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Return the hidden states of embeddings; see `TextDecoder.forward`. The mask is additive."""
+        """Return the hidden states of embeddings; see `TextDecoder.forward`. `mask` is an additive attention mask."""
         rotation = self._cosine[positions].unsqueeze(2), self._sine[positions].unsqueeze(2)
         ops = _FusedOps(x, positions, rotation, mask)
         run_blocks(self._layers, cache.layers(positions), ops)
         return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: CpuPagedRows) -> None:
-        """See `TextDecoder.write_kv`."""
+        """Store the keys and values of image prefixes in the KV cache; see `TextDecoder.write_kv`."""
         rows, length, _ = x.shape
         rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
         positions = torch.arange(length)
@@ -134,7 +138,7 @@ _Heads = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class _FusedOps:
-    """`BlockOps` for x (rows, length, dim). Without a mask, x attends only to itself."""
+    """Operations of a decoder block for x (rows, length, dim). Without a mask, x attends only to itself."""
 
     x: torch.Tensor
     positions: torch.Tensor
@@ -165,7 +169,6 @@ class _FusedOps:
         cache.write_both(kv)
 
     def attend(self, layer: _Layer, heads: _Heads, cache: CpuPagedLayer) -> _Heads:
-        """Return the output of attention (rows, length, dim), and the inputs of GELU."""
         every, inner = heads
         _rotate(every[:, :, : -layer.kept], self.rotation)
         cache.write_both(every[:, :, layer.queries :])
@@ -199,8 +202,8 @@ def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
 class CpuPagedCache:
     """Paged KV cache for CPUs, a tensor (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim).
 
-    The keys and values of a token in a layer are contiguous, keys first. Copying whole rows is four times as fast as
-    indexing several dimensions, as `cuda.paged_cache` does. `core.admission.PagePool` counts references to pages.
+    The keys and values of a token in a layer are contiguous, keys first. Copying such whole rows is four times as fast
+    as indexing several dimensions, as `cuda.paged_cache` does. `core.admission.PagePool` allocates the pages.
 
     Args:
         model: model that determines the shape.
@@ -224,11 +227,11 @@ class CpuPagedCache:
         self.page_of, self.offset_of = at // page_size, at % page_size
 
     def pages_upto(self, position: int) -> int:
-        """Return the number of pages that a sequence needs for all positions before `position`."""
+        """Return the number of KV cache pages that a sequence needs for all positions before `position`."""
         return self.prefix_pages + max(0, -(-(position - self.prefix_length) // self.page_size))
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> CpuPagedRows:
-        """See `runner.PagedCache.rows`."""
+        """Return a view of sequences, given their page table (rows, pages); see `runner.PagedCache.rows`."""
         assert length is not None
         return CpuPagedRows(self, table, length)
 
@@ -238,8 +241,8 @@ class CpuPagedRows:
 
     Args:
         cache: the paged cache.
-        table: (rows, pages) int64, with the pages of the image prefix first. `CpuPagedCache.pages_upto` gives the
-            number of pages.
+        table: (rows, pages) int64 page table, with the pages of the image prefix first. `CpuPagedCache.pages_upto`
+            returns the number of pages.
         length: number of positions of the longest sequence.
     """
 
@@ -253,21 +256,21 @@ class CpuPagedRows:
         )
 
     def layers(self, positions: torch.Tensor) -> Sequence[CpuPagedLayer]:
-        """Return one `CpuPagedLayer` per layer that stores new keys at these positions (rows, length) int64."""
+        """Return one `CpuPagedLayer` per layer, prepared to store new keys at `positions` (rows, length) int64."""
         at = self._tokens.gather(1, positions).view(-1)
         return [CpuPagedLayer(both, self._cache.heads, self._tokens, at) for both in self._cache.both]
 
     def before(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return an additive mask (rows, 1, length, keys) for positions (rows, length).
+        """Return an additive attention mask (rows, 1, length, keys) for positions (rows, length).
 
-        It is 0 for keys up to the position, and -inf for later keys.
+        The mask is 0 for keys up to the position, and -inf for later keys.
         """
         unseen = (self.key_positions > positions.unsqueeze(-1)).unsqueeze(1)
         return self._cache.both.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
 
 
 class CpuPagedLayer:
-    """One layer of the cache. `seen` (rows, keys) are the tokens to read, `at` the tokens to write."""
+    """One layer of the KV cache. `seen` (rows, keys) are the tokens to read, `at` the tokens to write."""
 
     __slots__ = ("_at", "_both", "_seen", "_shape")
 
@@ -280,10 +283,10 @@ class CpuPagedLayer:
         self.write_both(torch.cat([k, v], dim=2))
 
     def write_both(self, kv: torch.Tensor) -> None:
-        """Store new keys and values, joined in one tensor (rows, length, 2 · heads, head_dim), keys first."""
+        """Store new keys and values, concatenated in one tensor (rows, length, 2 · heads, head_dim), keys first."""
         self._both.index_copy_(0, self._at, kv.reshape(len(self._at), -1))
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of the keys and values in `seen`, each (rows, heads, keys, head_dim)."""
+        """Return copies of the stored keys and values of the tokens in `seen`, each (rows, heads, keys, head_dim)."""
         k, v = self._both.index_select(0, self._seen).view(self._shape).transpose(1, 3).unbind(2)
         return k, v

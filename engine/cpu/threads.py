@@ -1,4 +1,4 @@
-"""Number of threads per operation of a model on a CPU."""
+"""Number of OpenMP threads per operation of a model on a CPU."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _AGAIN, _AGAIN_MOST = 400, 25_600  # images between trials; doubled after each t
 
 
 def set_threads(threads: int) -> None:
-    """Set the number of threads for all operations that the calling thread starts from now on.
+    """Set the number of OpenMP threads for all later operations of the calling thread.
 
-    `torch.set_num_threads` would also affect threads that start later. Without OpenMP, this has no effect.
+    `torch.set_num_threads` would also affect threads that start later. Without OpenMP, the call has no effect.
     """
     import torch  # loads the OpenMP library of torch
 
@@ -39,8 +39,8 @@ class ImageThreads:
     """Chooses the number of threads for an image: all CPUs if measurements show a gain, otherwise fewer.
 
     The best number depends on other load. On two idle CPUs, two threads are faster than one. If a video decoder
-    occupies one CPU, they are slower. Every few hundred images, a trial measures the other number. A trial starts
-    earlier if images become slower.
+    occupies one CPU, two threads are slower. Every few hundred images, a trial measures the other number of threads. A
+    trial starts earlier if images become slower.
 
     Args:
         few: lower number of threads.
@@ -91,10 +91,11 @@ class ImageThreads:
 
 
 def step_threads() -> int:
-    """Return the number of threads for the operations of a step.
+    """Return the number of threads for the operations of a batch step.
 
-    It is torch's setting. If torch uses all CPUs, it is half of them. Threads wait for each other by spinning, at about
-    300 barriers per image. If every CPU has such a thread, any other process delays all of them.
+    It is PyTorch's setting. If PyTorch would use all CPUs by default, it is half of them. OpenMP threads wait for each
+    other by spinning, at about 300 barriers per image. If every CPU has such a thread, any other process delays all of
+    them.
 
     | nano on two loaded CPUs, time per image | p50 | p99 |
     |---|---|---|
@@ -108,9 +109,9 @@ def step_threads() -> int:
 
 
 def image_threads() -> ImageThreads:
-    """Return the chooser of thread counts for images.
+    """Return the object that chooses the number of threads for each image.
 
-    It may use all CPUs only if threads spin for a short time; otherwise it always returns `step_threads`.
+    It may choose all CPUs only if OpenMP threads spin for a short time; otherwise it always returns `step_threads`.
     """
     import torch
 
@@ -121,11 +122,11 @@ def image_threads() -> ImageThreads:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run the `with` block on the calling thread only.
+    """Run the `with` block with one OpenMP thread: the calling thread.
 
-    A thread that has used OpenMP keeps its helper threads. If libgomp has more helpers than CPUs, they sleep between
-    operations and wake up 30 µs late, about 300 times per image. Therefore only the thread that runs steps may have
-    helpers.
+    A thread that has used OpenMP starts helper threads, which stay alive. If libgomp has more helpers than CPUs, they
+    sleep between operations and wake up 30 µs late, about 300 times per image. Therefore only the thread that runs
+    batch steps may have helpers.
     """
     import torch
 

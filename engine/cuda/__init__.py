@@ -1,1 +1,1 @@
-"""CUDA backend: packed weights and Triton kernels. Importing its modules needs Triton."""
+"""CUDA backend: packed weights and Triton kernels. Its modules can be imported only with Triton."""

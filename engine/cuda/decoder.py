@@ -1,12 +1,12 @@
 """Text decoder on CUDA for steps with few rows: packed weights and four kernels per layer. Its results match `Runner`.
 
-The time of a step with 1 to 64 rows is mostly the time to read the weights: 2.4 GB in bf16 for Moondream 2, or 0.56 ms
-at the 4.3 TB/s of an H200. Attention and MLP of a layer have the same input and the same residual. Their four matrices
-are therefore packed into two:
+With 1 to 64 rows, a step spends most of its time on reading the weights. Moondream 2 has 2.4 GB of weights in bf16,
+which an H200 (4.3 TB/s) reads in 0.56 ms. Attention and MLP of a layer have the same input and the same residual. Their
+four matrices are therefore packed into two:
 
     add and norm → GEMM into heads and MLP → attention (RoPE, KV cache write, GELU) → GEMM out of both
 
-A single row needs only three kernels, see `one_row`. `prefill` handles more rows than these kernels support. With
+A single row needs only three kernels, see `one_row`. `prefill` processes more rows than these kernels support. With
 experts and an attention temperature (Moondream 3), a layer is:
 
     add and norm → router → GEMM into heads → temperature products → attention → output GEMM
@@ -18,7 +18,7 @@ Most kernels use programmatic dependent launch (`kernels.common`). Triton and bf
 |---|---|---|---|
 | Moondream 2, bf16 | 0.80 ms | 1.18 ms | 2.00 ms |
 | Moondream 2, FP8 weights | 0.55 ms | 0.98 ms | 1.87 ms |
-| Moondream 2, bf16, cuBLAS and kernels one after another | 1.08 ms | 1.34 ms | 2.18 ms |
+| Moondream 2, bf16, cuBLAS without concurrent kernels | 1.08 ms | 1.34 ms | 2.18 ms |
 | Moondream 3, bf16 | 0.99 ms | 3.23 ms | 5.29 ms |
 | Moondream 3, FP8 weights | 0.61 ms | 2.24 ms | 3.73 ms |
 """
@@ -51,9 +51,9 @@ from saccade.engine.models.runner import Runner
 
 
 class PackedRunner(Runner):
-    """Runs the steps of a model on CUDA; see `Runner`.
+    """Runs the batch steps of a model on CUDA with packed weights; see `Runner`.
 
-    It packs the weights, and the model then uses the packed weights too.
+    The model's modules share the packed weights.
 
     Args:
         model: a model that `supports` accepts.
@@ -102,7 +102,7 @@ class PackedRunner(Runner):
         self._one_row = one_row.OneRow(blocks, logits) if one_row.supports(blocks) else None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """Return a runner with adapters. It shares the weights and scratch buffers of this runner.
+        """Return a runner with LoRA adapters. It shares the weights and scratch buffers of this runner.
 
         The kernels for experts do not support adapters. If an adapter has matrices for experts, the slower PyTorch
         modules run.
@@ -116,7 +116,7 @@ class PackedRunner(Runner):
     def forward_tokens(
         self, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor, together: bool
     ) -> torch.Tensor:
-        """See `Runner.forward_tokens`. `x` is overwritten."""
+        """Run one token per row through the decoder; see `Runner.forward_tokens`. `x` is overwritten."""
         blocks, rows = self._blocks, (positions, owners, tables)
         if len(x) == 1 and self._one_row is not None and self._adapted is None and not together:
             run_blocks(blocks.layers, blocks.caches, one_row.OneRowOps(self._one_row, x, rows, self._pdl))
@@ -138,7 +138,7 @@ class PackedRunner(Runner):
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """See `Runner.prefill`. Prompts are added to the GEMMs of the images, which costs almost nothing."""
+        """Process image prefixes and prompts in the same GEMMs, so that prompts cost little; see `Runner.prefill`."""
         count, length, dim = images.shape
         flat = images.reshape(-1, dim)
         if prompts is not None:
@@ -158,7 +158,7 @@ class PackedRunner(Runner):
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """See `Runner.sample_regions`. Rows in the phase TOKEN are skipped."""
+        """Sample coordinates and sizes; see `Runner.sample_regions`. Rows in the phase TOKEN are skipped."""
         count, region = len(hidden), self._model.region
         features = self._features[:count]
         pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)
@@ -183,13 +183,13 @@ class PackedRunner(Runner):
         region_sampling.encode(features, phases, batch_slots, *encoders, state, pdl=pdl)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Runner.logits`."""
+        """Return the logits (rows, vocab) float32 of the next token for hidden states (rows, dim)."""
         text = self._model.text
         return text.lm_head(add_layernorm(hidden, None, text.post_ln)).float()  # type: ignore[no-any-return]
 
 
 class _TokenOps:
-    """`BlockOps` for one token per row, in the scratch buffers of a runner.
+    """Operations of a decoder block for one token per row, in the scratch buffers of a runner.
 
     The next norm adds `before` and `bias` to x.
     """
@@ -212,7 +212,6 @@ class _TokenOps:
         self._products = runner._products[: shape[0] * shape[1] * shape[2]].view(shape)
 
     def norm(self, layer: PackedLayer) -> Any:
-        """Return the layer norm, and start the router and the experts on a separate stream."""
         runner, normed = self._runner, self._runner._normed[: self._count]
         early, self.joined = not self.joined, False
         add_layernorm(self.x, self.before, layer.norm, normed, bias=self.bias, pdl=self.pdl, early=early)
@@ -242,7 +241,6 @@ class _TokenOps:
         return wide
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """Compute the temperature products, which attention applies. The heads are returned unchanged."""
         assert layer.temperature is not None
         temperature_products(heads, layer.temperature[0], self._products, pdl=self.pdl)
         return heads
@@ -251,7 +249,6 @@ class _TokenOps:
         self._runner._blocks.attention.write_kv(heads, *self._rows, cache, temperature=self._temperature(layer))
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Return the output of attention, followed by the MLP values after GELU in a dense layer."""
         runner, pre_gelu = self._runner, heads.shape[1] - self._runner._blocks.heads
         both = runner._both[: self._count, : runner._blocks.text.dim + pre_gelu]
         if self._together:

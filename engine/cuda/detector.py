@@ -1,7 +1,7 @@
 """Object detector on CUDA. One kernel computes a convolution with its bias and activation.
 
-The detector is that of `cpu.layers` with other layers. cuDNN would need three kernels per convolution. It also takes 25
-ms per layer and batch size to choose an algorithm, which is half a minute for 117 layers. Triton is required.
+The structure is that of `cpu.layers`, with CUDA layers. cuDNN would need three kernels per convolution. It also takes
+25 ms to choose an algorithm for each layer and batch size, in total half a minute for 117 layers. Triton is required.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COMPILERS = 8  # threads; Triton releases the GIL for most of a compilation
 
 
 def packed(plain: PicoDet, dtype: torch.dtype) -> PackedPicoDet:
-    """Return a detector for inference on CUDA, in any dtype. All kernels are compiled.
+    """Return a copy of a detector for inference on CUDA, with the given dtype. All kernels are compiled.
 
     Raises:
         Exception: any error of Triton if it cannot compile or run the kernels.

@@ -1,6 +1,6 @@
-"""Attention inside images on CUDA.
+"""Attention between the tokens of each image on CUDA.
 
-A Gluon kernel computes it if it runs and matches PyTorch; otherwise PyTorch does.
+A Gluon kernel computes the attention if it runs and matches PyTorch on this GPU. Otherwise PyTorch computes it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LIMIT = 0.01  # maximum relative error of a correct result; 0.003 in bf16
 class ImageAttention:
     """Bidirectional attention between the tokens of each image.
 
-    The constructor tests the kernel on 2 images of this shape. It must not run during graph capture.
+    The constructor tests the Gluon kernel on 2 images of this shape. It must not run during graph capture.
 
     Args:
         device, dtype: device and dtype of the heads.
         n_heads, n_kv_heads: number of query heads, and number of key and value heads.
         head_dim: width of a head.
         tokens: number of tokens per image.
-        fallbacks: receives a note if the kernel does not run.
+        fallbacks: receives a note if the Gluon kernel does not run.
     """
 
     def __init__(
@@ -47,12 +47,11 @@ class ImageAttention:
                 fallbacks.note(f"images take longer, as the kernel of their attention does not run here: {wrong}")
 
     def attend(self, heads: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the output of attention.
+        """Return the attention output (images · tokens, n_heads · head_dim).
 
         Args:
             heads: (images · tokens, (n_heads + 2 n_kv_heads) · head_dim): queries, keys and values.
-            out: (images · tokens, n_heads · head_dim) buffer for the result of the kernel. PyTorch allocates its own
-                result.
+            out: buffer for the result of the Gluon kernel, or None. PyTorch allocates its own result.
 
         Returns:
             The result, in `out` or in a new tensor.
@@ -66,10 +65,7 @@ class ImageAttention:
 
 
 def on_hopper(device: torch.device) -> bool:
-    """Return whether the device supports the instructions of the kernel (wgmma).
-
-    Only compute capability 9.0 has them.
-    """
+    """Return whether the GPU supports the instructions of the Gluon kernel (wgmma): compute capability 9.0 only."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -84,9 +80,9 @@ def _attend(heads: torch.Tensor, parts: list[int], dim: int, tokens: int) -> tor
 def _tried(
     device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
 ) -> tuple[ModuleType | None, str | None]:
-    """Return the module of the kernel if it compiles and matches PyTorch for this shape.
+    """Compile the Gluon kernel for a shape and compare it with PyTorch.
 
-    Otherwise return None and why.
+    Return its module, or None and the reason if it does not work.
     """
     try:
         from saccade.engine.kernels import image_attention as kernel

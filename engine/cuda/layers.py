@@ -1,6 +1,6 @@
-"""Decoder blocks in the format of the CUDA kernels.
+"""Weights of decoder blocks in the format of the CUDA kernels.
 
-A block has joined matrices, experts and attention temperatures, in half precision or FP8.
+A block has concatenated matrices, experts and attention temperatures, in half precision or FP8.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from saccade.engine.models.quantization import quantize, supports_fp8_gemm
 
 
 def supports(model: Moondream) -> bool:
-    """Return whether the kernels support this model."""
+    """Return whether the CUDA kernels support the text decoder of this model."""
     text, region = model.config.text, model.config.region
     inner = (text.n_heads + 2 * text.n_kv_heads) * text.head_dim
     return (
@@ -52,10 +52,10 @@ def supports(model: Moondream) -> bool:
 
 
 class PackedExperts:
-    """The experts of one layer, in the format of the kernels.
+    """Mixture of experts of one layer, in the format of the CUDA kernels.
 
     Args:
-        experts: module of the layer. It then uses the packed weights.
+        experts: PyTorch module of the layer, which then shares the packed weights.
         fp8: whether to quantize the weights to FP8, for any number of rows.
 
     Attributes:
@@ -83,7 +83,13 @@ class PackedExperts:
             self.scales = experts.scales = first, second
 
     def many(self, x: Rows, plain: torch.Tensor, parts: torch.Tensor) -> None:
-        """Write the results of any number of rows to `parts` (top, rows, dim). The input of the router is `plain`."""
+        """Apply the experts to any number of rows, and write the results to `parts` (top, rows, dim).
+
+        Args:
+            x: rows in half precision or FP8.
+            plain: rows in half precision, the input of the router.
+            parts: output: weighted results of each row, best expert first.
+        """
         (values, of_rows), rows = x, SortedRows(plain, self.router, self.top)
         fc1, fc2 = self.scales or (None, None)
         inner = torch.empty(len(values) * self.top, self._width, dtype=parts.dtype, device=parts.device)
@@ -96,10 +102,10 @@ class PackedExperts:
 
 
 class PackedLayer:
-    """Weights of one block in the format of the kernels.
+    """Weights of one decoder block in the format of the CUDA kernels.
 
     In a dense block, one matrix computes heads and MLP, and one matrix computes the output of both. In a block with
-    experts, both matrices belong to attention only.
+    experts, both matrices belong only to attention.
     """
 
     __slots__ = ("experts", "into", "norm", "number", "out", "temperature")
@@ -119,11 +125,11 @@ class PackedLayer:
 
 
 class PackedBlocks:
-    """Blocks of a decoder in the format of the kernels, with their KV cache and attention kernels.
+    """All decoder blocks in the format of the CUDA kernels, with their KV cache and attention kernels.
 
     Args:
-        model: a model that `supports` accepts. Its weights are packed layer by layer and shared with the model. With
-            FP8 weights, the modules of the model become unusable, and half of the memory is freed.
+        model: a model that `supports` accepts. Its weights are packed layer by layer, and its modules share them. With
+            FP8 weights, the modules become unusable, which frees half of the memory.
         cache: the paged KV cache.
         fallbacks: collects notes about slow fallbacks.
 
@@ -181,7 +187,7 @@ class PackedBlocks:
 
 
 def _quantize(weight: torch.Tensor, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize weights (experts, outputs, inputs), one expert at a time to save memory."""
+    """Quantize weights (experts, outputs, inputs) to FP8, one expert at a time to save memory."""
     packed, scale = torch.empty_like(weight, dtype=E4M3), weight.new_empty(weight.shape[:2], dtype=torch.float32)
     for number, one in enumerate(weight):
         packed[number], scale[number] = quantize(one, None if given is None else given[number])

@@ -20,10 +20,7 @@ _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)
 
 
 class Fp8(Enum):
-    """Use of FP8 in a layer.
-
-    FP8 is used not at all, only for the weights of few rows, or for weights and activations of any number of rows.
-    """
+    """How a linear layer uses FP8: not at all, only in weights for few rows, or in weights and activations."""
 
     NONE = auto()
     WEIGHTS = auto()
@@ -35,7 +32,7 @@ Rows = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class PackedLinear:
-    """A linear layer with weights in half precision, FP8 or both.
+    """A linear layer on CUDA with weights in half precision, FP8 or both.
 
     Args:
         weight: (outputs, inputs) in half precision.
@@ -43,9 +40,9 @@ class PackedLinear:
         fp8: use of FP8.
 
     Attributes:
-        weight: (outputs, inputs), in e4m3 if there is a scale.
+        weight: (outputs, inputs), in e4m3 if `scale` is not None.
         bias: (outputs,).
-        scale: (outputs,) float32, or None.
+        scale: (outputs,) float32 scales, or None.
         half: weights in half precision, or None if no GEMM needs them.
     """
 
@@ -61,7 +58,10 @@ class PackedLinear:
             self.half = None
 
     def linear(self, x: Rows, start: int = 0, stop: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the outputs `start` to `stop` (exclusive) in half precision, in `out` if given."""
+        """Return the outputs with indices `start` to `stop` (exclusive) in half precision.
+
+        Write them to `out` if given.
+        """
         values, scales = x
         part = slice(start, stop)
         if scales is not None:
@@ -73,15 +73,16 @@ class PackedLinear:
         return torch.addmm(self.bias[part], values, self.half[part].t(), out=out)
 
     def few(self, x: torch.Tensor, out: torch.Tensor, *, pdl: bool = False, late: bool = False) -> torch.Tensor:
-        """Return the outputs for few rows in half precision. See `skinny_gemm` for the arguments.
+        """Return the outputs for few rows in half precision, written to `out`; see `skinny_gemm`.
 
-        With split-K, the result consists of partial sums without bias. The kernel that adds them also adds the bias.
+        With split-K, the result consists of partial sums without bias. The kernel that adds the partial sums also adds
+        the bias.
         """
         bias = self.bias if out.ndim == 2 else None
         return skinny_gemm(x, self.weight, out, scale=self.scale, bias=bias, pdl=pdl, late=late)
 
     def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Return the outputs from `start` on after tanh-approximated GELU, in half precision. This takes one kernel."""
+        """Return the outputs from index `start` on after tanh-approximated GELU, in half precision, with one kernel."""
         assert self.half is not None
         # torch has no public function for cuBLASLt's epilogue.
         return torch._addmm_activation(self.bias[start:], x, self.half[start:].t(), use_gelu=True)
@@ -94,9 +95,9 @@ def add_layernorm_rows(
     fp8: bool,
     plain: torch.Tensor | None = None,
 ) -> Rows:
-    """Run `add_layernorm`. The result is in half precision or FP8, as `PackedLinear.linear` needs it.
+    """Add `delta` to x and return the layer norm in half precision or FP8, as `PackedLinear.linear` needs it.
 
-    With FP8, the result in half precision is also written to `plain`.
+    With `fp8`, the layer norm in half precision is also written to `plain`.
     """
     if not fp8:
         return add_layernorm(x, delta, norm, plain), None
@@ -105,14 +106,14 @@ def add_layernorm_rows(
 
 
 class BinHead:
-    """A region head that computes the logits of bins from hidden states.
+    """A region head that computes the logits of coordinate or size bins from hidden states.
 
-    Kernels compute few rows if they support the shape.
+    Kernels process few rows if they support the shape; otherwise PyTorch does.
 
     Args:
-        head: module of the model.
+        head: region head module of the model.
         width: number of bins.
-        pdl: whether to use programmatic dependent launch.
+        pdl: whether to use programmatic dependent launch (PDL).
     """
 
     __slots__ = ("_gelu", "_head", "_no_bias", "_one_row", "_pdl", "_skinny", "_split_k")
@@ -132,11 +133,14 @@ class BinHead:
             self._split_k = weight.new_zeros(splits * width * MAX_ROWS, dtype=torch.float32)
 
     def uses_pdl(self, rows: int) -> bool:
-        """Return whether the logits of this number of rows are computed with programmatic dependent launch."""
+        """Return whether the logits of `rows` rows are computed with programmatic dependent launch (PDL)."""
         return self._pdl and self._skinny and rows <= MAX_ROWS
 
     def scores(self, hidden: torch.Tensor, wanted: bool) -> region_sampling.Scores:
-        """Return the logits of rows (rows, dim). If `wanted` is False, only the shape of the result is valid."""
+        """Return the bin logits of hidden states (rows, dim).
+
+        If `wanted` is False, only the shape of the result is valid.
+        """
         head, rows, width = self._head, len(hidden), len(self._no_bias)
         if not self._skinny or rows > MAX_ROWS:
             return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._no_bias

@@ -4,15 +4,15 @@
     experts  norm into heads, temperature products, router → attention → fc1, and attention projection → fc2
 
 fc1 runs concurrently with attention: it launches while the router runs, and starts when the experts are chosen. Its
-last programs wait for attention and compute the projection of its output. Each kernel loads its weights before the
-previous kernel has ended (`kernels.common`). `decoder` runs steps of more rows.
+last programs wait for attention and compute the projection of the attention output. Each kernel loads its weights
+before the previous kernel has ended (`kernels.common`). Steps with more rows use `decoder`.
 
 | on an H200 | bf16 | FP8 |
 |---|---|---|
 | step of Moondream 2 | 0.80 ms | 0.53 ms |
-| step of Moondream 2 if the MLP does not run concurrently | 0.83 ms | 0.59 ms |
+| step of Moondream 2, MLP not concurrent with attention | 0.83 ms | 0.59 ms |
 | layer with experts | 40.6 µs | 24.4 µs |
-| layer with experts, kernels for few rows | 44.7 µs | 38.2 µs |
+| layer with experts, kernels of `decoder` | 44.7 µs | 38.2 µs |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from saccade.engine.kernels.moe.one_row import IntoShape
 
 
 class Shapes(NamedTuple):
-    """Tile sizes of the GEMVs: input of a dense block, input of a block with experts, experts, and output."""
+    """Tile sizes of the GEMVs: input of a dense block, input of a block with experts, experts, and block output."""
 
     into: gemv.Shape
     into_with_tau: IntoShape
@@ -47,7 +47,7 @@ MLP_N = 2
 
 
 class OneRow:
-    """Scratch buffers for one row, and the blocks of the decoder.
+    """Decoder blocks for a single row, with their scratch buffers.
 
     Args:
         blocks: blocks of the decoder.
@@ -76,7 +76,7 @@ class OneRow:
 
 
 def supports(blocks: PackedBlocks) -> bool:
-    """Return whether the kernels support this decoder."""
+    """Return whether the single-row kernels support this decoder."""
     text = blocks.text
     if not gemv.supports(text.dim, text.dim, text.ff_dim) or text.dim % (MLP_N * text.n_heads):
         return False
@@ -90,13 +90,13 @@ def supports(blocks: PackedBlocks) -> bool:
 
 
 class OneRowOps:
-    """`BlockOps` for a single row.
+    """Operations of a decoder block (`BlockOps`) for a single row.
 
     Args:
         row: blocks of the decoder, and scratch buffers.
         x: (1, dim) residual, overwritten.
         rows: position, owner and page tables for attention.
-        pdl: whether to use programmatic dependent launch.
+        pdl: whether to use programmatic dependent launch (PDL).
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class OneRowOps:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """Return the residual. The GEMVs compute the norm."""
+        """Return the residual. The GEMVs that follow compute the layer norm."""
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        """Return the heads.
+        """Return queries, keys and values of the row.
 
-        Also compute the hidden values of the MLP, the temperature products and the chosen experts.
+        The kernel also computes the hidden values of the MLP, or the temperature products and the chosen experts.
         """
         row, into = self._row, layer.into
         weights = into.weight, into.scale, into.bias
@@ -134,15 +134,15 @@ class OneRowOps:
         return row.heads
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """Return the heads unchanged, because attention applies the factors."""
+        """Return the heads unchanged, because the attention kernel applies the temperature factors."""
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
-        """Unsupported: a step always runs whole blocks."""
+        """Raise an error: a step of a single row always runs whole blocks."""
         raise NotImplementedError
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Return the output of attention. The output of a dense MLP is computed concurrently."""
+        """Return the output of attention. The kernel also computes the output of a dense MLP concurrently."""
         row, dim, dense = self._row, self._row.blocks.text.dim, layer.experts is None
         row.blocks.attention.attend(
             heads,
@@ -158,7 +158,7 @@ class OneRowOps:
         return row.seen
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
-        """Add the projected output of attention, and the output of the MLP or experts, to the residual."""
+        """Add two terms to the residual: the projected attention output, and the output of the MLP or experts."""
         row, out, shapes = self._row, layer.out, self._row.shapes
         if layer.experts is not None:
             experts, chosen = layer.experts, row.chosen[layer.number]

@@ -1,6 +1,6 @@
 """Paged KV cache on CUDA: keys and values of all sequences, addressed through page tables.
 
-`core.admission.PagePool` counts references to pages.
+`core.admission.PagePool` allocates the pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor
 
 
 class PagedLayer:
-    """One layer of the cache, for sequences given by page tables.
+    """One layer of the paged KV cache, for sequences given by page tables.
 
     `at` are the page and offset indices (rows, length) at which new keys and values are stored.
     """
@@ -52,7 +52,7 @@ class PagedLayer:
             into.view(torch.uint8)[page, :, offset] = packed.view(torch.uint8)  # not every torch version can index FP8
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of all keys and values in the pages of the tables, each (rows, heads, tokens, head_dim)."""
+        """Return copies of all keys and values in the sequences' pages, each (rows, heads, tokens, head_dim)."""
         keys, values, key_scales, value_scales = self._layer
         return self._read(keys, key_scales), self._read(values, value_scales)
 
@@ -65,7 +65,7 @@ class PagedLayer:
 
 
 class PagedRows:
-    """View of several sequences by their page tables (rows, pages). The pages of the image prefix come first."""
+    """View of sequences in the paged KV cache by page table (rows, pages). The image prefix pages come first."""
 
     __slots__ = ("_cache", "_table", "key_positions")
 
@@ -74,7 +74,7 @@ class PagedRows:
         self.key_positions = cache.key_positions[: table.shape[1] * cache.page_size]
 
     def layers(self, positions: torch.Tensor) -> Sequence[PagedLayer]:
-        """Return one `PagedLayer` per layer that stores new keys at these positions (rows, length) int64."""
+        """Return one `PagedLayer` per decoder layer, prepared to store new keys at `positions` (rows, length) int64."""
         cache = self._cache
         # Private pages start on a new page; the rest of the prefix's last page stays unused.
         index = torch.where(positions < cache.prefix_length, positions, positions + cache.gap)
@@ -85,17 +85,18 @@ class PagedRows:
 class PagedCache:
     """Keys and values of all sequences, each (n_layers, n_pages, n_kv_heads, page_size, head_dim).
 
-    The part of a page that belongs to one head is contiguous, because one program of the attention kernel reads it.
+    The part of a page that belongs to one head is contiguous, because one program of the attention kernel reads this
+    part.
 
     Args:
         model: model that determines the shape and the device.
         n_pages: number of pages.
         page_size: number of tokens per page.
-        kv_dtype: see `EngineConfig.kv_dtype`.
+        kv_dtype: 'fp8' stores keys and values in FP8; None uses the model's dtype.
 
     Attributes:
         dtype: dtype in which the model computes.
-        layers: one entry per block.
+        layers: one entry per decoder block.
     """
 
     def __init__(self, model: Model, n_pages: int, page_size: int, kv_dtype: str | None = None) -> None:
@@ -119,14 +120,14 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
-        """See `runner.PagedCache.rows`. The view always consists of whole pages."""
+        """Return a view of sequences, given their page table (rows, pages). The view always consists of whole pages."""
         return PagedRows(self, table)
 
 
 def pages_for(model: Model, page_size: int, max_sequences: int, kv_dtype: str | None = None) -> int:
-    """Return the number of pages to allocate.
+    """Return the number of KV cache pages to allocate.
 
-    It is enough for all sequences, but on CUDA not more than free memory allows.
+    The number suffices for `max_sequences` sequences, unless the free GPU memory is smaller.
     """
     if model.device.type != "cuda":
         return _PAGES_CPU

@@ -1,4 +1,4 @@
-"""Chooses the CUDA implementation: the fastest that supports the model, otherwise the PyTorch modules."""
+"""Selects the CUDA implementation: the fastest one that supports the model, otherwise the PyTorch modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def cuda_runner(model: Model, cache: PagedCache, max_rows: int, fallbacks: Fallbacks) -> Runner:
-    """Return the runner for a model on CUDA."""
+    """Return the fastest runner (decoder implementation) that supports a model on CUDA."""
     why = _without_kernels(model)
     if why is None:
         from saccade.engine.cuda import decoder, layers
@@ -34,7 +34,7 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int, fallbacks: Fallb
 
 
 def cuda_vision(model: Model, fallbacks: Fallbacks) -> VisionEncoder | PackedVision:
-    """Return the image encoder for CUDA. The layers of a detector are replaced in place."""
+    """Return the fastest vision encoder for a model on CUDA. The layers of a detector are replaced in place."""
     if _without_kernels(model) is None:
         assert isinstance(model, Moondream)
         if isinstance(model.vision, DetectorTower):
@@ -47,7 +47,7 @@ def cuda_vision(model: Model, fallbacks: Fallbacks) -> VisionEncoder | PackedVis
 
 
 def _without_kernels(model: Model) -> str | None:
-    """Return why a model cannot use the Triton kernels, or None if it can."""
+    """Return the reason if a model cannot use the Triton kernels, or None if it can."""
     if not isinstance(model, Moondream):
         return f"there are none for {type(model).__name__}"
     if not kernels.available(model.device):

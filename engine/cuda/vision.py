@@ -1,6 +1,6 @@
-"""Blocks of the vision encoder on CUDA. Residual addition and norm are fused; GEMMs are in half precision or FP8.
+"""Blocks of the vision transformer on CUDA. Residual addition and norm are fused; GEMMs are in half precision or FP8.
 
-It supports encoders of patches, and its results match `VisionEncoder.features`. Triton is required.
+The results match `VisionTower.features`. Triton is required.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Layer:
 
 
 def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
-    """Return the packed weights of a module. The module then uses them too."""
+    """Return the packed weights of a linear layer, which the layer then shares."""
     packed = PackedLinear(module.weight.detach(), module.bias.detach(), fp8)
     module.weight.data = packed.weight
     return packed
 
 
 class PackedVision:
-    """Vision encoder of a model with packed weights. With FP8, the blocks of the model become unusable.
+    """Vision encoder of a model with packed weights. With FP8, the PyTorch blocks of the model become unusable.
 
     Args:
         model: a model that `supports` accepts.
@@ -61,11 +61,11 @@ class PackedVision:
             self._layers = [_Layer(block, self._fp8) for block in model.vision.blocks if isinstance(block, Block)]
 
     def features(self, crops: torch.Tensor) -> torch.Tensor:
-        """See `VisionTower.features`."""
+        """Return features (crops, grid², enc_dim) of normalized crops (crops, 3, crop_size, crop_size)."""
         return self._run(crops, -1)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `DeepEncoder.two_depths`."""
+        """Return features after block `block`, and of the whole encoder; see `DeepEncoder.two_depths`."""
         return self._run(crops, block)
 
     def _run(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,10 +90,10 @@ class PackedVision:
         return early, add_layernorm(flat, before, last).view(count, tokens, dim)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """See `VisionTower.project`."""
+        """Return image tokens from the features of the global crop and the tiles; see `VisionTower.project`."""
         return self._tower.project(whole, tiles)
 
 
 def supports(model: Moondream) -> bool:
-    """Return whether this class supports the vision encoder of the model."""
+    """Return whether `PackedVision` supports the vision encoder of the model."""
     return isinstance(model.vision, VisionTower) and model.dtype in (torch.bfloat16, torch.float16)

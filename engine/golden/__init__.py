@@ -1,1 +1,1 @@
-"""Correctness checks of models and devices: stored reference results, a reference generation loop, and comparisons."""
+"""Correctness checks of models and devices: comparisons with stored results and with a reference decoder."""

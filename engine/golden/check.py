@@ -1,14 +1,14 @@
 """Compares a model with stored results of a reference implementation, and reports the largest difference per quantity.
 
-A golden folder contains config.json, model.safetensors, cases.json and images/. It has one of two forms:
+A golden folder contains config.json, model.safetensors, cases.json and images/. There are two kinds of golden folders:
 
 - With arrays.safetensors: intermediate tensors, logits of QUESTION without prompt template, and answers. The answers
   were decoded greedily with at most 6 objects and 24 tokens, and with a bias on the end token: coord > eos + bias means
   score > sigmoid(bias). The reference loop (`reference.Generator`) and the engine are both compared.
-- Without: calls of the public API of the reference, with prompt token IDs and answers. Only the engine is compared
-  (`check_engine`).
+- Without arrays.safetensors: calls of the reference's public API, with prompt token IDs and answers. Only the engine is
+  compared (`check_engine`).
 
-For the engine, all prompts on all images are in flight at the same time.
+The engine processes all prompts on all images concurrently.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ def check(
     In other dtypes, differences are only reported. Image crops must be equal in every dtype.
 
     Args:
-        folder: the golden folder, which was computed in float32.
-        device: see `Engine.load`.
-        dtype: see `Engine.load`. The reference loop uses the PyTorch modules of the model without Triton kernels.
+        folder: the golden folder, computed in float32.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. The reference loop uses the PyTorch modules of the model
+            without Triton kernels.
         tolerance: tolerance for embeddings, hidden states and logits. The default is 1e-4 in float32 (3e-4 for hidden
             states and logits of Moondream 3), and unlimited in other dtypes.
         through_engine: whether to compare the engine too.
 
     Raises:
         EngineError: if the device or dtype does not exist.
-        ModelFilesError: if a file is missing, damaged or inconsistent.
+        ModelFilesError: if a file is missing, corrupt or inconsistent.
     """
     place = choose_device(device)
     try:
@@ -74,7 +75,7 @@ def check(
         _read_as_made(loaded.model.region, folder / "checks.json")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
         if not cases:
-            raise ModelFilesError(f"{folder} has no cases in cases.json")
+            raise ModelFilesError(f"{folder / 'cases.json'} contains no cases")
         exact, compared = loaded.model.dtype == torch.float32, []
         if "calls" not in cases[0]:
             arrays = load_file(folder / "arrays.safetensors")
@@ -83,11 +84,11 @@ def check(
             compared = _Checker(generator, loaded.prompts, folder, arrays, quantities).run(cases)
         return compared + (compare_engine(loaded, folder, cases, exact) if through_engine else [])
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelFilesError(f"{folder} is not a golden folder: {type(error).__name__}: {error}") from error
+        raise ModelFilesError(f"{folder} is not a valid golden folder: {type(error).__name__}: {error}") from error
 
 
 def _read_as_made(heads: object, path: Path) -> None:
-    """Use the reading of the region heads (`ReadableHeads`) that checks.json in the golden folder names, if any."""
+    """Select the region head reading (`ReadableHeads`) that checks.json of the golden folder names, if any."""
     if path.is_file() and isinstance(heads, ReadableHeads):
         made = json.loads(path.read_text(encoding="utf-8")).get("region")
         reading = {"vllm": "post_ln_ln"}.get(made, made)
@@ -157,7 +158,7 @@ class _Checker:
         prefix: DenseCache,
         plain: Callable[[DecodedObject], dict[str, float]],
     ) -> None:
-        """Compare the objects of all labels and all biases. They are decoded as one batch."""
+        """Compare the decoded objects of all labels and all biases with the stored objects. They form one batch."""
         sized = skill == "detect"
         rows = [(name, bias) for name, by_bias in case[skill].items() for bias in by_bias]
         ids = [self.prompts.objects(skill, name) for name, _ in rows]
@@ -188,7 +189,7 @@ class _Checker:
 
 
 def _texts(prompts: Prompts, case: dict[str, Any]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield the name, the prompt token IDs and the expected text of each text answer in a case."""
+    """Yield the name, the prompt token IDs and the expected text of each text answer of a golden case."""
     yield "query", prompts.query(QUESTION), case["query"]
     yield "caption_short", prompts.caption("short"), case["caption_short"]
     for question, answer in case.get("queries", {}).items():
@@ -210,7 +211,7 @@ def require_folder(path: Path) -> Path:
     """Return `path` if it is a golden folder.
 
     Raises:
-        EngineError: if a file of a golden folder is missing.
+        EngineError: if `path` is not a folder, or a file is missing.
     """
     if not path.is_dir():
         raise EngineError(f"{path} is not a folder; give a folder with config.json, model.safetensors and cases.json")

@@ -1,8 +1,9 @@
-"""Compares answers of the engine with those of a golden folder. All prompts on all images are in flight together.
+"""Compares answers of the engine with those of a golden folder.
 
-The reference starts another object if the coordinate token is more likely than the end token. The engine also stops at
-scores below one half. Its list of objects may therefore be shorter than that of the reference. Such lists are counted
-as `stopped sooner`.
+The engine processes all prompts on all images concurrently.
+
+The reference lists another object if the coordinate token is more likely than the end token. The engine also ends the
+list if a score falls below one half. Its list may therefore be shorter. Such lists are counted as `stopped sooner`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
 
 @dataclass(slots=True)
 class Quantity:
-    """A quantity that is compared, with its tolerance, counts and largest difference."""
+    """A compared quantity, such as boxes or logits: its tolerance, counts and largest difference."""
 
     name: str
     tolerance: float
@@ -44,11 +45,11 @@ class Quantity:
 
     @property
     def ok(self) -> bool:
-        """Whether all differences are within the tolerance; NaN counts as infinite."""
+        """Whether all differences are within the tolerance. NaN counts as an infinite difference."""
         return self.worst <= self.tolerance
 
     def add(self, difference: float, where: str) -> None:
-        """Record the difference of one comparison. `where` describes the compared value."""
+        """Record the difference of one comparison. `where` names the compared value in the report."""
         self.compared += 1
         self.differing += difference != 0
         if math.isnan(difference):
@@ -59,7 +60,7 @@ class Quantity:
 
 @dataclass(slots=True, frozen=True)
 class _Call:
-    """One request, and the reference's answer to it: a text or a list of objects."""
+    """One request, and the reference's answer: a text or a list of objects."""
 
     where: str
     task: Task
@@ -73,14 +74,14 @@ def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]
     """Compare answers of the engine with those of a golden folder.
 
     Args:
-        loaded: model of the folder.
+        loaded: the model.
         folder: the golden folder.
         cases: the parsed cases.json.
         exact: whether answers must be equal. Otherwise differences are only reported.
 
     Raises:
-        LookupError: if a case has an unknown form.
-        TypeError: if a case has an unknown form.
+        LookupError: if a case does not have the expected fields.
+        TypeError: if a field of a case has a wrong type.
     """
     close, equal = (1e-6, 0.0) if exact else (ANYTHING, ANYTHING)  # the reference computes corners in Python's doubles
     ids, boxes, points, texts, reasoning, grounding = (
@@ -152,7 +153,7 @@ def _title(task: Task) -> str:
 
 
 def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
-    """Return the calls of a case in batches, each with its image or None. A batch contains no request twice."""
+    """Return batches of calls of a golden case, each with an image or None. A batch contains no request twice."""
     name = str(case["image"])
     image = read_image(folder / name)
     batches: list[tuple[bool, dict[tuple[str, str], _Call]]] = []

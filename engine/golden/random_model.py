@@ -1,4 +1,4 @@
-"""Engines with random weights, to measure the speed of a model shape without its checkpoint."""
+"""Engines with random weights, for measurements of speed without a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def random_engine(
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. The default is float32 on a CPU, else bfloat16.
         depth: number of step slots, 1 or 2.
-        config: configuration of the architecture. The default belongs to `name`.
+        config: configuration of the architecture. The default is that of the architecture `name`.
         name: one of `registry.RANDOM`.
         n_pages: number of KV cache pages. The default is enough for 32 images of Moondream 2 with 50 objects each.
-        seed: random seed of the weights.
-        kv_dtype: see `Engine.load`.
+        seed: seed of the random weights.
+        kv_dtype: 'fp8' stores the KV cache in FP8; None uses the model's dtype.
         drafts: whether to use speculative decoding. The default is off, because drafts never match with random weights.
 
     Raises:

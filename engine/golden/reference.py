@@ -1,7 +1,7 @@
-"""Reference generation loop: prefill an image once, then decode all its prompts in lockstep.
+"""Reference decoder: prefills an image once, then decodes all its prompts in lockstep.
 
-Golden checks and tests compare the engine with this loop. It processes one image at a time. Its KV cache is contiguous,
-without pages.
+Golden checks and tests compare the engine with this decoder. It processes one image at a time. Its KV cache is
+contiguous, without pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from saccade.engine.tasks.objects import DecodedObject, logit
 
 @dataclass(slots=True)
 class Prefilled:
-    """Prompts after prefill: hidden state (rows, dim) of the last token, next positions (rows,), and their KV cache."""
+    """State after prefill: hidden states (rows, dim) of the last tokens, next positions (rows,), and KV cache."""
 
     hidden: torch.Tensor
     positions: torch.Tensor
@@ -27,7 +27,7 @@ class Prefilled:
 
 
 class Generator:
-    """Generates answers of one model. Not thread-safe."""
+    """Reference decoder that generates answers of one model. Not thread-safe."""
 
     def __init__(self, model: Model, eos_id: int) -> None:
         self.model = model
@@ -56,9 +56,9 @@ class Generator:
 
     @torch.inference_mode()
     def prefill(self, prefix: DenseCache, prompts: Sequence[Sequence[int]], room: int) -> Prefilled:
-        """Prefill prompts (token IDs) after a prefix that they share.
+        """Prefill prompts (token IDs) after a common image prefix.
 
-        The cache has space for `room` more tokens per prompt.
+        The KV cache of the result has space for `room` more tokens per prompt.
         """
         text, device = self.model.text, self.model.device
         start, longest = prefix.keys.shape[3], max(map(len, prompts))
@@ -78,8 +78,8 @@ class Generator:
     ) -> list[list[DecodedObject]]:
         """Decode the answers of detect prompts (`sized`) or point prompts, all rows in lockstep.
 
-        A row starts another object while p(coord) / (p(coord) + p(eos)) is above its `conf`. It ends after
-        `max_objects` objects, or when the context is full.
+        A row lists another object while p(coord) / (p(coord) + p(eos)) is above its `conf`. It ends after `max_objects`
+        objects, or when the context is full.
         """
         region, device = self.model.region, self.model.device
         found: list[list[DecodedObject]] = [[] for _ in conf]
@@ -138,7 +138,7 @@ class Generator:
             positions = positions + 1
 
     def _step(self, x: torch.Tensor, positions: torch.Tensor, cache: DenseCache) -> torch.Tensor:
-        """Run one token (rows, dim) per row, and return the hidden states (rows, dim)."""
+        """Run the decoder on one token (rows, dim) per row, and return the hidden states (rows, dim)."""
         return self.model.text(x.unsqueeze(1), positions.unsqueeze(1), cache).squeeze(1)
 
 
@@ -146,7 +146,7 @@ class Generator:
 
 
 class DenseLayer:
-    """One layer of a `DenseCache`.
+    """One layer of a contiguous KV cache.
 
     `at` is a pair of row indices (rows, 1) and position indices (rows, length) at which new keys are stored.
     """
@@ -162,12 +162,12 @@ class DenseLayer:
         self._values.transpose(1, 2)[self._at] = v
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return all keys and values, each (rows, heads, capacity, head_dim)."""
+        """Return all stored keys and values, each (rows, heads, capacity, head_dim)."""
         return self._keys, self._values
 
 
 class DenseCache:
-    """Keys and values of `rows` sequences, each a tensor (n_layers, rows, n_kv_heads, capacity, head_dim)."""
+    """Contiguous KV cache: keys and values, each (n_layers, rows, n_kv_heads, capacity, head_dim)."""
 
     __slots__ = ("keys", "values")
 
@@ -176,22 +176,22 @@ class DenseCache:
 
     @classmethod
     def empty(cls, limits: ModelLimits, rows: int, capacity: int, like: torch.Tensor) -> DenseCache:
-        """Return an empty cache with the dtype and device of `like`."""
+        """Return an empty KV cache with the dtype and device of `like`."""
         shape = (limits.n_layers, rows, limits.n_kv_heads, capacity, limits.head_dim)
         return cls(like.new_zeros(shape), like.new_zeros(shape))
 
     @property
     def key_positions(self) -> torch.Tensor:
-        """Position of each key: 0 to capacity - 1, int64."""
+        """Position in the sequence of each key: 0 to capacity - 1, int64."""
         return torch.arange(self.keys.shape[3], device=self.keys.device)
 
     def layers(self, positions: torch.Tensor) -> Sequence[DenseLayer]:
-        """Return one `DenseLayer` per layer that stores new keys at these positions (rows, length) int64."""
+        """Return one `DenseLayer` per decoder layer, prepared to store new keys at `positions` (rows, length) int64."""
         at = torch.arange(positions.shape[0], device=positions.device).unsqueeze(1), positions
         return [DenseLayer(k, v, at) for k, v in zip(self.keys, self.values, strict=True)]
 
     def fork(self, rows: int, capacity: int) -> DenseCache:
-        """Copy a cache with one row to a cache with `rows` equal rows and `capacity` positions."""
+        """Copy a KV cache with one row to a KV cache with `rows` equal rows and `capacity` positions."""
 
         def grow(one: torch.Tensor) -> torch.Tensor:
             grown = one.new_zeros((one.shape[0], rows, one.shape[2], capacity, one.shape[4]))
@@ -201,9 +201,9 @@ class DenseCache:
         return DenseCache(grow(self.keys), grow(self.values))
 
     def rows(self, index: torch.Tensor) -> DenseCache:
-        """Return a copy of the cache with only these rows."""
+        """Return a copy of the KV cache with only the rows `index`."""
         return DenseCache(self.keys[:, index], self.values[:, index])
 
     def upto(self, length: int) -> DenseCache:
-        """Return a view of the first `length` positions."""
+        """Return a view of the first `length` positions of the KV cache."""
         return DenseCache(self.keys[:, :, :, :length], self.values[:, :, :, :length])

@@ -1,6 +1,6 @@
-"""Finds out which reading of a model's region heads (`ReadableHeads`) reproduces known boxes.
+"""Finds out which input transformation (reading) of a model's region heads reproduces known boxes.
 
-Public sources disagree on the input of the region heads. Only with the correct input do boxes match objects.
+Public sources disagree on the input of the region heads. Detected boxes match real objects only with the correct input.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MOST = 10  # maximum boxes per answer
 
 @dataclass(slots=True, frozen=True)
 class Reading:
-    """Detections of a model with one reading of its region heads.
+    """Detections of a model with one input transformation (reading) of its region heads.
 
     Attributes:
         name: one of `ReadableHeads.readings`.
         found: number of detected boxes.
-        overlap: mean over the expected boxes of the best IoU with a detected box.
+        overlap: mean, over the expected boxes, of the best IoU with a detected box.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Reading:
 def compare_readings(
     loaded: LoadedModel, image: NDArray[np.uint8], label: str, wanted: Sequence[Box], conf: float = 0.5
 ) -> list[Reading]:
-    """Detect a label with each reading of the region heads. Return [] if the model has only one reading.
+    """Detect a label with each input transformation (reading) of the region heads. Return [] if the model has only one.
 
     Args:
         loaded: the model. Its current reading is restored afterwards.
         image: (height, width, 3) uint8 RGB.
         label: label to detect.
         wanted: the expected boxes, at least one.
-        conf: minimum score of a box.
+        conf: minimum score of a box, from 0 to 1.
     """
     heads = loaded.model.region
     if not isinstance(heads, ReadableHeads) or len(heads.readings) < 2:

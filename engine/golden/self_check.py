@@ -1,6 +1,6 @@
-"""Compares detections of the included model on a device with those on the CPU.
+"""Compares detections of the included model on a device with its detections on the CPU.
 
-Only the model's own files are needed.
+The check needs only the files of the included model.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Place = tuple[float, ...]
 
 @dataclass(slots=True, frozen=True)
 class Agreement:
-    """Result of a comparison of two devices.
+    """Result of comparing two devices.
 
-    It has the number of compared answers, the number of different answers, and the largest difference of coordinates as
-    a fraction of the image.
+    It consists of the number of compared answers, the number of different answers, and the largest difference of
+    coordinates as a fraction of the image.
     """
 
     compared: int
@@ -44,7 +44,7 @@ class Agreement:
 
 
 def compare_devices(device: str, dtype: str = "float32") -> Agreement:
-    """Compare boxes and points of the included model on a device with those on the CPU, for each class.
+    """Compare boxes and points that the included model detects on a device and on the CPU, for each class.
 
     Raises:
         EngineError: if the device or dtype does not exist, or if the device fails.
@@ -53,7 +53,7 @@ def compare_devices(device: str, dtype: str = "float32") -> Agreement:
 
 
 def compare(mine: Sequence[Place], theirs: Sequence[Place]) -> Agreement:
-    """Compare two lists of answers to the same tasks. The difference of a missing or NaN answer is 1."""
+    """Compare two lists of answers to the same tasks. A missing or NaN answer has a difference of 1."""
     distances = [_distance(one, other) for one, other in zip(mine, theirs, strict=True)]
     return Agreement(len(distances), sum(distance > _SHIFT for distance in distances), max(distances, default=0.0))
 
@@ -86,7 +86,7 @@ def _answers(device: str, dtype: str) -> list[Place]:
 
 
 def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Split the names into groups of 1, 2, 3 and more names."""
+    """Split class names into groups of 1, 2, 3 and more names."""
     begin, size = 0, 1
     while begin < len(names):
         yield names[begin : begin + size]

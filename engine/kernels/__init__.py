@@ -1,6 +1,6 @@
-"""Triton kernels for decode steps with few rows, whose time is mostly reading memory, and fused element-wise kernels.
+"""Triton kernels for decode steps with few rows, which mostly read memory, and fused element-wise kernels.
 
-Each kernel has a reference implementation in `models`, and their results must match. This package imports nothing else
+Each kernel has a reference implementation in `models`, and their results must match. This package imports no other part
 of the engine. Its modules need Triton, so call `available` before importing them.
 """
 
@@ -24,5 +24,8 @@ def available(device: torch.device) -> bool:
 
 
 def supports_fp8(device: torch.device) -> bool:
-    """Return whether the GPU has FP8 arithmetic (Ada or later). Other GPUs convert FP8 weights to half precision."""
+    """Return whether the GPU has FP8 arithmetic (Ada or later).
+
+    On other GPUs, kernels convert FP8 weights to half precision.
+    """
     return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,12 +1,12 @@
 """Shared parts of the kernels: activations, programmatic dependent launch, and reads of pinned host memory.
 
 With programmatic dependent launch (PDL), a kernel starts before the previous kernel has ended (Hopper and later). A
-kernel launched with `pdl_options` may at once read data that no kernel of its step writes, such as weights and older KV
-cache entries. It must call `pdl_wait` before all other reads and before all writes.
+kernel launched with `pdl_options` may immediately read data that no kernel of its step writes, such as weights and
+older KV cache entries. It must call `pdl_wait` before all other reads and before all writes.
 
-A kernel that does not depend on the previous kernel may run concurrently with it. It calls `pdl_launch` first and
-`pdl_join` last. If the previous kernel calls `pdl_wait`, all kernels before it have ended. Their results may then be
-read, but not through the L1 cache.
+A kernel that does not depend on the previous kernel may run concurrently with the previous kernel. Such a kernel calls
+`pdl_launch` first and `pdl_join` last. If the previous kernel calls `pdl_wait`, all kernels before the previous kernel
+have ended. Their results may then be read, but not through the L1 cache.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ def pdl_wait() -> None:
 
 @triton.jit
 def pdl_launch() -> None:
-    """Allow the launch of the next kernel. This kernel must call `pdl_join` at its end."""
+    """Allow the launch of the next kernel (PDL). This kernel must call `pdl_join` at its end."""
     gdc_launch_dependents()
 
 
 @triton.jit
 def pdl_join() -> None:
-    """Wait until all previous kernels have ended, so that kernels end in launch order."""
+    """Wait until all previous kernels have ended, so that kernels end in launch order (PDL)."""
     gdc_wait()
 
 
 def pdl_options(wanted: bool) -> dict[str, bool]:
-    """Return the Triton launch options that enable PDL if `wanted` is true."""
+    """Return the Triton launch options that enable programmatic dependent launch (PDL) if `wanted` is true."""
     return {"launch_pdl": True} if wanted else {}
 
 
 def supports_pdl(device: torch.device) -> bool:
-    """Return whether the GPU supports PDL and the driver can capture it in CUDA graphs (CUDA 12.3 or later)."""
+    """Return whether GPU and driver support programmatic dependent launch (PDL) in CUDA graphs (CUDA 12.3 or later)."""
     return torch.cuda.get_device_capability(device) >= (9, 0) and _driver() >= 12030
 
 
@@ -108,11 +108,14 @@ def _fetch_kernel(source, out, count, BLOCK: tl.constexpr):
 def fetch(source: torch.Tensor, out: torch.Tensor) -> None:
     """Copy int32 values from pinned host memory to a device tensor with the same number of elements.
 
-    With this kernel, a CUDA graph reads its own inputs, without a call of the driver. On an H200 it takes 2.1 µs of a
-    step of 529 µs. A copy before the graph takes 11.7 µs. The host must write the inputs before it launches the graph,
-    and must not change them until the graph has ended.
+    With this kernel, a CUDA graph reads its own inputs without a driver call. The host must write the inputs before it
+    launches the graph, and must not change them until the graph has ended. The kernel does not use PDL, because PDL
+    does not make a step faster.
 
-    The kernel does not use programmatic dependent launch, because a step takes just as long with it.
+    | inputs of a step of 529 µs on an H200 | time |
+    |---|---|
+    | this kernel in the graph | 2.1 µs |
+    | copy before the graph | 11.7 µs |
     """
     count = out.numel()
     _fetch_kernel[(triton.cdiv(count, _FETCHED),)](source, out, count, BLOCK=_FETCHED, num_warps=4)

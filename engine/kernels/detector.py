@@ -1,7 +1,7 @@
 """Triton kernels for the pointwise and depthwise convolutions of small detectors, with bias and activation.
 
-A feature map is a tensor (N · H · W, channels) in channels-last format. Its rows may have any stride. The time of both
-kernels is mostly reading memory. There are few kernel variants, because Triton takes half a second to compile each one.
+A feature map is a tensor (N · H · W, channels) in channels-last format. Its rows may have any stride. Both kernels are
+limited by memory bandwidth. There are few kernel variants, because Triton takes half a second to compile each one.
 """
 
 from __future__ import annotations
@@ -91,9 +91,16 @@ def _depthwise_kernel(
 def pointwise(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, hardswish: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the pointwise convolution of `x` (R, inner), a tensor (R, outer).
+    """Return the pointwise convolution (R, outer) of `x` (R, inner), with bias and optional hard swish.
 
-    The weights are (outer, inner) and the biases (outer,). All tensors have the same dtype.
+    All tensors have the same dtype.
+
+    Args:
+        x: (R, inner) feature map.
+        weight: (outer, inner).
+        bias: (outer,).
+        hardswish: whether to apply hard swish to the result.
+        out: (R, outer) output buffer, or None.
     """
     rows, inner = x.shape
     outer = len(weight)

@@ -1,11 +1,10 @@
 """GEMV kernels for a single row. They are fused with a layer norm before the product, or a residual addition after it.
 
-Each program loads its weights before it waits for the previous kernel. Memory transfers therefore overlap with that
-kernel. A GEMV does not use tensor cores, so the row is not padded to 16 rows.
+Each program loads its weights before it waits for the previous kernel, so memory transfers overlap with that kernel. A
+GEMV does not use tensor cores, so the row is not padded to 16 rows.
 
 Weights are marked for early eviction from the L2 cache, because they are read only once per step. This saves 2 % of a
-step with FP8 weights on an H200. Loading the weights of a later kernel into L2 in advance would cost 3 to 12 % of a
-step.
+step with FP8 weights on an H200. Prefetching the weights of a later kernel into L2 would make a step 3 to 12 % slower.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from saccade.engine.kernels.common import gelu, pdl_join, pdl_launch, pdl_option
 
 
 class Shape(NamedTuple):
-    """Tile sizes of a GEMV.
+    """Tile sizes of a GEMV kernel.
 
     Attributes:
         block_n: number of outputs per program.
@@ -43,7 +42,7 @@ def _wait(EARLY: tl.constexpr):
 
 
 class Beside(NamedTuple):
-    """A GEMV that additional programs of another kernel compute. It is independent of that kernel's own work.
+    """A GEMV that additional programs of another kernel compute concurrently with that kernel's own work.
 
     Attributes:
         x: (1, inputs).
@@ -102,7 +101,10 @@ def _norm_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs. The first PLAIN outputs are stored unchanged, the others after GELU."""
+    """Compute BLOCK_N outputs of a GEMV on the layer norm of a row.
+
+    The first PLAIN outputs of the GEMV are stored unchanged, the others after GELU.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
@@ -153,10 +155,10 @@ def _add_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Add BLOCK_N outputs to `into`.
+    """Compute BLOCK_N outputs of a GEMV and add them to `into`.
 
-    The inputs are read as two blocks of FIRST and SECOND values. With DELTA, the products of the second block are not
-    computed but read from memory.
+    The inputs are read as two blocks of FIRST and SECOND values. With DELTA, another kernel has already computed the
+    products of the second block.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     line = weight + n[:, None].to(tl.int64) * INPUTS
@@ -186,7 +188,7 @@ def _add_gemv_kernel(
 
 
 def supports(outputs: int, *inputs: int) -> bool:
-    """Return whether the kernels support this number of outputs and these widths of the two input blocks."""
+    """Return whether the GEMV kernels support this number of outputs and these widths of the two input blocks."""
     return outputs % 32 == 0 and all(width % 16 == 0 for width in inputs)
 
 
@@ -202,7 +204,7 @@ def norm_gemv(
     *,
     pdl: bool,
 ) -> None:
-    """Multiply the layer norm of a row by weights.
+    """Multiply the layer norm of a row by a weight matrix (GEMV).
 
     Write the first outputs to `plain`, and the others after GELU to `gelu_out`.
 
@@ -212,8 +214,8 @@ def norm_gemv(
         weight: (outputs, inputs), contiguous, in the dtype of x or float8_e4m3fn.
         scale: (outputs,) float32 scales of FP8 weights, else None.
         bias: (outputs,).
-        plain: (1, n), where n is a multiple of `shape.block_n`.
-        gelu_out: (1, outputs - n), or None if n equals `outputs`.
+        plain: (1, n) output. n is a multiple of `shape.block_n`.
+        gelu_out: (1, outputs - n) output, or None if n equals `outputs`.
         shape: tile sizes.
         pdl: whether to use programmatic dependent launch, see `kernels.common`. The previous kernel may write x and
             read the outputs.

@@ -1,16 +1,16 @@
 """Bidirectional attention between the tokens of each image on Hopper GPUs, written in Gluon.
 
-The kernel reads queries, keys and values from the output of the QKV GEMM. The copy engine (TMA) loads tiles. Past the
-end of an image or head, it fills tiles with zeros and does not store. The width of a head is split into a power of two
-and a remainder, so that a width of 72 is computed as 80. A program has two tiles of queries in one warp group. The
-softmax of one tile overlaps with the GEMMs of the other.
+The kernel reads queries, keys and values from the output of the QKV GEMM. The copy engine (TMA) loads tiles. Beyond the
+end of an image or head, TMA fills tiles with zeros and does not store. The width of a head is split into a power of two
+and a remainder. A width of 72 is therefore computed as 80. A program processes two tiles of queries in one warp group.
+The softmax of one tile overlaps with the GEMMs of the other.
 
-| time per layer on an H200 | 1 image | 2 images | 5 images | 8 images |
+| time per layer of Moondream 2 on an H200 | 1 image | 2 images | 5 images | 8 images |
 |---|---|---|---|---|
-| decoder of Moondream 2 (32 heads of 64) | 19.2 µs | 29.6 µs | 66.6 µs | 97.8 µs |
-| the same with cuDNN | 22.9 µs | 31.7 µs | 74.2 µs | 107.3 µs |
-| encoder of Moondream 2 (16 heads of 72) | 16.9 µs | 24.6 µs | 45.3 µs | 66.2 µs |
-| the same with cuDNN | 17.4 µs | 29.5 µs | 52.7 µs | 76.4 µs |
+| decoder (32 heads of 64) | 19.2 µs | 29.6 µs | 66.6 µs | 97.8 µs |
+| decoder, cuDNN | 22.9 µs | 31.7 µs | 74.2 µs | 107.3 µs |
+| encoder (16 heads of 72) | 16.9 µs | 24.6 µs | 45.3 µs | 66.2 µs |
+| encoder, cuDNN | 17.4 µs | 29.5 µs | 52.7 µs | 76.4 µs |
 
 Gluon is experimental, and its names change between versions. This code is for Triton 3.6. `cuda.image_attention`
 therefore tests the kernel before use.
@@ -56,7 +56,7 @@ def _fetch(
     WIDTH: gl.constexpr,
     REST: gl.constexpr,
 ):
-    """Start to copy a tile of a head to shared memory, if `wanted` is true."""
+    """Start to copy a tile of a head's queries, keys or values to shared memory, if `wanted` is true."""
     mbarrier.expect(arrived.index(slot), BLOCK * (WIDTH + REST) * 2, wanted)
     tma.async_copy_global_to_shared(rows, [image, token, head, 0], arrived.index(slot), tiles.index(slot), wanted)
     if REST > 0:
@@ -66,7 +66,7 @@ def _fetch(
 
 @gluon.jit
 def _scores(q, q_rest, k, k_rest, slot, none, BLOCK: gl.constexpr, WIDTH: gl.constexpr, REST: gl.constexpr):
-    """Start the GEMM that computes the scores of a query tile for a block of keys."""
+    """Start the GEMM that computes the attention scores of a query tile for a block of keys."""
     tile = k.index(slot).reshape([BLOCK, WIDTH]).permute([1, 0])
     score = warpgroup_mma(q, tile, none, use_acc=False, is_async=True)
     if REST > 0:
@@ -92,7 +92,7 @@ def _faded(acc, fade):
 
 @gluon.jit
 def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexpr, REST: gl.constexpr):
-    """Start the GEMM that adds a block of values to the accumulator of a query tile."""
+    """Start the GEMM that adds a block of attention-weighted values to the accumulator of a query tile."""
     like: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     tile = v.index(slot).reshape([BLOCK, WIDTH])
     more = warpgroup_mma(gl.convert_layout(p, like, assert_trivial=True), tile, acc, is_async=True)
@@ -106,7 +106,7 @@ def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexp
 
 @gluon.jit
 def _wait(pending: gl.constexpr, score, acc, rest, REST: gl.constexpr):
-    """Wait until at most `pending` GEMMs are in flight. Return the scores and accumulators of a query tile."""
+    """Wait until at most `pending` GEMMs are running. Return the scores and accumulators of a query tile."""
     if REST > 0:
         score, acc, rest = warpgroup_mma_wait(pending, deps=(score, acc, rest))
     else:
@@ -284,7 +284,7 @@ def _image_attention_kernel(
 
 
 def supports(dtype: torch.dtype, head_dim: int, tokens: int) -> bool:
-    """Return whether `image_attention` supports this dtype, head width and number of tokens per image."""
+    """Return whether the image attention kernel supports this dtype, head width and number of tokens per image."""
     return (
         dtype in (torch.bfloat16, torch.float16)
         and tokens >= MIN_TOKENS

@@ -1,7 +1,7 @@
 """Kernels between two GEMMs: residual addition fused with layer norm, and quantization of activations to FP8.
 
-FP8 activations are e4m3 with one scale per row, for GEMMs in which both inputs are FP8. With few rows, most of the time
-is spent on reading the weights. `skinny_gemm` then uses activations in half precision.
+FP8 activations are e4m3 with one scale per row, for GEMMs with FP8 weights. With few rows, a GEMM mostly reads weights,
+so `skinny_gemm` uses activations in half precision.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _add_layernorm_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Process one row: x += sum of the partial sums of delta; normed = norm(x).
+    """Process one row: add the partial sums of `delta` to x, and store the layer norm of the sum in `normed`.
 
-    If SCALED, normed is quantized to FP8.
+    If SCALED, the layer norm is quantized to FP8.
     """
     at = tl.program_id(0).to(tl.int64) * DIM
     d = tl.arange(0, BLOCK)
@@ -98,8 +98,8 @@ def add_layernorm(
         x: (rows, dim), contiguous.
         delta: (rows, dim), or split-K partial sums (split_k, rows, dim). None adds nothing.
         norm: layer norm over dim, or None.
-        normed: output of the norm. With None, it is allocated.
-        scales: (rows,) float32, overwritten if the norm is quantized to e4m3.
+        normed: output buffer of the norm, or None to allocate it.
+        scales: (rows,) float32 output for the FP8 scales if the norm is quantized to e4m3, else None.
         plain: second output of the norm in the dtype of x, if the first output is e4m3.
         bias: (dim,), which is added together with `delta`.
         pdl: whether this and the next kernel use programmatic dependent launch, see `kernels.common`.
@@ -156,7 +156,7 @@ def _quantize_rows_kernel(
     BLOCK_PRE_GELU: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Quantize one row, which consists of PLAIN values, and PRE_GELU values to which GELU is applied."""
+    """Quantize one row to FP8. It consists of PLAIN values, and PRE_GELU values to which GELU is applied first."""
     row = tl.program_id(0).to(tl.int64)
     at = out + row * (PLAIN + PRE_GELU)
     widest = 0.0

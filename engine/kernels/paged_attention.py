@@ -1,11 +1,11 @@
-"""Attention of single tokens over the paged KV cache in decode steps. RoPE and storing the new key and value are fused.
+"""Attention of single tokens over the paged KV cache in decode steps, fused with RoPE and the KV cache write.
 
 Models with an attention temperature (Moondream 3) multiply queries and values by factors that depend on position and
 token. The kernel adds the partial sums of these factors from `temperature`.
 
-Rows of the same image share its pages. After the first row has read them, the others read them from the L2 cache:
-Moondream 2 has 6 MB per image and layer, and an H200 has 60 MB of L2. `prompt_attention` is for several rows of one
-sequence.
+Rows of the same image share its KV cache pages. After the first row has read them, the others read them from the L2
+cache: Moondream 2 has 6 MB per image and layer, and an H200 has 60 MB of L2. `prompt_attention` is the kernel for
+several rows of one sequence.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ def _attend_kernel(
     BESIDE_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute one head of one row over one of SPLITS parts of its keys. The program that ends last combines all parts.
+    """Compute the attention of one head of one row over one of SPLITS parts of the keys.
 
-    Additional programs after the last head apply GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
-    Additional programs after the last split compute BESIDE_N outputs each of a `Beside` GEMV with BESIDE inputs.
+    The program that ends last combines all parts. Additional programs after the last head apply GELU to BLOCK_F of the
+    row's PRE_GELU values, which belong to the MLP. Additional programs after the last split compute BESIDE_N outputs
+    each of a `Beside` GEMV with BESIDE inputs.
     """
     if PDL and EARLY:
         pdl_launch()
@@ -359,7 +360,7 @@ class PagedAttention:
         prefixes: torch.Tensor | None = None,
         temperature: Temperature | None = None,
     ) -> None:
-        """Store keys and values in the pages: first the rows of images, if any, then the rows of tokens.
+        """Store keys and values in the KV cache pages: first the rows of images, if any, then the rows of tokens.
 
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim): `prefix_length` rows per image, then tokens. RoPE is
@@ -369,7 +370,7 @@ class PagedAttention:
             tables: (sequences, pages) int32 page tables.
             cache: one layer of the cache, see `attend`.
             prefixes: (images, prefix pages) int32 page tables of the images, or None.
-            temperature: factors of the values. In image rows, also of the queries, and both change in place.
+            temperature: factors of the values. In image rows, queries and values are both multiplied in place.
         """
         half = self._dim // 4
         block = min(_MOST_KV_HEADS, triton.next_power_of_2(self._n_kv))

@@ -1,7 +1,7 @@
 """Attention of consecutive rows of a sequence (prompts and draft tokens) over the paged KV cache.
 
 Up to 16 rows of a sequence share one read of its keys. With `paged_attention`, each token of a prompt would read the
-keys of the image from L2, which takes 88 µs per layer for the prompts on 8 images of Moondream 2. The keys of the rows
+keys of the image from L2. For the prompts on 8 images of Moondream 2, this takes 88 µs per layer. The keys of the rows
 themselves must already be in the cache.
 """
 
@@ -59,10 +59,11 @@ def _prompt_attention_kernel(
     BLOCK_F: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Compute one head of up to 16 adjacent rows of a sequence, over one of SPLITS parts of the keys.
+    """Attention kernel: one program computes one head of up to 16 adjacent rows of a sequence, over a part of the keys.
 
-    The program of the first of these rows computes all of them. The program that ends last combines the parts.
-    Additional programs after the last head apply GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
+    The keys are divided into SPLITS parts (split-KV). The program that ends last combines the parts. Only the program
+    of the first of these adjacent rows computes. Additional programs after the last head apply GELU to BLOCK_F of the
+    row's PRE_GELU values, which belong to the MLP.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -156,7 +157,7 @@ def _prompt_attention_kernel(
 def counters(device: torch.device) -> torch.Tensor:
     """Return int32 counters for `prompt_attention`, set to zero.
 
-    Each call sets them to zero again. Calls must not overlap.
+    Each `prompt_attention` call resets them to zero. Calls must not overlap.
     """
     # Keys are split only while (rows / _ROWS_EACH) · heads · 2 is at most _PROGRAMS.
     return torch.zeros(_PROGRAMS * _ROWS_EACH // 2, dtype=torch.int32, device=device)
@@ -179,7 +180,7 @@ def prompt_attention(
     parts: int,
     layout: dict[str, int],
 ) -> None:
-    """Compute the attention of each row to all tokens of its sequence in the cache, up to and including itself.
+    """Compute the attention of each row to all tokens of its sequence, up to and including the row's own token.
 
     The rows of a sequence should be adjacent. Other orders give the same result more slowly. `PagedAttention.attend`
     describes the tensors in detail.
@@ -196,8 +197,8 @@ def prompt_attention(
         n_heads: number of query heads.
         pre_gelu: number of MLP values per row to which GELU is applied.
         limit: upper bound for the results of GELU.
-        products: partial sums of the temperature, the stride between them, and alpha.
-        parts: number of partial sums; 0 without a temperature.
+        products: partial sums of the attention temperature, the stride between them, and alpha.
+        parts: number of partial sums; 0 without an attention temperature.
         layout: PAGE, PREFIX and GAP of the cache.
     """
     rows, (_, n_kv, _, head_dim) = len(heads), cache[0].shape

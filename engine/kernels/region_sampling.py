@@ -1,6 +1,6 @@
-"""Region heads for detect and point in two kernels: the first samples from scores, the second embeds the samples.
+"""Region heads for detect and point in two kernels: the first samples from logits, the second embeds the samples.
 
-Rows of the same step may be in different phases of an object (`phase.Phase`).
+Rows of the same step may be in different phases of an object (`Phase`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _X_OR_EOS, _Y, _SIZE = (tl.constexpr(phase) for phase in range(3))  # as `models
 
 @triton.jit
 def _turns(value):
-    """Convert turns to radians from -π to π. The fast sine and cosine are inaccurate for larger arguments."""
+    """Convert turns (full rotations) to radians from -π to π, because fast sine and cosine need small arguments."""
     return 6.283185307179586 * (value - tl.floor(value + 0.5))
 
 
@@ -26,9 +26,9 @@ def _turns(value):
 def _summed(
     scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, SPLIT_K: tl.constexpr
 ) -> tl.tensor:
-    """Return the scores of BINS bins from index `first` on.
+    """Return the logits of BINS bins from index `first` on.
 
-    They are added from the partial sums (SPLIT_K, rows, WIDTH) of a row.
+    They are the sums of the partial sums (SPLIT_K, rows, WIDTH) of a row, plus the bias.
     """
     i = first + tl.arange(0, BINS)
     score = tl.load(bias + i).to(tl.float32)
@@ -67,9 +67,9 @@ def _sample_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sample one row, and compute the Fourier features of the sample.
+    """Sample a coordinate or size for one row, and compute the Fourier features of the sample.
 
-    The sample is (coord - eos, x, x), (y, y, y) or (width, height, 0), depending on the phase.
+    Depending on the phase, the sample is (coordinate logit − end logit, x, x), (y, y, y) or (width, height, 0).
     """
     row = tl.program_id(0)
     phase = tl.load(phases + row)
@@ -140,7 +140,10 @@ def _encode_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N columns of the next embeddings of BLOCK_M rows. The encoder depends on the phase of each row."""
+    """Compute BLOCK_N columns of the next input embeddings of BLOCK_M rows.
+
+    The phase of each row selects the encoder for coordinates or for sizes.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     phase = tl.load(phases + m, mask=m < rows, other=-1)
@@ -163,7 +166,7 @@ def _encode_kernel(
 
 
 def supports(coord_bins: int, size_bins: int, coord_features: int, size_features: int, dim: int) -> bool:
-    """Return whether the kernels support region heads of these widths."""
+    """Return whether the region sampling kernels support region heads of these widths."""
     powers = all(n >= 32 and n & (n - 1) == 0 for n in (coord_bins, size_bins, coord_features, size_features))
     return powers and coord_features <= size_features and dim % 32 == 0
 
@@ -183,15 +186,15 @@ def sample(
     *,
     pdl: bool = False,
 ) -> None:
-    """Sample coordinates or sizes for the rows of detect and point. Rows of text tasks are skipped.
+    """Sample coordinates or sizes for the rows of detect and point tasks. Rows of text tasks are skipped.
 
     Args:
         hidden: (rows, dim) hidden states before the last norm.
         phases: (rows,) int32 `Phase`.
         norm: the last layer norm.
         coord_eos: weight (2, dim) and bias (2,) for the logits of the coordinate token and the end token.
-        coords: scores (rows, bins), used in the phases X_OR_EOS and Y.
-        sizes: scores (rows, 2 · bins), used in the phase SIZE.
+        coords: logits (rows, bins), used in the phases X_OR_EOS and Y.
+        sizes: logits (rows, 2 · bins), used in the phase SIZE.
         coord_features: float32 (1, n) Fourier frequencies.
         size_features: float32 (2, m) Fourier frequencies.
         size_values: (bins,) float32 size of each bin as a fraction of the image.
@@ -242,10 +245,10 @@ def encode(
     *,
     pdl: bool = False,
 ) -> None:
-    """Write the embedding of each row's sample to its batch slot of `state`. Rows in a text phase are skipped.
+    """Write the embedding of each row's sampled coordinate or size to its batch slot of `state`. Text rows are skipped.
 
     Args:
-        features: (rows, 2 m) from `sample`.
+        features: (rows, 2 m) Fourier features from `sample`.
         phases: (rows,) int32 `Phase`.
         batch_slots: (rows,) int32 index into `state`.
         coord: linear encoder of coordinates.

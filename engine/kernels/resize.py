@@ -1,8 +1,8 @@
 """YUV to RGB conversion and Lanczos resize on the GPU, byte-identical with Pillow.
 
-The resize follows the published algorithm of Pillow: two integer passes with 22-bit coefficients and 8-bit intermediate
-results. `resize_all` resizes images of any sizes and formats together, because each kernel launch holds the GIL for
-30 µs. A table on the device describes the images, so that no kernel is compiled for a new size.
+The resize follows Pillow's published algorithm: two integer passes with 22-bit coefficients and 8-bit intermediate
+results. Each kernel launch blocks the GIL for 30 µs. `resize_all` therefore resizes images of any sizes and formats
+together. A table on the device describes the images, so a new size needs no new kernel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PROGRAMS = 128  # programs per image of `resize_all`; each resizes several bloc
 
 
 def coefficients(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first source pixel (after,) of each output pixel, and its weights (after, taps); both int32."""
+    """Return the first source pixel (after,) of each output pixel, and Lanczos weights (after, taps); both int32."""
     step = before / after
     stretch = max(step, 1.0)
     support = _LOBES * stretch
@@ -76,7 +76,7 @@ def _pass_kernel(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Resize the middle axis of an image (outer, before, LINE) to AFTER, `total` bytes in all."""
+    """Resize the middle axis of an image (outer, before, LINE) to AFTER. `total` is the number of output bytes."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     line = i % LINE
@@ -95,7 +95,7 @@ def _pass_kernel(
 def _first_pass_kernel(
     table, between, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Resize the first axis of each image in the table, converted to RGB on load, into the intermediate buffer."""
+    """Convert each image in the table to RGB, and resize its first axis into the intermediate buffer."""
     table += tl.program_id(1) * FIELDS
     y = tl.load(table).to(tl.pointer_type(tl.uint8))
     u = tl.load(table + 1).to(tl.pointer_type(tl.uint8))
@@ -156,7 +156,7 @@ def _first_pass_kernel(
 def _second_pass_kernel(
     table, between, out, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Resize the other axis of each image from the intermediate buffer into its output."""
+    """Resize the second axis of each image, from the intermediate buffer to its output."""
     table += tl.program_id(1) * FIELDS
     out += tl.load(table + 3) * (SIDE * SIDE * 3)
     between += 3 * tl.load(table + 4)
@@ -193,7 +193,7 @@ def _byte(x):
 
 @triton.jit
 def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
-    """Return red, green and blue of int32 luma and chroma, equal to `YuvImage.rgb`."""
+    """Return red, green and blue of int32 luma and chroma values, with the same results as `YuvImage.rgb`."""
     luma = ((y - black) * 8 * of_luma) >> 16
     du = (u - 128) * 8
     dv = (v - 128) * 8
@@ -213,12 +213,12 @@ def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Scaling:
-    """How images of one size are resized to a square. The table of `resize_all` points to its coefficients.
+    """Parameters for resizing images of one size to a square. The table of `resize_all` points to its coefficients.
 
     Attributes:
         fields: rows, columns, whether the columns are resized first, then address and number of the coefficients of an
             output pixel: for the columns and for the rows.
-        between: pixels of an image in the intermediate buffer.
+        between: number of pixels of an image in the intermediate buffer.
         coefficients: int32 on the device.
     """
 
@@ -228,7 +228,10 @@ class Scaling:
 
 
 def scaling_of(rows: int, columns: int, side: int, device: torch.device) -> Scaling:
-    """Return the `Scaling` of a size. The call runs Pillow for some milliseconds, and waits for the current stream."""
+    """Return the resize parameters for images of `rows` × `columns` pixels.
+
+    The call runs Pillow for some milliseconds, and waits for the current CUDA stream.
+    """
     across = across_first(rows, columns, side, side)
     parts = [coefficients(before, side) for before in (columns, rows)]
     whole = np.concatenate([np.concatenate([first, weights.T.ravel()]) for first, weights in parts])
@@ -245,8 +248,9 @@ def resize_all(table: torch.Tensor, between: torch.Tensor, out: torch.Tensor) ->
     """Resize images of any sizes and formats with two kernel launches.
 
     Args:
-        table: (n, FIELDS) int64 on the device. Rows of zeros are no images.
-        between: uint8 on the device: three bytes for each pixel of the `Scaling.between` of all images.
+        table: (n, FIELDS) int64 on the device, one image per row. Rows of zeros are empty.
+        between: uint8 intermediate buffer on the device: three bytes for each pixel of the `Scaling.between` of all
+            images.
         out: (images, side, side, 3) uint8, written.
     """
     grid, side = (_PROGRAMS, len(table)), out.shape[1]
@@ -263,8 +267,8 @@ def weights_of(rows: int, columns: int, height: int, width: int, device: torch.d
 def across_first(rows: int, columns: int, height: int, width: int) -> bool:
     """Return whether Pillow resizes horizontally before vertically for a pair of sizes.
 
-    The order of the passes affects rounding, and Pillow's rule differs between versions. The first rows of a resized
-    test image are therefore compared.
+    The order of the passes affects rounding, and Pillow's rule differs between versions. The function therefore resizes
+    a test image in Pillow and compares its first rows.
     """
     noise = np.random.default_rng(0).integers(0, 256, (rows, columns), np.uint8)
     wanted = np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.LANCZOS))[:_COMPARED]
@@ -275,7 +279,7 @@ def across_first(rows: int, columns: int, height: int, width: int) -> bool:
 
 
 def _resized_rows(pixels: np.ndarray, first: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the output rows of these coefficients of a (rows, columns) uint8 array."""
+    """Resize the rows of a (rows, columns) uint8 array with the given coefficients."""
     taken = np.minimum(first[:, None] + np.arange(weights.shape[1]), len(pixels) - 1)
     sums = np.einsum("ot,otc->oc", weights.astype(np.int64), pixels[taken], dtype=np.int64, casting="unsafe")
     rounded: np.ndarray = np.clip((sums + (1 << (_BITS - 1))) >> _BITS, 0, 255).astype(np.uint8)
@@ -293,7 +297,7 @@ def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> t
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
-    """Return both passes in order, each as (outer, before, after, line)."""
+    """Return both passes of a resize in order, each as (outer, before, after, line)."""
     if across:
         return [(rows, columns, width, 3), (1, rows, height, width * 3)]
     return [(1, rows, height, columns * 3), (height, columns, width, 3)]
@@ -360,13 +364,13 @@ def _rgb_kernel(
 def rgb_of_yuv(
     y: torch.Tensor, u: torch.Tensor, v: torch.Tensor, factors: tuple[int, int, int, int, int, int]
 ) -> torch.Tensor:
-    """Return 8-bit YUV 4:2:0 as (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
+    """Convert 8-bit YUV 4:2:0 to (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
 
     Args:
-        y: (height, width) uint8 on a CUDA device.
-        u: (height / 2, width / 2) uint8 on the same device.
-        v: same shape, dtype and strides as `u`.
-        factors: `YuvImage.factors`.
+        y: (height, width) uint8 luma on a CUDA device.
+        u: (height / 2, width / 2) uint8 chroma on the same device.
+        v: chroma with the same shape, dtype and strides as `u`.
+        factors: conversion factors, `YuvImage.factors`.
     """
     height, width = y.shape
     out = torch.empty(height, width, 3, dtype=torch.uint8, device=y.device)

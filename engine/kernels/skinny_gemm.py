@@ -1,4 +1,6 @@
-"""GEMM of few rows with a large weight matrix in half precision or FP8. Its time is mostly reading the weights.
+"""GEMM of few rows with a large weight matrix in half precision or FP8.
+
+Most of its time is spent on reading the weights.
 
 FP8 weights (e4m3, one scale per output) are converted to float16 for the tensor cores. bfloat16 activations are
 converted to float16 and must be within ±65504.
@@ -28,7 +30,7 @@ _LEAST_ROWS = 16  # minimum of `tl.dot`
 
 
 class _Shape(NamedTuple):
-    """Tile sizes of a GEMM.
+    """Tile sizes of a GEMM with few rows.
 
     Attributes:
         block_n: number of outputs per program.
@@ -81,7 +83,8 @@ def _skinny_gemm_kernel(
 ):
     """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs. The product is transposed.
 
-    LATE means that the previous kernel did not write the inputs. Then only the end of this kernel waits for it.
+    LATE means that the previous kernel did not write the inputs. This kernel then waits for the previous kernel only at
+    its end.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -115,7 +118,7 @@ def _skinny_gemm_kernel(
 
 
 def split_k_for(inputs: int, scaled: bool) -> int:
-    """Return the split-K factor for a GEMM with few outputs. `scaled` means FP8 weights."""
+    """Return the split-K factor for a GEMM with few outputs. `scaled` is True for FP8 weights."""
     return next((split_k for split_k in ((8, 4, 2) if scaled else (4, 2)) if supports(128, inputs, split_k)), 1)
 
 
@@ -190,7 +193,7 @@ def skinny_gemm(
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Return the shared memory in bytes that a program may use."""
+    """Return the shared memory in bytes that one program (thread block) may use on the GPU."""
     if device.type != "cuda":  # Triton's interpreter
         return 1 << 20
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10))

@@ -1,4 +1,4 @@
-"""Products for the attention temperature: about 64 outputs per row, computed from its queries, keys and values.
+"""Matrix products for the attention temperature: about 64 outputs per row, computed from its queries, keys and values.
 
 The inputs are split into parts (split-K), so that enough programs run. The attention kernel adds the partial sums.
 """
@@ -52,23 +52,23 @@ def _temperature_kernel(
 
 
 def temperature_parts(inner: int, rows: int = 1) -> int:
-    """Return the number of partial sums for `rows` rows with `inner` values (queries, keys and values)."""
+    """Return the number of split-K parts of the temperature products, for `rows` rows with `inner` inputs."""
     chunks = inner // _CHUNK
     return chunks // _GROUP if rows > _FEW_ROWS and chunks % _GROUP == 0 else chunks
 
 
 def supports(inner: int, outputs: int) -> bool:
-    """Return whether the kernel supports these widths."""
+    """Return whether the temperature kernel supports `inner` inputs and `outputs` outputs."""
     return inner % _CHUNK == 0 and outputs >= 16 and outputs & (outputs - 1) == 0
 
 
 def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.Tensor, *, pdl: bool = False) -> None:
-    """Write the temperature products of `heads` as partial sums.
+    """Write the matrix products for the attention temperature as partial sums (split-K).
 
     Args:
         heads: (rows, at least inner) queries, keys and values before RoPE. Exact GELU is applied to them.
         tau: (outputs, inner) weights.
-        partial: float32 (parts, rows, outputs), overwritten. `temperature_parts` gives the number of parts.
+        partial: float32 (parts, rows, outputs), overwritten. `temperature_parts` returns the number of parts.
         pdl: whether to use programmatic dependent launch, see `kernels.common`.
     """
     rows, (outputs, inner) = len(heads), tau.shape

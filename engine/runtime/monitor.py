@@ -223,7 +223,7 @@ class Monitor:
         """
         with self._lock:
             if self.trace is not None:
-                raise RuntimeError("a trace is already being recorded")
+                raise RuntimeError("a trace is already being recorded; end that trace first")
             self.trace = trace = Trace()
             # Restart timing, to synchronize device times with the host clock again.
             for name, stream in self._streams.items():

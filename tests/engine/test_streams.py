@@ -126,7 +126,7 @@ def test_frames_that_wait_are_cancelled_expire_and_close(folder: Path) -> None:
         )
         assert cancelled.cancel()
         threading.Timer(0.2, held.release).start()
-        with pytest.raises(DeadlineError, match="before it was begun"):
+        with pytest.raises(DeadlineError, match="before the prefill"):
             late.result(WAIT_S)
         assert closed.result(WAIT_S)
         assert tiny._loop._scheduler.at_rest

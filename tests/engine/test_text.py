@@ -212,9 +212,9 @@ def test_a_deadline_before_the_start(tiny: Engine) -> None:
     late, kept = (tiny.submit(IMAGE, [Query("why?", 3)], deadline_s=s) for s in (0.01, WAIT_S))
     time.sleep(0.05)
     held.release()
-    fails_late(late, "before it was begun")
+    fails_late(late, "before the prefill")
     assert kept.result(WAIT_S).texts
-    fails_late(tiny.submit(IMAGE, [Query("why?", 3)], deadline_s=-1.0), "before it was begun")
+    fails_late(tiny.submit(IMAGE, [Query("why?", 3)], deadline_s=-1.0), "before the prefill")
 
 
 def test_a_deadline_while_it_is_answered(tiny: Engine) -> None:
@@ -227,7 +227,7 @@ def test_a_deadline_while_it_is_answered(tiny: Engine) -> None:
         time.sleep(max(0.0, started + 0.6 - time.monotonic()))
 
     late = tiny._submit(IMAGE, [Query("why?", 60, temperature=1.5, seed=1)], 1, 0.5, on_text=hold)
-    fails_late(late, "while it was answered|before it was begun")
+    fails_late(late, "during the answer|before the prefill")
     assert ask(tiny, Query("why?", 3))
     deadline = time.monotonic() + WAIT_S
     while not tiny._loop._scheduler.at_rest:

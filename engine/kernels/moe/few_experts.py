@@ -1,9 +1,9 @@
 """Mixture of experts for few rows. Only the weights of experts that some row uses are read, each once.
 
 The router computes logits and writes the assignment of rows to experts (`Routes`) on the device. The host never reads
-it, so CUDA graphs can capture these kernels. The router program that ends last chooses the experts for all rows, so
-that the programs of the experts need not repeat this work. The result of each expert is stored separately. The next
-norm adds the results in a fixed order.
+this assignment, so CUDA graphs can capture these kernels. The router program that ends last chooses the experts for all
+rows. The programs of the experts therefore need not repeat this work. The result of each expert is stored separately.
+The next norm adds the results in a fixed order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST_HALF = 65280.0  # largest value in both bfloat16 and float16
 
 
 class Shape(NamedTuple):
-    """Tile sizes of a GEMM of experts.
+    """Tile sizes of the GEMM of a mixture of experts.
 
     Attributes:
         block_n: number of outputs per program (of each half of fc1).
@@ -73,7 +73,7 @@ def _fc1_kernel(
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert, for all rows that use it."""
+    """Compute BLOCK_N hidden values gelu(h) · (g + 1) of one expert, for all rows that use the expert."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -133,9 +133,9 @@ def _fc2_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of one expert for all rows that use it.
+    """Compute BLOCK_N outputs of one expert for all rows that use the expert.
 
-    They are multiplied by the weight of the expert for each row.
+    The outputs are multiplied by the weight of the expert for each row.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = table + tl.program_id(1) * 3
@@ -171,7 +171,7 @@ def _fc2_kernel(
 
 
 def supports(dim: int, inner: int, experts: int) -> bool:
-    """Return whether the kernels support experts of these widths."""
+    """Return whether the kernels support experts of these widths, and this number of experts."""
     return dim % 256 == 0 and inner % 256 == 0 and experts >= 16 and experts & (experts - 1) == 0
 
 
@@ -187,7 +187,7 @@ def few_experts(
     pdl: bool = False,
     shapes: tuple[Shape, Shape] | None = None,
 ) -> None:
-    """Apply to each row the experts that the router has chosen for it.
+    """Compute the mixture of experts for few rows, with the experts that the router has chosen.
 
     Args:
         routes: assignment of rows to experts.
@@ -253,10 +253,10 @@ def few_experts(
 
 @triton.jit
 def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
-    """Return three values for each row.
+    """Return three router values for each row.
 
-    They are the rank of each expert among the TOP experts (-1 for others), its weight before normalization, and the sum
-    of weights.
+    They are the rank of each expert among the TOP best experts (-1 for others), its weight before normalization, and
+    the sum of the weights.
     """
     e = tl.arange(0, EXPERTS)
     best = tl.max(logit, 1)
@@ -288,7 +288,7 @@ def _choose(
     ROWS: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Choose the experts of all rows from their logits, and write `Routes`."""
+    """Choose the experts of all rows from the router logits, and write the assignment of rows to experts (`Routes`)."""
     r = tl.arange(0, ROWS)
     e = tl.arange(0, EXPERTS)
     there = r < rows
@@ -334,7 +334,7 @@ def _router_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Compute the logits of BLOCK_M rows for BLOCK_N experts.
+    """Compute the router logits of BLOCK_M rows for BLOCK_N experts.
 
     The program that ends last chooses TOP experts per row.
     """
@@ -361,7 +361,7 @@ def _router_kernel(
 
 
 class Routes:
-    """Assignment of rows to experts. `few_experts` reads it.
+    """Assignment of rows to experts, written by the router and read by `few_experts`.
 
     A *choice* is a pair of a row and one of its experts. Its index is row · top + rank.
 
@@ -395,7 +395,7 @@ def router_products(
     *,
     pdl: bool = False,
 ) -> None:
-    """Write the logits of the router for at most 64 rows, and assign the `top` best experts to each row.
+    """Write the router logits of at most 64 rows, and assign the `top` best experts to each row.
 
     Args:
         x: (rows, dim). Rows may have any stride.

@@ -24,7 +24,7 @@ _ROUTED_K = 128  # inputs per tile
 
 
 class Shape(NamedTuple):
-    """Tile sizes of a grouped GEMM.
+    """Tile sizes of the grouped GEMM of a mixture of experts.
 
     Attributes:
         block_m: number of rows of an expert per tile.
@@ -84,9 +84,9 @@ def _route_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute the logits of BLOCK_M rows, and choose TOP experts per row, best first.
+    """Compute the router logits of BLOCK_M rows, and choose TOP experts per row, best first.
 
-    The softmax weights of these experts and the number of rows per expert are written too.
+    The kernel also writes the softmax weights of these experts, and the number of rows per expert.
     """
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, EXPERTS)
@@ -126,9 +126,9 @@ def _sort_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Compute the position of each choice of BLOCK_M rows when ordered by expert.
+    """Compute the position of each (row, expert) pair of BLOCK_M rows in an order by expert.
 
-    The first program also writes the offsets.
+    The first program also writes the offset of each expert.
     """
     block = tl.program_id(0)
     e = tl.arange(0, EXPERTS)
@@ -155,7 +155,7 @@ def _sort_kernel(
 
 @triton.jit
 def _weights(weight, line, k, BLOCK_N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
-    """Load a transposed tile of weights: BLOCK_K inputs from index `k`, and BLOCK_N outputs from index `line`."""
+    """Load a transposed tile of weights: BLOCK_K inputs from index `k` on, and BLOCK_N outputs from index `line` on."""
     if TMA:
         w = weight.load([line, k]).T
     else:
@@ -192,9 +192,9 @@ def _grouped_kernel(
 ):
     """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows.
 
-    The order of the programs lets neighbours share rows, then weights, in the L2 cache. With FIRST, the kernel gathers
-    rows from x (rows, K) and writes gelu(h) · (g + 1) ordered by expert. N is then the width of one half. Otherwise it
-    reads (pairs, K) ordered by expert, and writes weighted results to `out` (TOP, rows, N).
+    The programs are ordered so that neighbours share rows, then weights, in the L2 cache. With FIRST, the kernel
+    gathers rows from x (rows, K) and writes gelu(h) · (g + 1) ordered by expert. N is then the width of one half.
+    Without FIRST, it reads x (pairs, K) ordered by expert, and writes weighted results to `out` (TOP, rows, N).
     """
     e = tl.arange(0, EXPERTS)
     begin_of = tl.load(begins + e)
@@ -300,15 +300,15 @@ def grouped_product(
     scale: torch.Tensor | None = None,
     shape: Shape | None = None,
 ) -> torch.Tensor:
-    """Compute the GEMM of each expert for its rows. Write the results to `out`, and return `out`.
+    """Compute the grouped GEMM: each expert's weights times its rows. Write the results to `out`, and return `out`.
 
     Args:
         x: (rows, inputs), or (rows · top, inputs) ordered by expert; in half precision or float8_e4m3fn.
         rows: assignment of rows to experts.
-        weight: (experts, outputs, inputs) in half precision or float8_e4m3fn. It must be FP8 if x is.
-        out: output. If x is (rows, inputs), it is (rows · top, outputs / 2) and receives gelu(h) · (g + 1), ordered by
-            expert. If x is ordered by expert, it is (top, rows, outputs) and receives weighted results, best expert
-            first.
+        weight: (experts, outputs, inputs) in half precision or float8_e4m3fn. Must be FP8 if x is FP8.
+        out: output. If x is (rows, inputs), `out` is (rows · top, outputs / 2) and receives gelu(h) · (g + 1), ordered
+            by expert. If x is ordered by expert, `out` is (top, rows, outputs) and receives weighted results, best
+            expert first.
         x_scales: float32 scale of each row if x is FP8, else None.
         scale: float32 (experts, outputs) for FP8 weights, else None.
         shape: tile sizes. None uses the tuned sizes.
@@ -351,7 +351,7 @@ def grouped_product(
 
 @cache
 def _shape_for(device: torch.device, each: int, first: bool, fp8: bool) -> Shape:
-    """Return the tile sizes if each expert has `each` rows on average."""
+    """Return the tuned tile sizes of the grouped GEMM if each expert has `each` rows on average."""
     if each > 64:
         small = device.type != "cuda" or shared_memory(device) < _LARGE
         shapes = _SMALL if small else _SHAPES if each <= _MANY else _SHAPES_OF_MANY

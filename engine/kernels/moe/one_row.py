@@ -1,4 +1,6 @@
-"""Kernels for one row through a block with experts. They are GEMVs without tensor cores, so the row is not padded.
+"""Kernels for one row through a decoder block with experts.
+
+They are GEMVs without tensor cores, so the row is not padded.
 
 `row_into` computes everything that depends on the layer norm of the row: QKV heads, temperature products, and router or
 dense MLP. It also adds the temperature products, so that attention can follow directly. The router program that ends
@@ -6,9 +8,9 @@ last chooses the experts. `add_experts` computes these experts. Additional progr
 projection of attention. Its fc2 adds all results to the residual. Each kernel loads its weights before it waits for the
 previous kernel, see `kernels.gemv`.
 
-FP8 weights are multiplied in float16, two at a time, because float32 would take 2.5 instructions for each. At most four
-products are added in float16, the rest in float32. `shrunk` scales the inputs down, so that each product fits float16.
-A sum of four products fits if no input exceeds 16,320.
+FP8 weights are multiplied in float16, two at a time, because float32 would need 2.5 instructions per weight. At most
+four products are added in float16, the rest in float32. `shrunk` scales the inputs down, so that each product fits
+float16. A sum of four products fits if no input exceeds 16,320.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def limited(x) -> tl.tensor:
 
 @triton.jit
 def shrunk(x) -> tl.tensor:
-    """Divide the inputs of FP8 weights by GROW, and return them as float16. Small values are exact to 2^-16."""
+    """Divide the inputs of FP8 weights by GROW, and return float16. Small values are exact to 2^-16."""
     if x.dtype == tl.float16:
         return x * (1.0 / GROW)
     else:
@@ -45,7 +47,7 @@ def shrunk(x) -> tl.tensor:
 
 @triton.jit
 def tiles(at, STEP: tl.constexpr) -> tl.tuple:
-    """Return a tuple of tiles: those at the pointers, and those at distances of STEP, 2 · STEP and so on."""
+    """Return a tuple of tiles, loaded from the pointers `at`, `at` + STEP, `at` + 2 · STEP and so on."""
     loaded = ()
     for part in tl.static_range(PARTS):
         loaded += (tl.load(at + part * STEP),)  # type: ignore[assignment]
@@ -54,7 +56,9 @@ def tiles(at, STEP: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
-    """Return the float32 sums of products of tiles. If SCALED, they lack the scales of the weights and the factor GROW.
+    """Return the float32 dot products of weight tiles and inputs.
+
+    If SCALED, the caller must multiply them by the weight scales and GROW.
 
     Args:
         weights: tiles of weights.
@@ -73,11 +77,11 @@ def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
 
 
 class IntoShape(NamedTuple):
-    """Tile sizes of `row_into`.
+    """Tile sizes of the kernel `row_into`.
 
     Attributes:
         block_n: number of outputs per program.
-        experts: number of logits per router program.
+        experts: number of router logits per router program.
         warps: number of warps per program.
     """
 
@@ -88,7 +92,7 @@ class IntoShape(NamedTuple):
 
 @triton.jit
 def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
-    """Return the layer norm of the row in float32, in PARTS parts. `gain` and `shift` have the same parts."""
+    """Return the layer norm of the row in float32, in several parts. `gain` and `shift` have the same parts."""
     k = tl.arange(0, STEP)
     values = ()
     total = tl.zeros((STEP,), tl.float32)
@@ -110,7 +114,7 @@ def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def _best(logits, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
-    """Return the indices of the TOP best experts, packed with BITS bits each.
+    """Return the indices of the TOP experts with the highest logits, packed with BITS bits each.
 
     If logits are equal, the lower index wins.
     """
@@ -154,7 +158,7 @@ def _row_into_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute the logits of BLOCK_E experts in the first programs, and BLOCK_N outputs in each other program.
+    """Compute the router logits of BLOCK_E experts in the first programs, and BLOCK_N outputs in each other program.
 
     The first HEADS outputs are stored unchanged, together with their partial sums of TAU temperature products. GELU is
     applied to the other outputs.
@@ -233,10 +237,10 @@ def row_into(
     *,
     pdl: bool,
 ) -> None:
-    """Compute everything that depends on the layer norm of a row.
+    """Compute everything in a decoder block that depends on the layer norm of a row.
 
-    This is the QKV heads, the temperature products, and either the router with the choice of experts or the hidden
-    values of the MLP.
+    The outputs are the QKV heads, the temperature products, and either the chosen experts or the hidden values of the
+    MLP.
 
     Args:
         x: (1, dim).
@@ -244,12 +248,12 @@ def row_into(
         weight: (outputs, dim), contiguous, in the dtype of x or float8_e4m3fn. The QKV heads come first.
         scale: (outputs,) float32 for FP8 weights, else None.
         bias: (outputs,).
-        tau: (factors, heads) weights of the temperature.
+        tau: (factors, heads) weights of the attention temperature.
         router: linear layer to the logits of experts, or None for a dense block.
         heads: (1, heads) output.
         gelu_out: (1, outputs - heads) output after tanh-approximated GELU.
-        products: float32 (heads / `shape.block_n`, 1, factors) output: partial sums of the temperature products, which
-            the reader adds.
+        products: float32 (heads / `shape.block_n`, 1, factors) output: partial sums of the temperature products. The
+            kernel that reads them adds them.
         chosen: output for the logits, the chosen experts and the layer norm, if there is a router.
         shape: tile sizes.
         pdl: whether to use programmatic dependent launch, see `kernels.common`. The previous kernel may write x and
@@ -295,7 +299,7 @@ def row_into(
 
 
 class Shape(NamedTuple):
-    """Tile sizes of `add_experts`.
+    """Tile sizes of the kernels of `add_experts`.
 
     They are the outputs per program of fc1 (of each half), the warps of fc1, and the outputs per program of fc2.
     """
@@ -307,11 +311,11 @@ class Shape(NamedTuple):
 
 
 class Chosen:
-    """The experts that were chosen for one row in one layer, and their logits.
+    """The experts that the router has chosen for one row in one layer, and their logits.
 
-    Each layer has its own buffers on separate cache lines. Hundreds of programs read the same bytes, which takes 100 µs
-    without the L1 cache. With programmatic dependent launch, the L1 cache may return old data if the same addresses
-    were read earlier in the step.
+    Each layer has its own buffers on separate cache lines. Hundreds of programs read these bytes through the L1 cache;
+    without it, reading takes 100 µs. With programmatic dependent launch, the L1 cache may return old data if a kernel
+    has read the same addresses earlier in the step.
 
     Args:
         logits: float32 (1, experts), owned by this layer.
@@ -360,9 +364,9 @@ def _fc1_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N values of gelu(h) · (g + 1) of one expert.
+    """Compute BLOCK_N hidden values gelu(h) · (g + 1) of one expert.
 
-    The last programs compute the projection of attention.
+    The last programs compute the output projection of attention.
     """
     program = tl.program_id(0)
     slot = program // (INNER // BLOCK_N)
@@ -429,7 +433,7 @@ def _fc2_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add BLOCK_N outputs to `into`: the weighted results of all experts, and the projection of attention."""
+    """Add BLOCK_N outputs to the residual: the weighted results of all experts, and the attention projection."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -477,8 +481,8 @@ def add_experts(
         fc2: (experts, dim, width), in the dtype of `fc1`.
         scales: float32 (experts, 2 · width) and (experts, dim) for FP8 weights, else None.
         inner: (top, width) scratch buffer in the dtype of `chosen.normed`.
-        seen: (1, at least dim) output of attention. It is float16 if weights are FP8.
-        out: (dim, dim) weights of the projection of attention, in the dtype of `fc1`.
+        seen: (1, at least dim) output of attention, in float16 if the weights are FP8.
+        out: (dim, dim) weights of the attention projection, in the dtype of `fc1`.
         out_scale: float32 (dim,) for FP8 weights, else None.
         bias: (dim,) bias of the projection.
         delta: float32 (dim,) scratch buffer.
@@ -529,10 +533,7 @@ def add_experts(
 
 
 def supports(dim: int, heads: int, ff_dim: int, tau: int, inner: int, experts: int, top: int, shape: IntoShape) -> bool:
-    """Return whether the kernels support a model.
-
-    It has these widths and these numbers of temperature products, experts and experts per row.
-    """
+    """Return whether the single-row kernels support a model with these widths and numbers of experts."""
     powers = all(size & (size - 1) == 0 and size > 1 for size in (dim, inner, experts, top)) and tau & (tau - 1) == 0
     whole = heads % shape.block_n == 0 and ff_dim % shape.block_n == 0 and experts % shape.experts == 0
     return powers and whole and min(dim, inner) >= 128 and top * (experts - 1).bit_length() < 64

@@ -25,7 +25,7 @@ def test_the_pace_of_cutting_is_learned_from_large_images() -> None:
     pace.measured(2_000_000, 4.0)  # the machine was busy
     assert bound(pace, 1_000_000) == pytest.approx(0.01)
     pace.require_time(1_000_000, 0.011)
-    with pytest.raises(DeadlineError, match="to cut this image takes"):
+    with pytest.raises(DeadlineError, match="cropping this image takes"):
         pace.require_time(1_000_000, 0.009)
 
 

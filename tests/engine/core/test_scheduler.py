@@ -308,8 +308,8 @@ def test_deadlines_end_requests_wherever_they_are() -> None:
     assert list(ended) == [2]
     scheduler.expire(5.0)  # in flight: its batch slot is released when both steps are committed
     assert list(ended) == [2, 0]
-    assert "while it was answered" in str(ended[0])
-    assert "before it was begun" in str(ended[2])
+    assert "during the answer" in str(ended[0])
+    assert "before the prefill" in str(ended[2])
     for step in flying:
         assert step is not None
         scheduler.commit(step, [(1.0, 0.0, 0.0)] * len(step.sequences))

@@ -352,7 +352,9 @@ def test_where_it_fails_the_coarse_outline_stands(
         (found,) = engine.submit(image, [ASKED]).result(60).segments
         assert not found.refined
         assert found.mask(80, 60).any()
-    assert [record.getMessage() for record in caplog.records] == ["outlines are not refined: no memory"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the outline refiner failed, so the result has coarse outlines: no memory"
+    ]
     monkeypatch.undo()
     assert engine.submit(image, [ASKED]).result(60).segments[0].refined
 
