@@ -1,4 +1,4 @@
-"""Command line `python -m benchmarks …` for developers. The benchmarks for users are in `saccade bench`."""
+"""Command line `python -m benchmarks …` for developers. Benchmarks for users are in `saccade bench`."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ def bench_decode(
     keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
     as_json: Json = False,
 ) -> None:
-    """Time decode steps with the GPU's clock, compared with the time to read their bytes once.
+    """Measure the GPU time of decode steps, compared with the time to read their bytes once.
 
-    Models moondream-2-random and moondream-3-random need no weights: published dimensions with random weights.
+    The models moondream-2-random and moondream-3-random need no weights file: they have the published dimensions and
+    random weights.
     """
     from benchmarks.decode import time_decode
     from saccade.pipeline.bench.common import parse_counts
@@ -112,7 +113,7 @@ def bench_ingest(
 ) -> None:
     """Measure the age of a live stream's frames at decoding, compared with PyAV's own loop at the same time.
 
-    The age comes from a clock burnt into the frames, or from the sender's RTCP reports.
+    The age comes from a clock that the sender draws into the frames, or from the sender's RTCP reports.
     """
     from benchmarks.ingest import time_ingest
 
@@ -126,7 +127,7 @@ def bench_webrtc(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the age of a WebRTC peer's frames at decoding, compared with stock aiortc at the same time."""
+    """Measure the age of a WebRTC peer's frames at decoding, compared with unmodified aiortc at the same time."""
     from benchmarks.webrtc import time_webrtc
 
     result = time_webrtc(codec, seconds=seconds)
@@ -140,9 +141,9 @@ def bench_pipeline(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
     as_json: Json = False,
 ) -> None:
-    """Measure a frame's time from decoder to WebSocket record without the model: median and 99th percentile.
+    """Measure the latency from decoder to WebSocket record without the model: median and 99th percentile.
 
-    The demo clip is played at 10 frames/s, or every Nth frame if the model is slower.
+    The demo clip is played at 10 frames/s, or every Nth frame of it if the model is slower.
     """
     from benchmarks.pipeline import time_pipeline
 
@@ -159,7 +160,7 @@ def bench_track(
 ) -> None:
     """Measure the CPU time per frame of tracking, zones, lines and rules, without a model.
 
-    Simulated objects walk and pass each other; some are missed or have a low score.
+    Simulated objects walk and pass each other. Some detections are missing or have a low score.
     """
     from benchmarks.track import time_tracks
     from saccade.pipeline.bench.common import parse_counts
@@ -184,7 +185,7 @@ def bench_mot(
 ) -> None:
     """Score the tracker on MOT Challenge sequences: MOTA, IDF1, HOTA and identity switches.
 
-    python -m benchmarks mot MOT17/train --detections det --out tracks
+    Example: python -m benchmarks mot MOT17/train --detections det --out tracks
     """
     settings = load_settings({"detect": "person", **given, "source": str(folder)})
     from benchmarks.mot.scores import evaluate
@@ -205,7 +206,7 @@ def bench_saccades(
     frames: Annotated[int, typer.Option(min=1, max=100_000, help="Most frames.")] = 200,
     as_json: Json = False,
 ) -> None:
-    """Count detected distant persons with and without windows, and time a frame.
+    """Measure how many distant persons are detected with and without image windows, and the time per frame.
 
     Without CLIP, a rendered 4K scene shows persons of 60 to 75 pixels at five places, two of which stand still.
     """
@@ -215,7 +216,7 @@ def bench_saccades(
     from saccade.pipeline.errors import ConfigError
 
     if (clip is None) != (truth is None):
-        raise ConfigError("--truth: give a CLIP and its --truth together, or neither")
+        raise ConfigError("--truth needs a CLIP, and a CLIP needs --truth")
     counts = parse_small(windows, "--windows", 16)
     with Engine.load(given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")) as engine:
         result = find_far(engine, counts, clip=clip, truth=truth, seed=seed, frames=frames)
@@ -230,9 +231,10 @@ def bench_events(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the latency from a frame to the start of its event at a WebSocket client, with a breakdown.
+    """Measure the latency from a frame to the start of its event at a WebSocket client, for each stage.
 
-    Every path through the image starts many events; events and clips are stored in a temporary folder.
+    Zones divide the image, so that a moving object starts many events. Events and clips are stored in a temporary
+    folder.
     """
     from benchmarks.events import time_events
 
@@ -251,9 +253,9 @@ def bench_questions(
     objects: Annotated[int | None, typer.Option(min=1, max=50, help="Objects in every answer.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure simulated cameras with and without questions of rules: frame age and time to answer.
+    """Measure how questions of rules affect simulated cameras: age of the frames, and time to answer.
 
-    A model that answers questions is needed, such as --model moondream-2-random.
+    The model must answer questions, such as --model moondream-2-random.
     """
     from benchmarks.questions import time_questions
     from saccade.pipeline.bench.common import parse_range
@@ -287,7 +289,7 @@ def bench_soak(
 ) -> None:
     """Run looped cameras with all sinks, events, recordings and clients, and print resource usage every minute.
 
-    At the end, print the slope of each value after minute 10 with its confidence interval.
+    At the end, print the growth of each value after minute 10 with its confidence interval.
     """
     from benchmarks.soak.run import Soak, run_soak
 
@@ -303,7 +305,7 @@ def against_onnxruntime(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Time nano's detector in Saccade's CPU path and under onnxruntime, with the same weights."""
+    """Compare the inference time of nano's detector on a CPU in Saccade and in onnxruntime, with the same weights."""
     from benchmarks.against.onnx_runtime import compare
 
     _show(compare(turns, frames, threads), save, as_json)
@@ -311,7 +313,7 @@ def against_onnxruntime(
 
 @against.command("readers")
 def against_readers(turns: Turns = 5, seconds: Seconds = 8.0, save: Save = None, as_json: Json = False) -> None:
-    """Decode a 1080p H.264 file with Saccade, PyAV and OpenCV. For live streams see `ingest`."""
+    """Compare the time to decode a 1080p H.264 file with Saccade, PyAV and OpenCV. For live streams see `ingest`."""
     from benchmarks.against.readers import compare
 
     _show(compare(turns, seconds), save, as_json)
@@ -319,7 +321,7 @@ def against_readers(turns: Turns = 5, seconds: Seconds = 8.0, save: Save = None,
 
 @against.command("aiortc")
 def against_aiortc(turns: Turns = 3, seconds: Seconds = 10.0, save: Save = None, as_json: Json = False) -> None:
-    """Measure the age of a WebRTC peer's frames at decoding, with Saccade and with stock aiortc."""
+    """Measure the age of a WebRTC peer's frames at decoding, with Saccade and with unmodified aiortc."""
     from benchmarks.against.aiortc import compare
 
     _show(compare(turns, seconds), save, as_json)
@@ -333,7 +335,7 @@ def against_bytetrack(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Time and score Saccade's tracker and ByteTrack of the package trackers."""
+    """Compare the speed and scores of Saccade's tracker and of ByteTrack in the package trackers."""
     from benchmarks.against.tracking import compare_trackers
 
     _show(compare_trackers(turns, frames, objects), save, as_json)
@@ -341,7 +343,7 @@ def against_bytetrack(
 
 @against.command("mot-scores")
 def against_mot_scores(turns: Turns = 5, save: Save = None, as_json: Json = False) -> None:
-    """Score the same tracks with `benchmarks mot` and with the package trackers: MOTA, IDF1, HOTA and CPU time."""
+    """Compare `benchmarks mot` with the package trackers on the same tracks: MOTA, IDF1, HOTA and CPU time."""
     from benchmarks.against.tracking import compare_scoring
 
     _show(compare_scoring(turns), save, as_json)
@@ -357,7 +359,10 @@ def against_reference(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Time the engine and the reference loop of Moondream 2. The default model, moondream-2-random, needs a GPU."""
+    """Compare the inference time of the engine and of the reference implementation of Moondream 2.
+
+    The default model, moondream-2-random, needs a GPU.
+    """
     from benchmarks.against.reference import compare
 
     model = given.get("model", "moondream-2-random")
@@ -374,7 +379,7 @@ def against_one_queue(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate cameras at twice the capacity, with Saccade's admission and with one queue for all frames."""
+    """Simulate cameras at twice the engine's capacity, with Saccade's admission and with one queue for all frames."""
     from benchmarks.against.cameras import compare
 
     _show(compare(given.get("model", "nano"), given.get("device", "auto"), cameras, turns, seconds), save, as_json)
@@ -388,7 +393,7 @@ def against_vllm(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Time Saccade and vLLM on Moondream 3's dimensions with random weights. Needs a GPU and vLLM."""
+    """Compare the latency of Saccade and vLLM with a random model of Moondream 3's size. Needs a GPU and vLLM."""
     from benchmarks.against.vllm import compare
 
     _show(compare(turns, requests, limit), save, as_json)
@@ -398,7 +403,7 @@ def against_vllm(
 def against_plot(
     results: Annotated[list[Path], typer.Argument(metavar="JSON…", help="Files that --save wrote.")],
 ) -> None:
-    """Draw saved results again, next to their JSON files."""
+    """Redraw the plots of saved comparisons, next to their JSON files."""
     for path in results:
         path.with_suffix(".svg").write_text(Comparison.read(path).as_svg(), encoding="utf-8")
 

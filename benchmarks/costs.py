@@ -1,4 +1,4 @@
-"""Computes the number of bytes that a decode step must read, from the sizes of a model."""
+"""Computes how many bytes a decode step must read at least, from the dimensions of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KV_SCALE = 2
 
 
 class MoondreamCosts:
-    """Lower bounds for the cost of a step of a model.
+    """Lower bounds for the memory traffic of a decode step of a model.
 
     Args:
         config: configuration of the model. A detector as vision encoder is not counted.

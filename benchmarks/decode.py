@@ -11,7 +11,7 @@ from saccade.engine.errors import EngineError
 
 @dataclass(slots=True, frozen=True)
 class DecodeRow:
-    """Times of decode steps with a number of rows, in milliseconds on the GPU.
+    """GPU times of decode steps with a given number of rows, in milliseconds.
 
     Attributes:
         rows: number of sequences in the step.
@@ -31,7 +31,10 @@ class DecodeRow:
 
 @dataclass(slots=True, frozen=True)
 class DecodeBench:
-    """Results of `time_decode`. `bandwidth` is in bytes per second (read and write), `length` in keys per sequence."""
+    """Results of the decode benchmark.
+
+    `bandwidth` is in bytes per second (reads plus writes), `length` in keys per sequence.
+    """
 
     model: str
     device: str
@@ -41,11 +44,11 @@ class DecodeBench:
     rows: tuple[DecodeRow, ...]
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the decode benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return the results as a table."""
+        """Return the results of the decode benchmark as a table."""
         lines = [
             f"{self.model}, {self.dtype}, on {self.device}: decode steps at {self.length} keys, in ms",
             f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'roofline':>9}",

@@ -17,7 +17,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the median time of `work` on the GPU, in seconds."""
+    """Return the median GPU time of `work`, in seconds."""
     times = []
     for _ in range(_REPEATS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

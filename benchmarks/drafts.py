@@ -1,7 +1,7 @@
-"""`python -m benchmarks drafts`: savings of speculative decoding if the draft is the answer for the last frame.
+"""`python -m benchmarks drafts`: measures the savings of speculative decoding with the last frame's answer as draft.
 
 On clips, the benchmark counts decode steps per frame with and without drafts. With scripted answers, it measures the
-time per frame if some objects have moved. Scripted answers need no trained model.
+time per frame when some objects have moved. Scripted answers need no trained model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WARM_UP = 10  # frames of each row that are not counted
 
 @dataclass(slots=True, frozen=True)
 class ClipRow:
-    """Results for one clip.
+    """Speculative decoding results for one clip.
 
     Attributes:
         clip: name of the clip.
@@ -64,7 +64,7 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Results for scripted answers of `objects` boxes, of which `moved` change in each frame. None means no drafts."""
+    """Results for scripted answers with `objects` boxes, of which `moved` change in each frame (None: no drafts)."""
 
     objects: int
     moved: int | None
@@ -75,7 +75,7 @@ class ScriptedRow:
 
 @dataclass(slots=True, frozen=True)
 class DraftsBench:
-    """Results of `time_drafts` and `time_scripted`."""
+    """Results of the drafts benchmark: on clips, and with scripted answers."""
 
     model: str
     device: str
@@ -83,11 +83,11 @@ class DraftsBench:
     rows: tuple[ClipRow | ScriptedRow, ...]
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the drafts benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return the results as tables."""
+        """Return the results of the drafts benchmark as tables."""
         lines = [f"{self.model} on {self.device} in {self.dtype}"]
         clips = [row for row in self.rows if isinstance(row, ClipRow)]
         if clips:
@@ -124,9 +124,9 @@ def time_drafts(
 
     Args:
         model: name, folder or hub ID of a model, or a model with random weights.
-        device: device of the model.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         clips: video files.
-        dtype: see `Engine.load`.
+        dtype: name of the dtype, or None for the device's default.
         label: label to detect.
         frames: maximum number of frames per clip.
         stride: use every Nth frame.
@@ -169,10 +169,10 @@ def time_drafts(
 def _asked(
     engine: Engine, images: Sequence[RgbImage], label: str, key: str | None
 ) -> tuple[list[Result], float, float, float]:
-    """Return four values.
+    """Detect a label on images, one after another.
 
-    They are the results, the decode steps per frame, the median time in milliseconds, and the fraction of accepted
-    draft values.
+    Return the results, the decode steps per frame, the median time in milliseconds, and the fraction of accepted draft
+    values.
     """
     before, results, waits = engine.counters(), [], []
     for image in images:
@@ -198,7 +198,7 @@ class ScriptedOutput(BoxesOutput):
     Args:
         boxes: x, y, width and height of each box.
         before: boxes of the previous frame, which are the draft.
-        max_steps: maximum number of steps that fit the context.
+        max_steps: maximum number of decoding steps that fit into the context.
     """
 
     __slots__ = ("_at", "_guess", "_next", "_old", "_peek", "_truth")
@@ -211,11 +211,11 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """Always False, because the image does not show the boxes."""
+        """Whether detections in the image can be the draft. Always False, because the image does not show the boxes."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:
-        """Count a step and ignore its samples."""
+        """Count a decoding step and ignore its samples. Return True after the last step."""
         number, self._at = self._at, self._at + 1
         self._peek = number
         self._guess = list(self._next)
@@ -240,13 +240,13 @@ Boxes = tuple[tuple[float, float, float, float], ...]
 
 @dataclass(slots=True, frozen=True)
 class ScriptedDetect(Detect):
-    """Detection that returns scripted `boxes`. `before` are the boxes of the previous frame."""
+    """Detect task that returns scripted `boxes`. `before` are the boxes of the previous frame."""
 
     boxes: Boxes = ()
     before: Boxes = ()
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the scripted state machine."""
+        """Return the state machine that returns the scripted boxes."""
         return ScriptedOutput(self.boxes, self.before, max_steps)
 
 
@@ -280,11 +280,11 @@ def time_scripted(
 
     Args:
         model: name, folder or hub ID of a model, or a model with random weights.
-        device: device of the model.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         objects: number of boxes per answer.
         moved: numbers of boxes that change per frame; one row of results for each.
-        dtype: see `Engine.load`.
-        size: size of the images in pixels.
+        dtype: name of the dtype, or None for the device's default.
+        size: width and height of the images in pixels.
         frames: number of frames per row.
 
     Raises:
@@ -300,7 +300,7 @@ def time_scripted(
 def run_scripted(
     engine: Engine, images: Sequence[RgbImage], objects: int, moved: Sequence[int], frames: int
 ) -> list[ScriptedRow]:
-    """Run `time_scripted` with an engine and images of the caller."""
+    """Run `time_scripted` with an existing engine and given images."""
     rows = []
     for how_many in (None, *moved):
         key = None if how_many is None else ("bench", how_many)

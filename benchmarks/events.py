@@ -1,7 +1,7 @@
-"""`python -m benchmarks events`: time from a frame to the start of its event, with the time of each stage.
+"""`python -m benchmarks events`: measures the latency from a frame to the start of its event, for each stage.
 
 Zones divide the image, so that every moving object starts many events. A WebSocket client in this process records when
-it receives each event. The time is measured from the capture time of the event's frame. Events, clips and snapshots are
+it receives each event. The latency starts at the capture time of the event's frame. Events, clips and snapshots are
 stored too.
 """
 
@@ -31,17 +31,18 @@ _LONG_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class BeginBench:
-    """Latencies in milliseconds.
+    """Event latencies in milliseconds.
 
     Attributes:
         source: address of the source, without credentials.
-        clock: where capture times come from: 'rtcp' or 'arrival'.
+        clock: origin of the capture times: 'rtcp' or 'arrival'.
         frames, fps: number of results, and results per second.
         events: number of started events.
-        p50_ms, p95_ms, max_ms: time from the capture of the first frame of an event to its record at the client.
+        p50_ms, p95_ms, max_ms: time from the capture of an event's first frame until the client receives the event.
         parts: median time of each stage: transfer from the camera, decoding, queue, model (two parts), tracks and
             rules, delivery.
-        frame_p50_ms, frame_p95_ms: time from the capture of a frame to its record at the client, for all frames.
+        frame_p50_ms, frame_p95_ms: time from the capture of a frame until the client receives its record, for all
+            frames.
     """
 
     source: str
@@ -57,11 +58,11 @@ class BeginBench:
     frame_p95_ms: float
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the event benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary in three lines."""
+        """Return a summary of the event latencies in three lines."""
         parts = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in self.parts.items())
         return (
             f"{self.source}, {self.frames} frames at {self.fps:.1f} fps, clock {self.clock}\n"
@@ -72,7 +73,7 @@ class BeginBench:
 
 
 def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
-    """Run a live source for `seconds` after its first result, and time its events.
+    """Run a live source for `seconds` after its first result, and measure the latency of its events.
 
     Args:
         given: settings with `source` and `detect`.
@@ -96,7 +97,7 @@ def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
         (run,) = opened.controller.start()
         if not run.source.info.live:
             raise ConfigError(
-                f"{run.source.info.url} is not a live source; give a camera, because event latency needs capture times"
+                f"{run.source.info.url} is not a live source; use a camera, because event latency needs capture times"
             )
         watching = threading.Thread(target=_listen, args=(client, came), name="bench client", daemon=True)
         watching.start()

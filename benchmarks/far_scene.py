@@ -1,8 +1,8 @@
 """A rendered 4K scene with small persons at known positions. Three persons move and two stand still.
 
-At each of five places, the demo clip is shown at reduced size with a different start time. A still place shows a single
-frame. The background is a blurred, noisy picture without persons. The ground truth consists of the detections in the
-clip at full size.
+Five places in the scene show the demo clip at reduced size, each with a different start time. A still place shows a
+single frame. The background is a blurred, noisy image without persons. The ground truth consists of the detections in
+the clip at full size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the scene that shows the clip.
+    """A place in the rendered scene that shows the clip.
 
     Attributes:
         x, y: upper left corner in pixels.
@@ -61,11 +61,11 @@ class Truth:
 
 
 class FarScene:
-    """Renders the frames of the scene.
+    """Renders the frames of a scene with small persons.
 
     Args:
         clip: frames of the clip, (height, width, 3) uint8 RGB.
-        persons: boxes of the persons in each frame of the clip, as fractions.
+        persons: boxes of the persons in each frame of the clip, as fractions of the frame.
         width, height: size of the scene in pixels.
         places: places that show the clip.
     """
@@ -98,7 +98,7 @@ class FarScene:
         )
 
     def frame(self, number: int) -> tuple[Image, list[Truth]]:
-        """Return a frame of the scene, (height, width, 3) uint8 RGB, and the persons in it."""
+        """Return frame `number` of the scene, (height, width, 3) uint8 RGB, and the ground truth of its persons."""
         image, truth = self._background.copy(), []
         for place, scale in zip(self._places, self._scales, strict=True):
             shown = self._frame_of(place, number)
@@ -120,15 +120,17 @@ class FarScene:
         return image, truth
 
     def frames(self, count: int) -> Iterator[tuple[Image, list[Truth]]]:
-        """Yield the first `count` frames of the scene."""
+        """Yield the first `count` frames of the scene, each with the ground truth of its persons."""
         return (self.frame(number) for number in range(count))
 
 
 def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
-    """Return random places in a 4K scene, three moving and two still, without overlap. Persons have 60 to 75 pixels.
+    """Return random places in a 4K scene, three moving and two still, without overlap.
+
+    Persons are 60 to 75 pixels tall.
 
     Args:
-        seed: random seed.
+        seed: seed of the random numbers.
         clip: width and height of the clip's frames. A person has two thirds of the height.
     """
     width, height = 3840, 2160
@@ -145,7 +147,7 @@ def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
 
 
 def read_clip(path: Path, engine: Engine) -> tuple[list[Image], list[list[Rect]]]:
-    """Return the frames of a clip at 10 frames/s, and the persons that the model detects in each frame at full size."""
+    """Return the frames of a clip at 10 frames/s, and the persons that the model detects in each full-size frame."""
     from saccade.engine import Detect
 
     capture = cv2.VideoCapture(str(path))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks ingest`: age of the frames of a live source when they are decoded, compared with PyAV.
+"""`python -m benchmarks ingest`: measures the age of a live source's frames at decoding, compared with PyAV.
 
 Saccade and the usual PyAV loop run at the same time, so that both have the same load.
 """
@@ -30,7 +30,7 @@ class IngestBench:
 
     Attributes:
         source: address of the source, without credentials.
-        clock: where the ages come from: "burnt in" or "rtcp".
+        clock: origin of the ages: "burnt in" (clock drawn into the frames) or "rtcp".
         frames, fps: number of frames, and frames per second.
         median_ms, p95_ms: age of the frames from Saccade.
         pyav_frames, pyav_median_ms, pyav_p95_ms: number and age of the frames from `for frame in container.decode()`
@@ -48,11 +48,11 @@ class IngestBench:
     pyav_p95_ms: float | None
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the ingest benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary in three lines."""
+        """Return a summary of the frame ages in three lines."""
 
         def ages(median: float | None, p95: float | None) -> str:
             return "age unknown" if median is None or p95 is None else f"median {median:.1f} ms old, p95 {p95:.1f}"
@@ -65,9 +65,7 @@ class IngestBench:
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """Return the age of a frame, using the sender's clock that is drawn in its top 20 rows.
-
-    Return None without a clock.
+    """Return the age of a frame in milliseconds from the sender's clock in its top 20 rows, or None without a clock.
 
     The clock is the Unix time in milliseconds as 32 bits from left to right, least significant bit first. A bright bit
     is 1.
@@ -99,7 +97,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
     with open_once(target, "none", transport) as source:
         if not source.info.live:
             raise SourceError(
-                f"{source.info.url} is not live; give a camera, because frames of a file have no capture time"
+                f"{source.info.url} is not a live source; use a camera, because frames of a file have no capture time"
             )
         other.start()
         try:
@@ -114,7 +112,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """Return the age of each frame, where the ages come from, and the duration in seconds."""
+    """Return the age of each frame in milliseconds, the origin of the ages, and the duration in seconds."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0
@@ -131,7 +129,7 @@ def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, flo
 
 
 def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list[float | None]) -> None:
-    """Decode with the usual PyAV loop and with all options that make it faster."""
+    """Decode a live source with PyAV's loop and all options that make it faster. Append frame ages to `ages`."""
     options = {"rtsp_transport": "tcp" if transport == "auto" else transport} if url.startswith("rtsp") else {}
     try:
         with av.open(url, options=options, timeout=5.0) as container:
@@ -146,6 +144,6 @@ def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list
 
 
 def _figures(ages: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the median and the 95th percentile."""
+    """Return the median and the 95th percentile of the frame ages, or None without ages."""
     known = [age for age in ages if age is not None]
     return (statistics.median(known), float(np.percentile(known, 95))) if known else (None, None)

@@ -36,7 +36,7 @@ _LONG_S = 120.0
 
 @dataclass(slots=True, frozen=True)
 class Held:
-    """Memory of the process after `seconds`, in MB: allocated and reserved device memory, and RAM.
+    """Memory use of the process after `seconds`, in MB: allocated and reserved device memory, and RAM.
 
     Attributes:
         pages: number of KV cache pages in use.
@@ -55,7 +55,7 @@ class Held:
 
 @dataclass(slots=True, frozen=True)
 class MemoryBench:
-    """All measurements, and how fast each kind of memory grows per minute after the first 3 minutes."""
+    """All memory measurements, and the growth per minute of each kind of memory after the first 3 minutes."""
 
     model: str
     device: str
@@ -63,17 +63,17 @@ class MemoryBench:
     tasks: dict[str, int]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the growth per minute of an attribute of `Held` after the warm-up (at most a third of the run)."""
+        """Return the growth per minute of a memory value after the warm-up (at most a third of the run)."""
         warm = min(_WARM_S, self.rows[-1].seconds / 3)
         steady = [row for row in self.rows if row.seconds >= warm]
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the memory benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        """Return the growth of memory, and the number of requests per task."""
+        """Return the growth of memory, and the number of requests per task, as text."""
         slopes = [f"{name} {self.slope(name) or '-'}" for name in ("allocated_mb", "reserved_mb", "rss_mb")]
         asked = ", ".join(f"{name} {count}" for name, count in sorted(self.tasks.items()))
         return f"{self.model} on {self.device}: slope a minute: {'; '.join(slopes)}\nasked: {asked}"
@@ -84,7 +84,7 @@ class MixedLoad:
 
     Args:
         engine: the engine.
-        seed: random seed of image sizes and prompts.
+        seed: seed of the random image sizes and prompts.
     """
 
     def __init__(self, engine: Engine, seed: int) -> None:
@@ -97,7 +97,7 @@ class MixedLoad:
         self.done = self.failed = 0
 
     def step(self) -> None:
-        """Submit a request. If too many requests are in flight, first wait for the oldest."""
+        """Submit a random request. If too many requests are running, first wait for the oldest."""
         chance = self._chance
         image = chance.choice(self._images)
         try:
@@ -125,7 +125,7 @@ class MixedLoad:
             self._wait()
 
     def finish(self) -> None:
-        """Wait for all requests in flight."""
+        """Wait for all running requests."""
         while self._waiting:
             self._wait()
         while self._kept:
@@ -180,11 +180,11 @@ def watch_memory(
 
     Args:
         model: name or folder of a model, or one of `registry.RANDOM`.
-        device: see `Engine.load`.
-        dtype: see `Engine.load`.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        dtype: name of the dtype, or None for the device's default.
         seconds: duration in seconds.
         every_s: seconds between two printed measurements.
-        seed: random seed of image sizes and prompts.
+        seed: seed of the random image sizes and prompts.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -195,7 +195,7 @@ def watch_memory(
 
 
 def watch_engine(engine: Engine, *, seconds: float, every_s: float, seed: int = 0) -> MemoryBench:
-    """Run `watch_memory` with an engine of the caller."""
+    """Run `watch_memory` with an existing engine."""
     asked, begun = MixedLoad(engine, seed), time.monotonic()
     rows: list[Held] = []
     print(f"{engine.model.name} on {engine.model.device}: {', '.join(engine.model.skills)}", flush=True)

@@ -1,6 +1,6 @@
-"""`python -m benchmarks pipeline`: time of a frame from the decoder to its WebSocket record, without the model.
+"""`python -m benchmarks pipeline`: measures the latency from decoder to WebSocket record, without the model.
 
-The demo clip is played at the rate of a camera, with the real model. The client runs in this process.
+The demo clip is played at the frame rate of a camera, with the real model. The client runs in this process.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _LONG_S = 30.0
 
 @dataclass(slots=True, frozen=True)
 class PipelineBench:
-    """Times in milliseconds from the decoder to the client, without the work of the model.
+    """Latencies from the decoder to the client in milliseconds, without the time of the model.
 
     Attributes:
         model, device, dtype: the model, its device and its dtype.
         fps: frame rate.
         frames: number of records.
         median_ms, p99_ms: total time without the model.
-        before_ms, after_ms: median time before the work of the model, and after its result.
-        model_ms: median time of the work of the model.
+        before_ms, after_ms: median time before the model starts, and after its result.
+        model_ms: median time of the model.
     """
 
     model: str
@@ -59,11 +59,11 @@ class PipelineBench:
     model_ms: float
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the pipeline benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary in two lines."""
+        """Return a summary of the pipeline latencies in two lines."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.frames} records at {self.fps:g} fps\n"
             f"from the decoder to the socket, less the model's {self.model_ms:.1f} ms: median {self.median_ms:.2f} ms, "
@@ -72,7 +72,7 @@ class PipelineBench:
 
 
 def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
-    """Play the configured source file for `seconds` at its own frame rate, and measure the times.
+    """Play the configured source file for `seconds` at its own frame rate, and measure the latencies.
 
     Raises:
         SourceError: if the source cannot be used.

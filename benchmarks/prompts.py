@@ -1,4 +1,4 @@
-"""`python -m benchmarks prompts`: cost of several prompts on one image, compared with one image per prompt.
+"""`python -m benchmarks prompts`: measures several prompts on one image, compared with one image per prompt.
 
 Prompts on the same image share its prefill and its KV cache pages.
 """
@@ -30,7 +30,7 @@ Asked = list[tuple[RgbImage, list[Detect]]]
 
 @dataclass(slots=True, frozen=True)
 class PromptsRow:
-    """Results for a number of prompts, once all on one image and once with an image for each prompt.
+    """Results for a number of prompts, once with all prompts on one image and once with an image for each prompt.
 
     Attributes:
         prompts: number of prompts.
@@ -48,7 +48,7 @@ class PromptsRow:
 
 @dataclass(slots=True, frozen=True)
 class PromptsBench:
-    """Results for each number of prompts, with the model and its device."""
+    """Results of the prompts benchmark for each number of prompts, with the model and its device."""
 
     model: str
     device: str
@@ -56,11 +56,11 @@ class PromptsBench:
     rows: list[PromptsRow]
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the prompts benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return the results as a table."""
+        """Return the results of the prompts benchmark as a table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}; {_OBJECTS} objects a prompt; ms to all answers, "
             "most pages in use",
@@ -85,10 +85,10 @@ def time_prompts(
     """Measure prompts on one image and prompts with an image each, alternately, `rounds` times.
 
     Args:
-        name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
-        device: see `Engine.load`.
+        name: name, folder or hub ID of a model, or `saccade.engine.golden.random_model.MOONDREAM_2`.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         prompts: numbers of prompts; one row of results for each.
-        dtype: see `Engine.load`.
+        dtype: name of the dtype, or None for the device's default.
         size: width and height of the images in pixels.
         rounds: number of repetitions.
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks questions`: how questions of rules affect the cameras, and how long their answers take.
+"""`python -m benchmarks questions`: measures how questions of rules affect the cameras, and the time to answer.
 
 The same cameras run twice on one engine: first without questions, then with a fixed rate of questions about crops.
 """
@@ -35,7 +35,7 @@ _END_S = 10.0
 
 @dataclass(slots=True, frozen=True)
 class QuestionsBench:
-    """Results of `time_questions`.
+    """Results of the questions benchmark.
 
     Attributes:
         without, beside: results of the cameras without and with questions.
@@ -55,16 +55,16 @@ class QuestionsBench:
 
     @property
     def moved(self) -> float:
-        """Relative change of the 99th percentile of the age of a frame at its result. 0.1 means 10 % more."""
+        """Relative change of the 99th percentile of the frame age, caused by the questions. 0.1 means 10 % older."""
         return self.beside.result_p99_ms / self.without.result_p99_ms - 1
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object, without the rows of the cameras."""
+        """Return all fields of the questions benchmark as a JSON object, without the rows of the cameras."""
         parts = asdict(replace(self, without=replace(self.without, rows=()), beside=replace(self.beside, rows=())))
         return json.dumps({**parts, "moved": self.moved}, indent=2)
 
     def as_text(self) -> str:
-        """Return the results as text."""
+        """Return the results of the questions benchmark as text."""
 
         def line(name: str, seen: CamerasBench) -> str:
             return (
@@ -98,7 +98,7 @@ def time_questions(
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
 ) -> QuestionsBench:
-    """Run the cameras without questions, then with `per_second` questions per second; see `time_cameras`.
+    """Run simulated cameras without questions, then with `per_second` questions per second; see `time_cameras`.
 
     Raises:
         EngineError: if the model cannot be loaded or does not support questions.
@@ -118,7 +118,10 @@ def time_questions(
 
 
 class _Asking:
-    """Submits questions at random times with a given mean rate while a `with` block runs."""
+    """Context manager that submits questions at random times (Poisson arrivals) with a given mean rate.
+
+    Questions are submitted until the `with` block ends.
+    """
 
     def __init__(self, engine: Engine, images: Sequence[RgbImage], per_second: float) -> None:
         self._engine, self._images, self._per_second = ModelAskEngine(engine), images, per_second

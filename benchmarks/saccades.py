@@ -1,8 +1,8 @@
-"""`python -m benchmarks saccades`: how many distant persons are detected with and without image windows.
+"""`python -m benchmarks saccades`: measures how many distant persons are detected with and without image windows.
 
-The input is a clip or a rendered scene. The ground truth of a clip is a JSON file {"frames": {"0": [[x1, y1, x2, y2,
-…], …], …}} in fractions of the frame. Without a clip, the scene of `far_scene` is used. Frames are processed one after
-another, as from a camera with 10 frames/s.
+The input is a clip or the rendered scene of `far_scene`. The ground truth of a clip is a JSON file {"frames": {"0":
+[[x1, y1, x2, y2, …], …], …}} in fractions of the frame. Frames are processed one after another, like those of a camera
+with 10 frames/s.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Truth = Sequence[tuple[Rect, bool, bool]]
 
 @dataclass(slots=True, frozen=True)
 class FarRow:
-    """Results for one maximum number of windows.
+    """Detection results for one maximum number of image windows.
 
     Attributes:
         windows: maximum number of windows per frame.
-        moving, still: recall of moving and of still persons at an IoU of 0.4. Boxes from an earlier window count too.
+        moving, still: recall of moving and of still persons at an IoU of 0.4, including boxes from an earlier window.
             None if there are no such persons.
         moving_found, still_found: recall of boxes that were detected in the same frame.
         precision: precision of all boxes, or None if there are no boxes.
-        ms: median time of a frame in stage and engine.
-        choose_ms: median time to find motion and choose windows.
+        ms: median time per frame in milliseconds, in the window stage and the engine.
+        choose_ms: median time in milliseconds to find motion and choose windows.
         looks: number of windows for each reason.
     """
 
@@ -59,16 +59,16 @@ class FarRow:
 
 @dataclass(slots=True, frozen=True)
 class FarBench:
-    """Results of `find_far`."""
+    """Results of the saccades benchmark, one row per maximum number of windows."""
 
     rows: tuple[FarRow, ...]
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the saccades benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return the results as a table."""
+        """Return the results of the saccades benchmark as a table."""
         lines = [
             f"{'windows':>7} {'moving':>7} {'(found)':>7} {'still':>7} {'(found)':>7} {'precision':>9} {'ms':>7} "
             f"{'choose':>7}  looks"
@@ -92,14 +92,14 @@ def find_far(
     seed: int | None = None,
     frames: int = 100,
 ) -> FarBench:
-    """Detect persons, once for each maximum number of windows.
+    """Detect persons in a clip or scene, once for each maximum number of image windows.
 
     Args:
         engine: the engine.
         counts: maximum numbers of windows per frame; one row of results for each.
         clip: a video file, or None for the rendered scene.
         truth: file with the ground truth of the clip.
-        seed: random seed of the places in the scene. None uses the fixed places of the tests.
+        seed: seed of the random places in the scene. None uses the fixed places of the tests.
         frames: maximum number of frames.
     """
     if clip is not None and truth is not None:

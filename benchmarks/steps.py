@@ -16,11 +16,11 @@ from saccade.engine.runtime.step_inputs import bucket_of
 
 
 def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> list[float]:
-    """Return the times of decode steps that sample coordinates, in seconds.
+    """Return the GPU times of decode steps that sample coordinates, in seconds.
 
     Args:
         engine: an idle engine on CUDA.
-        rows: number of sequences. They have separate KV cache pages as far as there are enough.
+        rows: number of sequences. They have separate KV cache pages if the cache has enough pages.
         position: position of each sequence.
         repeats: number of steps.
 
@@ -31,17 +31,19 @@ def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> l
 
 
 def time_sampling(engine: Engine, rows: int) -> float:
-    """Return the median time of sampling the coordinates of a step, in seconds.
+    """Return the median GPU time of sampling the coordinates of a step, in seconds.
 
-    Raises the same errors as `time_step`.
+    Raises:
+        EngineError: if the engine is on a CPU or not idle.
     """
     return engine.run_idle(lambda executor: _sampling(_cuda(executor), rows))
 
 
 def experts_used(engine: Engine, rows: int) -> float | None:
-    """Return the mean number of experts per layer that the latest step used, or None.
+    """Return the mean number of experts per layer that the last step used, or None if the model has no experts.
 
-    Raises the same errors as `time_step`.
+    Raises:
+        EngineError: if the engine is on a CPU or not idle.
     """
     return engine.run_idle(lambda executor: _experts(_cuda(executor), rows))
 
@@ -55,13 +57,13 @@ def _cuda(executor: Any) -> CudaExecutor:
 def _times(
     executor: CudaExecutor, work: Callable[[], object], repeats: int, begin_with: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """Return the times of repeated work on the GPU in seconds, without the first few. Nothing else may run.
+    """Return the GPU times of repeated work in seconds, without the warm-up. Nothing else may run on the GPU.
 
     Args:
         executor: executor whose compute stream is used.
         work: the work to time.
         repeats: number of repetitions.
-        begin_with: work before each repetition that is not timed.
+        begin_with: untimed work before each repetition.
     """
     pairs, stream = [], executor._compute.stream
     torch.cuda.synchronize(stream.device)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks track`: CPU time per frame of tracking and rules, without a model.
+"""`python -m benchmarks track`: measures the CPU time per frame of tracking and rules, without a model.
 
 Simulated objects walk randomly and pass each other. In each frame, one in thirty objects is not detected, and one in
 thirty has a low score. The measured time is the CPU time of the thread.
@@ -46,12 +46,12 @@ _STEPS = ("tracker", "tracks", "zones and lines", "rules")
 
 @dataclass(slots=True, frozen=True)
 class StepCost:
-    """CPU time of one stage in milliseconds per frame.
+    """CPU time of one tracking stage in milliseconds per frame.
 
     Attributes:
         objects: approximate number of objects per frame.
-        step: name of the stage. `tracker` is only the arithmetic. `tracks` is the stage with trails. `zones and lines`
-            adds three zones, two lines and smoothing. `rules` adds five rules and is everything.
+        step: name of the stage: `tracker` (only the tracker's arithmetic), `tracks` (with trails), `zones and lines`
+            (also three zones, two lines and smoothing), or `rules` (also five rules).
         p50_ms, p99_ms: median and 99th percentile over all frames.
     """
 
@@ -63,17 +63,17 @@ class StepCost:
 
 @dataclass(slots=True, frozen=True)
 class TrackBench:
-    """Results of `time_tracks`."""
+    """Results of the track benchmark, one row per stage and number of objects."""
 
     frames: int
     costs: tuple[StepCost, ...]
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the track benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return the results as a table."""
+        """Return the results of the track benchmark as a table."""
         lines = [f"CPU time a frame of {self.frames} frames, in ms", f"{'objects':>7}  {'':<16} {'p50':>7} {'p99':>7}"]
         for cost in self.costs:
             number = str(cost.objects) if cost.step == _STEPS[0] else ""
@@ -82,7 +82,7 @@ class TrackBench:
 
 
 def time_tracks(counts: Sequence[int], frames: int = 2000) -> TrackBench:
-    """Time the stages on `frames` frames, for each number of objects in `counts`."""
+    """Time the tracking stages on `frames` frames, for each number of objects in `counts`."""
     costs = []
     for count in counts:
         times = _time(count, frames)
@@ -94,7 +94,7 @@ def time_tracks(counts: Sequence[int], frames: int = 2000) -> TrackBench:
 
 
 def _time(count: int, frames: int) -> NDArray[np.float64]:
-    """Return the CPU time (4, frames) in milliseconds of each stage in `_STEPS`, for the same boxes."""
+    """Return the CPU time (4, frames) in milliseconds of each tracking stage in `_STEPS`, for the same boxes."""
     tracker = Tracker(TrackerSettings(high=0.5, new=0.5, low=0.0))
     tracks = TrackStage()
     zones = AnalyzeStage(AnalyticsSettings.model_validate({"zones": _ZONES, "lines": _LINES}))
@@ -126,7 +126,7 @@ def _time(count: int, frames: int) -> NDArray[np.float64]:
 
 
 def walk(count: int, frames: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Simulate the objects, and return boxes (n, 4) and scores (n,) for each frame."""
+    """Simulate walking objects, and return boxes (n, 4) and scores (n,) for each frame."""
     dice = np.random.default_rng(0)
     half = np.array(_SIZE) / 2
     places = dice.uniform(half, 1 - half, (count, 2))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks webrtc`: age of the frames of a WebRTC peer when they are decoded, compared with aiortc.
+"""`python -m benchmarks webrtc`: measures the age of a WebRTC peer's frames at decoding, compared with aiortc.
 
 One sender in this process draws the time into the frames and encodes them once. Both receivers run at the same time
 over 127.0.0.1, so that both have the same load.
@@ -39,7 +39,7 @@ _ENCODERS = {
 
 @dataclass(slots=True, frozen=True)
 class WebRtcBench:
-    """Ages of decoded frames in milliseconds. They include the time of encoding.
+    """Ages of decoded WebRTC frames in milliseconds, including the encoding time.
 
     Attributes:
         codec, width, height, fps: format of the video.
@@ -59,11 +59,11 @@ class WebRtcBench:
     aiortc_p95_ms: float
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the WebRTC benchmark as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary in three lines."""
+        """Return a summary of the frame ages in three lines."""
         return (
             f"{self.codec} {self.width}x{self.height}, {self.fps} fps over 127.0.0.1\n"
             f"saccade  {self.frames:>5} frames, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"
@@ -73,13 +73,13 @@ class WebRtcBench:
 
 
 def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 480, fps: int = 30) -> WebRtcBench:
-    """Send video for `seconds`, and measure the age of the received frames.
+    """Send video over WebRTC for `seconds`, and measure the age of the received frames.
 
     Raises:
         SourceError: if the codec is unknown, or if too few frames arrived.
     """
     if codec not in DECODERS:
-        raise SourceError(f"codec must be {' or '.join(DECODERS)}, not {codec}")
+        raise SourceError(f"codec must be {' or '.join(DECODERS)}; got {codec}")
     ours: list[float] = []
     theirs: list[float] = []
     with WebRtcListener("webrtc:0", media_hosts=_LOOPBACK) as source:
@@ -96,12 +96,12 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
     skip = round(fps * _WARM_UP_S)
     ours, theirs = ([age for age in ages[skip:] if age > 0] for ages in (ours, theirs))
     if not (ours and theirs):
-        raise SourceError(f"too few frames arrived in {seconds:g} s; increase --seconds")
+        raise SourceError(f"too few video frames arrived in {seconds:g} s; increase --seconds")
     return WebRtcBench(codec, width, height, fps, *_figures(ours), *_figures(theirs))
 
 
 class _Coded(VideoStreamTrack):
-    """A track of frames that are already encoded."""
+    """A WebRTC track whose frames are already encoded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Coded(VideoStreamTrack):
 
 
 async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: float, ages: list[float]) -> None:
-    """Send video to Saccade's endpoint and to an aiortc receiver. Record the ages of the frames from aiortc."""
+    """Send video to Saccade's endpoint and to an aiortc receiver. Append the ages of aiortc's frames to `ages`."""
     senders = [RTCPeerConnection(RTCConfiguration(iceServers=[])) for _ in range(2)]
     receiver = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     tracks = [_Coded(), _Coded()]
@@ -171,7 +171,7 @@ async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps
 
 
 async def _watch_stock(track: Any, ages: list[float]) -> None:
-    """Receive frames with the usual loop of aiortc."""
+    """Receive frames with the usual loop of aiortc, and append their ages to `ages`."""
     try:
         while True:
             frame = await track.recv()
@@ -182,5 +182,5 @@ async def _watch_stock(track: Any, ages: list[float]) -> None:
 
 
 def _figures(ages: Sequence[float]) -> tuple[int, float, float]:
-    """Return the number of values, the median and the 95th percentile."""
+    """Return the number of frames, and the median and 95th percentile of their ages."""
     return len(ages), statistics.median(ages), float(np.percentile(ages, 95))

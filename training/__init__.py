@@ -1,1 +1,1 @@
-"""Training of the model nano: data, augmentation, losses and the training loop. It is not used at run time."""
+"""Training of the model nano: data, augmentation, losses and the training loop. Not used at run time."""

@@ -1,8 +1,8 @@
-"""Training targets and losses for the answers of the text decoder, which are derived from the detector's detections.
+"""Training targets and losses of the text decoder's answers, which are derived from the detector's detections.
 
 A prompt asks for one class, by `detect` or `point`. The answer lists the detections of this class, best first, and
-copies the box of each. Copying needs no labels. The probability of starting an object is trained to be the probability
-that the object is correct. Scores are therefore calibrated.
+copies the box of each. Copying needs no labels. The target for starting an object is the probability that the object is
+correct. Scores are therefore calibrated.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _PROMOTED = 0.45  # of the detector: a doubtful box that it finds this surely is
 
 @dataclass(slots=True)
 class Answers:
-    """P prompts for each of B views, with answers of at most O detections.
+    """Training answers: P prompts for each of B views, with answers of at most O detections.
 
     Attributes:
         classes: (B, P) int64 class of each prompt.
         points: (B, P) bool, True for a point prompt.
         boxes: (B, P, O, 4) cx cy w h, in the order of the detections.
         count: (B, P) int64 number of boxes in each answer.
-        right: (B, P, O) float, target probability of starting each object.
-        weight: (B, P, O) float, loss weight; 0 if the label is unknown.
+        right: (B, P, O) float target probability of starting each object.
+        weight: (B, P, O) float loss weight; 0 if the label is unknown.
     """
 
     classes: torch.Tensor
@@ -61,7 +61,7 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
 
 
 def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compare detections with labels.
+    """Compare K detections of B views with the labels.
 
     Returns:
         (B, K) float probability that each detection is correct, and (B, K) float loss weight.
@@ -97,17 +97,17 @@ def choose(
     n_objects: int,
     judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
-    """Choose prompts at random: classes in the view, classes that are easily confused with them, and absent classes.
+    """Choose prompts at random: classes in the view, classes that are easily confused with these, and absent classes.
 
-    At least one class is absent.
+    Each view gets a prompt for at least one absent class.
 
     Args:
         finds: detections in B views.
         batch: the views.
-        similar: result of `similar_classes`.
+        similar: pairs of easily confused classes, from `similar_classes`.
         n_prompts: number of prompts per view.
         n_objects: maximum number of objects in an answer.
-        judged: result of `judge`.
+        judged: probabilities and loss weights of the detections, from `judge`.
     """
     n_classes, device = len(similar), similar.device
     one_hot = F.one_hot(batch.labels.clamp(min=0), n_classes).bool() & (batch.labels >= 0).unsqueeze(-1)
@@ -158,7 +158,7 @@ def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
 
 
 class Answerer(nn.Module):
-    """Forward pass of the decoder for training. It maps image tokens, prompts and answers to hidden states."""
+    """The text decoder's forward pass for training: maps image tokens, prompts and answers to hidden states."""
 
     def __init__(self, model: Moondream, n_prompts: int, n_objects: int) -> None:
         super().__init__()
@@ -186,10 +186,10 @@ class Answerer(nn.Module):
             tokens: (B, n_tokens, dim) image tokens.
             class_ids: (B, P) int64 token IDs of the class names.
             points: (B, P) bool, True for a point prompt.
-            boxes: (B, P, O, 4) answers, as the decoder gets them as inputs.
+            boxes: (B, P, O, 4) answers, used as decoder inputs.
 
         Returns:
-            (B, P, 3 O, dim) hidden states before each choice.
+            (B, P, 3 O, dim) hidden states before each decoding step.
         """
         model, (b, p) = self.model, class_ids.shape
         bos = model.text.embed(torch.full((b, 1), model.config.tokenizer.bos_id, device=tokens.device))
@@ -209,13 +209,13 @@ class Answerer(nn.Module):
         return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the kind (0: start and x, 1: y, 2: size) and the object index of each step, both (B, P, 3 O)."""
+        """Return kind (0: start and x, 1: y, 2: size) and object index of each decoding step, both (B, P, 3 O)."""
         flag = points.long()
         return self.kinds[flag], self.objects[flag]  # type: ignore[index]
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Return answers (…, 4) rounded to bins, with noise in proportion to their size."""
+    """Return answer boxes (…, 4) rounded to bins, with random noise in proportion to the box size."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)
@@ -224,15 +224,15 @@ def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
 
 
 def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, room: int) -> dict[str, torch.Tensor]:
-    """Return the mean loss of each kind of choice: start or stop, x, y, w and h.
+    """Return the mean loss of each sampled quantity: start or stop, x, y, w and h.
 
     The result also contains "off": the fraction of x coordinates that are wrong by two bins or more.
 
     Args:
         answerer: module that computed `hidden`.
-        hidden: (B, P, 3 O, dim).
+        hidden: (B, P, 3 O, dim) hidden states.
         answers: prompts with exact answers.
-        room: maximum number of choices per kind that are scored. It keeps shapes fixed.
+        room: maximum number of scored steps per quantity, so that shapes are fixed.
     """
     model = answerer.model
     kind, which = answerer.steps(answers.points)
@@ -274,7 +274,7 @@ def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, ro
 
 
 def _soft_loss(scores: torch.Tensor, target: torch.Tensor, blur: float) -> torch.Tensor:
-    """Return the divergence (N,) of scores (N, bins) from a Gaussian around `target` (N,). A perfect score has 0."""
+    """Return the divergence (N,) of logits (N, bins) from a Gaussian around `target` (N,). It is 0 if equal."""
     bins = torch.arange(scores.shape[1], device=scores.device)
     wanted = torch.softmax(-0.5 * ((bins - target.unsqueeze(1)) / blur) ** 2, dim=1)
     return (wanted * (wanted.clamp(min=1e-9).log() - torch.log_softmax(scores, dim=1))).sum(1)

@@ -1,4 +1,4 @@
-"""Random augmentation of images and boxes on the GPU. It processes a whole batch without loops over images."""
+"""Random augmentation of images and boxes on the GPU. Each operation processes a whole batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAR = 1.0, 2.0  # sides of a far view's windows, in those of an image
 
 @dataclass(slots=True)
 class Batch:
-    """B augmented views.
+    """B augmented views of images, with their labels.
 
     Attributes:
         images: (B, 3, size, size) from -1 to 1.
@@ -37,15 +37,15 @@ class Batch:
 def make_batch(
     split: Split, index: torch.Tensor, size: tuple[int, int], mosaic: float, keep: int = 48, far: float = 0.0
 ) -> Batch:
-    """Create a batch of random views.
+    """Create a batch of randomly augmented views.
 
     Args:
         split: images on the GPU.
         index: (B,) int64 indices of the images.
-        size: height and width of a view in pixels; even.
+        size: height and width of a view in pixels; even numbers.
         mosaic: fraction of the batch, 0 to 1, whose views show four images in a 2×2 grid. The other three images are
             random.
-        keep: maximum number of boxes per view. The largest boxes are kept.
+        keep: maximum number of boxes per view. The largest boxes are used.
         far: fraction of the batch whose four images are reduced further, down to a quarter of the view.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
@@ -81,7 +81,7 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def _view(
     split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float
 ) -> Batch:
-    """Return a random crop of each image. Half of them are mirrored. A fraction `identity` shows the whole image."""
+    """Return a random crop of each image, half of them mirrored. A fraction `identity` is not cropped."""
     device = index.device
     one = torch.ones(len(index), device=device)
     scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
@@ -120,9 +120,9 @@ def _sample(
     mirror: torch.Tensor,
     finer: int,
 ) -> torch.Tensor:
-    """Resample the crops to the size of a view. If the view is smaller, a multiple of its size is sampled and averaged.
+    """Resample the crops to the size of a view. Reduced crops are sampled more finely, then averaged.
 
-    The result is close to that of the area filter that is used at run time.
+    The result is close to the area filter that is used at run time.
     """
     height, width = size
     more = finer * (2 if width < SIDE * 0.75 else 1)
@@ -139,9 +139,9 @@ def _sample(
 
 
 def _join(cells: Batch, n: int) -> Batch:
-    """Combine groups of four views into one 2×2 view.
+    """Combine groups of four views into one 2×2 view (mosaic).
 
-    If a class is unknown in one of the four, it is unknown in the result.
+    If a class is unlabelled in one of the four views, it is unlabelled in the result.
     """
     height, width = cells.images.shape[2:]
     grid = cells.images.view(n, 2, 2, 3, height, width).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 2 * height, 2 * width)
@@ -155,10 +155,10 @@ def _join(cells: Batch, n: int) -> Batch:
 
 
 def _recolour(images: torch.Tensor) -> torch.Tensor:
-    """Change colours in random ways.
+    """Augment the colours of images.
 
     Brightness, contrast, saturation and white balance change, and blur, grey and noise are added. Each change applies
-    to a fraction of the views.
+    to a random fraction of the images.
     """
     n = len(images)
 

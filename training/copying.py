@@ -1,6 +1,6 @@
 """Initial weights with which the text decoder copies detections from the image tokens to its answer.
 
-A decoder with random weights would have to learn that answers are copied. These weights implement copying with a few
+A decoder with random weights would have to learn that answers are copies. These weights implement copying with a few
 attention heads:
 
     block 0, head 0   the end of the prompt attends to the previous token: the class name
@@ -9,7 +9,7 @@ attention heads:
              head 2   after a y: the token with that y, and its width and height
     block 2, head 0   after the prompt: the first token of the class, and its x
 
-All weights are then trained. The model must have a width of 192, 3 heads, and region heads without hidden layers.
+Training then changes all weights. The model must have a width of 192, 3 heads, and region heads without hidden layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WORD, _STATED_WIDTH, _STATED_HEIGHT, _STATED_PLACE, _SAY = _BEFORE_W, _X, _Y, _
 
 @torch.no_grad()
 def wire(model: Moondream, words: torch.Tensor) -> None:
-    """Set the initial weights of a new model.
+    """Set the initial weights of a new model so that it copies detections to its answer.
 
     Args:
         model: a model with a detector as vision encoder. The detector does not change.
@@ -45,7 +45,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     assert isinstance(tower, DetectorTower)
     width, head = text.config.dim, text.config.head_dim
     if width < _CLASS + 32 or head != 64 or len(text.blocks) < 3 or len(words) > 31:
-        raise ValueError("copying needs a width of 192, three heads of 64, and at most 31 classes")
+        raise ValueError("the initial weights need a decoder width of 192, three heads of 64, and at most 31 classes")
 
     for parameter in (text.wte, tower.pos_emb, tower.nothing, tower.label.weight):
         nn.init.normal_(parameter, std=0.02)
@@ -98,7 +98,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
 
 
 def _embed_answers(model: Moondream) -> None:
-    """Let the encoders embed coordinates and sizes in the same format as the image tokens."""
+    """Set the coordinate and size encoders so that their embeddings have the format of the image tokens."""
     region = model.region
     half = region.config.coord_feat_dim // 2
     nn.init.normal_(region.coord_features, std=6.0)
@@ -122,13 +122,13 @@ def _embed_answers(model: Moondream) -> None:
 
 
 def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
-    """Return the channels that contain the first octaves of a value's Fourier features."""
+    """Return the channels for the first octaves of a value's Fourier features, from channel `start` on."""
     at = torch.arange(octaves)
     return torch.cat([start + at, start + OCTAVES + at])
 
 
 def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
-    """Let head 0 attend to the previous position, and copy its values in the channels `places`."""
+    """Set the weights of a head so that it attends to the previous position and copies its channels `places`."""
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -141,7 +141,7 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 
 
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
-    """Let a head attend to tokens whose channels `held` equal the channels `asked` of the current position."""
+    """Set a head's weights to attend to tokens whose channels `held` equal the position's channels `asked`."""
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
     for first, places in ((start, asked), (config.dim + start, held)):
@@ -151,7 +151,7 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Let a head copy the channels `found` of the attended token to the channels `stated`."""
+    """Set the weights of a head so that it copies the attended token's channels `found` to `stated`."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start
@@ -164,7 +164,7 @@ def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor,
 
 
 def _read_out(decoder: nn.Module, places: list[int], steps: float) -> None:
-    """Let a region head compute the logits of bins from the cosines and sines in the channels `places`."""
+    """Set the weights of a region head to compute bin logits from the cosines and sines in the channels `places`."""
     assert isinstance(decoder, nn.Linear)
     bins = decoder.out_features // len(places)
     turns = (torch.arange(bins) / steps).unsqueeze(1) * 2.0 ** torch.arange(OCTAVES) * math.pi

@@ -24,15 +24,15 @@ SLOTS = 48  # most boxes kept of one image; the largest win (99.7 % of the image
 
 
 class PackError(ValueError):
-    """A folder is not a valid data pack."""
+    """Error: a folder is not a valid data pack."""
 
 
 @dataclass(slots=True)
 class Split:
-    """One split of a pack, with N images.
+    """One split of a data pack, such as 'train', with N images.
 
     Attributes:
-        classes: class names. A class ID is an index into them.
+        classes: class names. A class ID is an index into this tuple.
         images: (N, 3, SIDE, SIDE) uint8. Each image is in the upper left corner; the rest is grey.
         sizes: (N, 2) float32, width and height of the image as fractions of SIDE.
         boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the image; zeros for padding.
@@ -56,10 +56,10 @@ class Split:
 
 
 def read_classes(folder: Path) -> tuple[str, ...]:
-    """Return the class names of a pack.
+    """Return the class names of a data pack.
 
     Raises:
-        PackError: if the folder is not a pack.
+        PackError: if the folder is not a data pack.
     """
     path = folder / "classes.txt"
     if not path.is_file():
@@ -68,10 +68,10 @@ def read_classes(folder: Path) -> tuple[str, ...]:
 
 
 def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Return the label records of a split, as they are stored.
+    """Return the label records of a split, unchanged.
 
     Raises:
-        PackError: if the folder is not a pack, or if it has no such split.
+        PackError: if the folder is not a data pack, or if it has no such split.
     """
     path = folder / "labels.jsonl.gz"
     if not path.is_file():
@@ -82,14 +82,14 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
         chosen = [record for record in records if record["split"] == split]
         splits = ", ".join(sorted({record["split"] for record in records}))
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
-        raise PackError(f"{path} cannot be read as labels: {type(error).__name__}: {error}") from error
+        raise PackError(f"{path} cannot be read as a file of labels: {type(error).__name__}: {error}") from error
     if not chosen:
         raise PackError(f"{folder} has no split '{split}'; it has {splits}")
     return chosen
 
 
 def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]:
-    """Return the encoded images of the given records, by ID.
+    """Return the encoded images of the given label records, by image ID.
 
     Raises:
         PackError: if a tar file or an image is missing.
@@ -119,7 +119,7 @@ def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
     """Decode an image from `read_images` as RGB.
 
     Raises:
-        PackError: if the image is damaged.
+        PackError: if the image is corrupt.
     """
     try:
         return Image.open(io.BytesIO(encoded[name])).convert("RGB")
@@ -131,7 +131,7 @@ def load_split(folder: Path, split: str, workers: int, limit: int | None = None)
     """Read and decode the images of a split with `workers` threads. `limit` is the maximum number of images.
 
     Raises:
-        PackError: if the folder is not a complete pack.
+        PackError: if the folder is not a complete data pack.
     """
     classes = read_classes(folder)
     records = read_labels(folder, split)[:limit]

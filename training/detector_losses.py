@@ -1,7 +1,7 @@
-"""Losses of the detector: labels of the data pack, and distillation from the COCO model with which training starts.
+"""Losses of the detector: from the labels of the data pack, and distillation from the start model.
 
-If the pack has no label for a class, the scores of the start model are the target. The detector therefore does not
-forget the classes of COCO.
+The start model is the COCO detector whose weights training starts with. For a class without labels, its scores are the
+target. The detector therefore does not forget the classes of COCO.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LEAST = 0.3  # weight of a positive whose box is still wrong: a class that the 
 
 @dataclass(slots=True)
 class Assigned:
-    """Assignment of labelled boxes to the P places of the detector, in N views.
+    """Assignment of labelled boxes to the P grid cells of the detector, in N views.
 
     Attributes:
-        positive: (N, P) bool, True if a labelled box is assigned to the place.
+        positive: (N, P) bool, True if a labelled box is assigned to the grid cell.
         box: (N, P) int64 index of the labelled box.
         quality: (N, P) float32 IoU that is the target of the score; 0 if not positive.
     """
@@ -39,7 +39,7 @@ class Assigned:
 def detector_losses(
     seen: Evidence, start: Evidence, batch: Batch, part_class: int, known: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return three losses: classes, boxes, and difference of the boxes from those of the start model.
+    """Return three losses: class scores, boxes, and the difference of the boxes from those of the start model.
 
     Args:
         seen: output of the detector for N views.
@@ -116,18 +116,18 @@ def assign(
     centres: torch.Tensor,
     strides: torch.Tensor,
 ) -> Assigned:
-    """Assign each labelled box to the places that already predict it best (Feng et al. 2021, arXiv:2108.07755).
+    """Assign each labelled box to the grid cells that already predict it best (Feng et al. 2021, arXiv:2108.07755).
 
-    If no place predicts a box well, places near its centre with a suitable stride are used.
+    If no grid cell predicts a box well, cells near its centre with a suitable stride are used.
 
     Args:
         boxes: (N, P, 4) predicted boxes in pixels.
-        scores: (N, P, classes).
+        scores: (N, P, classes) predicted scores.
         truth: (N, M, 4) labelled boxes in pixels.
-        labels: (N, M) int64.
+        labels: (N, M) int64 class IDs of the labelled boxes.
         usable: (N, M) bool, whether a labelled box is used.
-        centres: (P, 2) in pixels.
-        strides: (P,).
+        centres: (P, 2) centres of the grid cells in pixels.
+        strides: (P,) strides of the grid cells in pixels.
     """
     overlap = iou(truth.unsqueeze(2), boxes.unsqueeze(1))  # (N, M, P)
     middle, size = (truth[..., :2] + truth[..., 2:]) / 2, (truth[..., 2:] - truth[..., :2]).clamp(min=1)
@@ -151,7 +151,7 @@ def assign(
 
 
 def iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the IoU of boxes (..., 4) x1 y1 x2 y2. Shapes are broadcast."""
+    """Return the intersection over union (IoU) of boxes (..., 4) x1 y1 x2 y2. Shapes are broadcast."""
     shared = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     areas = (a[..., 2:] - a[..., :2]).clamp(min=0).prod(-1) + (b[..., 2:] - b[..., :2]).clamp(min=0).prod(-1)
     return shared / (areas - shared).clamp(min=1e-9)
@@ -167,7 +167,7 @@ def generalised_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _bins_loss(group: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the two bins next to each distance (Li et al. 2020, arXiv:2006.04388)."""
+    """Return the mean cross-entropy over the two bins next to each distance (Li et al. 2020, arXiv:2006.04388)."""
     logs = group.unflatten(-1, (4, BINS)).log_softmax(-1)
     reach = reach.clamp(0, BINS - 1 - 1e-3)
     low = reach.long()

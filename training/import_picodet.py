@@ -1,9 +1,9 @@
-"""Converts published PP-PicoDet-S tensors to the weights of `PicoDet`, with which training starts.
+"""Converts published PP-PicoDet-S tensors to weights of `PicoDet`, with which training starts.
 
     python -m training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
 The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE),
-trained on COCO. Batch norms are folded.
+trained on COCO. Batch norms are folded into the convolutions.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
     """Return the state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
 
     Classes that are missing in COCO start with the weights of COCO's person and a slightly lower score. All boxes of a
-    place start with the same weights.
+    grid cell start with the same weights.
 
     Raises:
-        ValueError: for the first tensor that is missing, unknown or of another shape.
+        ValueError: for the first tensor that is missing, unknown or has another shape.
     """
     state: dict[str, torch.Tensor] = {}
     for name, tensor in start.items():
@@ -77,15 +77,15 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
     state["first.weight"] = weight * 0.5 / spread
     wanted = {name: tensor.shape for name, tensor in PicoDet(len(classes), n_boxes).state_dict().items()}
     if wrong := wanted.keys() ^ state.keys():
-        raise ValueError(f"these are not PicoDet weights: tensor '{min(wrong)}' is missing or unknown")
+        raise ValueError(f"not a file of PP-PicoDet-S weights: tensor '{min(wrong)}' is missing or unknown")
     for name, shape in wanted.items():
         if state[name].shape != shape:
-            raise ValueError(f"'{name}' must have shape {list(shape)}; got {list(state[name].shape)}")
+            raise ValueError(f"tensor '{name}' must have shape {list(shape)}; got {list(state[name].shape)}")
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 
 def main() -> None:
-    """Convert the published tensors, for the classes in the config of a model."""
+    """Run the command line: convert the published tensors for the classes in a model's config.json."""
     parser = argparse.ArgumentParser(description="Convert PP-PicoDet-S to the weights of a tower.")
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
     parser.add_argument("start", type=Path, help="safetensors file under the published graph's names")

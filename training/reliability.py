@@ -1,10 +1,10 @@
-"""Calibration of scores: the fraction of correct answers for each score, on whole images and in windows.
+"""Measures the calibration of scores: the fraction of correct answers for each score, on whole images and in windows.
 
     python -m training.reliability PACK --svg reliability-windows.svg
 
-Each image of the pack is used three times: alone, reduced inside a Full HD frame, and inside this frame with one window
-at native resolution. The results of frame and window are merged as in `saccade run --saccades`. In the plot, calibrated
-scores lie on the diagonal.
+Each image of the data pack is used three times: alone, reduced inside a Full HD frame, and inside this frame with one
+image window at native resolution. The results of frame and window are merged as in `saccade run --saccades`. In the
+plot, calibrated scores lie on the diagonal.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Counted:
-    """Answers of one method by score: their number, the number of correct answers, and the sum of the scores."""
+    """Answers of one method by score bin: their number, the number of correct answers, and the sum of the scores."""
 
     answers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(BINS) - 1))
 
     def note(self, score: float, *, right: bool) -> None:
-        """Count an answer."""
+        """Count an answer with this score, and whether it is correct."""
         at = min(len(BINS) - 2, max(0, int(np.searchsorted(BINS, score, side="right")) - 1))
         self.answers[at] += 1
         self.right[at] += right
@@ -52,9 +52,9 @@ class Counted:
 
     @property
     def error(self) -> float:
-        """Expected calibration error.
+        """Expected calibration error, from 0 to 1.
 
-        It is the mean difference between score and accuracy per bin, weighted by the number of answers.
+        It is the mean difference between score and accuracy per score bin, weighted by the number of answers.
         """
         known = self.answers > 0
         apart = np.abs(self.right[known] - self.scores[known])
@@ -62,7 +62,13 @@ class Counted:
 
 
 def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> list[tuple[float, bool]]:
-    """Return score and correctness of each answer, best first. Answers that match doubtful boxes are skipped."""
+    """Return score and correctness of each answer, best first. Answers that match doubtful boxes are skipped.
+
+    Args:
+        found: answers of the model.
+        sure: labelled boxes.
+        maybe: doubtful labelled boxes.
+    """
     left, judged = list(sure), []
     for one in sorted(found, key=lambda box: -box.score):
         box = (one.x1, one.y1, one.x2, one.y2)
@@ -83,7 +89,7 @@ def _shared(a: Rect, b: Rect) -> tuple[float, float]:
 
 
 def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[str] = CLASSES) -> dict[str, Counted]:
-    """Run each method on the images of the split `val`, and count the answers.
+    """Run each method on the images of the split `val`, and count the answers by score.
 
     Raises:
         PackError: if the folder is not a data pack.
@@ -122,7 +128,7 @@ def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[s
 
 
 def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.random.Generator) -> tuple[int, int]:
-    """Return the position of a window inside the frame that contains a rectangle at a random place."""
+    """Return the random position of a window inside the frame that contains the rectangle `shown`."""
     begins = []
     for at, long, window, most in zip(shown[:2], shown[2:], size, _FRAME, strict=True):
         rim = min(0.05 * window, (window - long) / 2)
@@ -141,7 +147,7 @@ def _placed(box: Sequence[float], at: Rect) -> Rect:
 
 
 def table_of(counted: dict[str, Counted]) -> str:
-    """Return a table of the accuracy for each score, with the number of answers in brackets."""
+    """Return a table of the accuracy for each score bin, with the number of answers in brackets."""
     names = [f"–{high:g}" for high in BINS[1:]]
     lines = [f"{'score':<18}" + "".join(f"{name:>12}" for name in names) + f"{'error':>8}"]
     for way, one in counted.items():
@@ -184,7 +190,7 @@ def drawing_of(counted: dict[str, Counted]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
+    """Run the command line of the calibration measurement, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.reliability", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="folder of a labelled data pack")
     parser.add_argument("--limit", type=int, help="only the first so many images")

@@ -2,7 +2,7 @@
 
     python -m training.score PACK --model OUT
 
-A class is skipped on an image in which it is marked `unknown`. Boxes marked `maybe` are ignored. pycocotools is needed.
+A class is skipped on images in which it is marked `unknown`. Boxes marked `maybe` are ignored. Requires pycocotools.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ClassScore:
 class Evaluation:
     """Scores of all classes, and means over the classes with labelled boxes.
 
-    `empty` is computed over all pairs of an image and a class that is absent in it.
+    `empty` is the fraction of correct empty answers, over all pairs of an image and a class that is absent in the
+    image.
     """
 
     classes: tuple[ClassScore, ...]
@@ -72,7 +73,7 @@ class Evaluation:
     empty: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the scores as plain values for JSON."""
         return asdict(self)
 
 
@@ -98,12 +99,12 @@ def evaluate(
     """Run the engine on a split of a data pack, and score its detections.
 
     Args:
-        engine: the engine. On every image, it detects all classes of the pack that its model knows.
+        engine: the engine. On every image, it detects all classes of the data pack that its model knows.
         folder: data pack (classes.txt, labels.jsonl.gz, images-NN.tar).
         split: name of the split, such as 'train' or 'val'.
         limit: maximum number of images.
         progress: callback (done, total) after each image.
-        tiles: see `Engine.submit`.
+        tiles: number of image tiles along each side; 1 uses only the whole image.
 
     Raises:
         EngineError: if the folder is not a data pack, or if pycocotools is missing.
@@ -175,7 +176,7 @@ def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
 
 
 def _match(sheets: Sequence[_Sheet]) -> Any:
-    """Match detections and labels of one class as COCO does. Doubtful boxes are crowd regions."""
+    """Match detections and labels of one class as COCO evaluation does. Doubtful boxes are crowd regions."""
     coco_api, coco_eval = _coco()
     labels: list[dict[str, Any]] = []
     finds: list[dict[str, Any]] = []
@@ -247,7 +248,7 @@ def table_of(scores: Evaluation) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
+    """Run the command line that scores a model, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.score", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="folder of a labelled data pack")
     parser.add_argument("--split", default="val", help="part of the pack to use (default: val)")

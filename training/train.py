@@ -1,8 +1,8 @@
-"""Trains nano on a data pack: `python -m training.train --help`. It runs on one GPU, several GPUs (torchrun) or a CPU.
+"""Trains nano on a data pack: `python -m training.train --help`. Runs on one GPU, several GPUs (torchrun) or a CPU.
 
-Each step trains the detector on a batch of views. Then it trains the text decoder in several smaller steps, to answer
-from the detections. The schedule is in seconds, because rented GPU time is limited. A run that ends early saves a
-checkpoint, and the next run continues from it. Results are in training/README.md.
+Each iteration trains the detector on a batch of views. Then it trains the text decoder in several smaller steps to
+answer from the detections. The schedule is in seconds, because rented GPU time is limited. A run that ends early saves
+a checkpoint, and the next run resumes training from this checkpoint. Results are in training/README.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """Return a new model whose detector is a copy of the start model, and the start model."""
+    """Return a new model whose detector is a copy of the start model; and the start model (the COCO detector)."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision
@@ -61,7 +61,7 @@ def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.
 
 
 def rate_at(progress: float, warm: float) -> float:
-    """Return the factor of the learning rate at a fraction of the schedule.
+    """Return the learning rate at `progress` (0 to 1) of the schedule, as a fraction of the peak.
 
     It rises linearly until `warm`, then decays along a cosine to 2 %.
     """
@@ -130,7 +130,7 @@ class Trainer:
 
     @property
     def tower(self) -> DetectorTower:
-        """Vision encoder of the model."""
+        """Vision encoder of the trained model."""
         tower = self.answerer.model.vision
         assert isinstance(tower, DetectorTower)
         return tower
@@ -162,7 +162,7 @@ class Trainer:
         return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=self.device.type == "cuda")
 
     def say(self, what: str) -> None:
-        """Print a message at the end of a stage, with the seconds since the start of the process."""
+        """Print a message with the seconds since the start of the process."""
         if self.rank == 0:
             print(f"{what} after {time.monotonic() - STARTED:.0f} s", flush=True)
 
@@ -171,9 +171,9 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def batch(self, progress: float) -> Batch:
-        """Return random views. Some batches contain only landscape images, in wide views.
+        """Return a batch of random views.
 
-        Some batches have large views.
+        In some batches, all images are landscape and the views are wide. Some batches have large views.
         """
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:
@@ -237,7 +237,7 @@ class Trainer:
         return losses
 
     def learn(self, losses: dict[str, torch.Tensor], optimiser: torch.optim.AdamW) -> None:
-        """Run one optimizer step on a weighted sum of losses."""
+        """Run one optimizer step on the weighted sum of losses."""
         total = torch.stack([WEIGHTS[name] * value for name, value in losses.items() if name in WEIGHTS]).sum()
         optimiser.zero_grad(set_to_none=True)
         total.backward()
@@ -289,7 +289,7 @@ class Trainer:
             dist.destroy_process_group()
 
     def synchronise(self) -> None:
-        """Wait until the GPU has finished."""
+        """Wait until the GPU has finished all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -317,7 +317,7 @@ class Trainer:
             (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
 
     def restore(self) -> None:
-        """Restore optimizers and elapsed time from the checkpoint. Learning rates are those of this run."""
+        """Restore the optimizers and the elapsed time from the checkpoint. The learning rates are those of this run."""
         optimisers = (self.detector_optimiser, self.decoder_optimiser)
         for optimiser, held in zip(optimisers, self.state["optimisers"], strict=True):
             if len(optimiser.param_groups) != len(held["param_groups"]):
@@ -333,9 +333,9 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Return the files that `Trainer.save` wrote.
+    """Return the contents of the files that `Trainer.save` wrote.
 
-    For a finished model, its weights are used as the averaged weights.
+    For a finished model without optimizer state, its weights are the averaged weights.
     """
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}
@@ -345,7 +345,7 @@ def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
 
 
 def floats(module: nn.Module) -> list[torch.Tensor]:
-    """Return all floating-point parameters and buffers."""
+    """Return all floating-point parameters and buffers of a module."""
     return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
 
 
@@ -360,7 +360,7 @@ def share_gradients(parameters: list[nn.Parameter], world: int) -> None:
 
 
 def balance(split: Split) -> torch.Tensor:
-    """Return sampling weights (N,) of the images. They are higher for images with rare classes."""
+    """Return sampling weights (N,) of the images. Images with rare classes have higher weights."""
     present = torch.zeros(len(split.images), len(split.classes), device=split.images.device)
     present.scatter_reduce_(1, split.labels.clamp(min=0), split.sure.float(), "amax")
     share = present.mean(0).clamp(min=1e-4)
@@ -369,12 +369,12 @@ def balance(split: Split) -> torch.Tensor:
 
 
 def export(model: Moondream, path: Path) -> None:
-    """Write the weights for inference, as float16 with the published names."""
+    """Write the weights of a model for inference, as float16 with the published names."""
     save_file({f"model.{name}": t.half().contiguous().cpu() for name, t in model.state_dict().items()}, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
+    """Run the command line: parse the arguments and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
     parser.add_argument("--data", type=Path, required=True, help="folder of the data pack")

@@ -1,1 +1,1 @@
-"""Comparisons with other software: `python -m benchmarks against …`, one module each."""
+"""Comparisons of Saccade with other software: `python -m benchmarks against …`, one module each."""

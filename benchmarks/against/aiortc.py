@@ -1,6 +1,6 @@
-"""Age of the frames of a WebRTC peer when they are decoded.
+"""Compares the age of a WebRTC peer's frames at decoding, in Saccade and in aiortc.
 
-Saccade and aiortc receive the same video at the same time.
+Both receive the same video at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NOTE = "Both receive the same packets at the same time over 127.0.0.1. The age 
 
 
 def compare(turns: int, seconds: float) -> Comparison:
-    """Receive video with each codec once per turn, and measure the age of the frames."""
+    """Receive video with each codec once per turn, and measure the age of the frames in Saccade and in aiortc."""
     values: dict[str, dict[str, list[float]]] = {OURS: {}, "aiortc": {}}
     for _ in range(turns):
         for codec in ("VP8", "H264"):

@@ -1,4 +1,4 @@
-"""Simulated cameras on an overloaded engine. Saccade's admission is compared with one queue for all frames."""
+"""Simulates cameras on an overloaded engine. Compares Saccade's admission with one queue for all frames."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class _Seen:
 
 
 def compare(model: str, device: str, cameras: int, turns: int, seconds: float) -> Comparison:
-    """Offer frames of simulated cameras for `seconds` per turn and side.
+    """Submit frames of simulated cameras to an overloaded engine, with Saccade's admission and with one queue.
+
+    Each turn runs both for `seconds` seconds.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -67,7 +69,7 @@ def compare(model: str, device: str, cameras: int, turns: int, seconds: float) -
 
 
 def _offer(engine: Engine, images: list, rates: np.ndarray, seconds: float, *, streams: bool) -> Measured:  # type: ignore[type-arg]
-    """Submit frames at their capture times in this thread, and collect the ages of the results in another thread."""
+    """Submit frames at their capture times, and measure the age of their results in a second thread."""
     arrivals = sorted(
         (n / rate + 0.37 * i / rate, i) for i, rate in enumerate(rates) for n in range(int(seconds * rate))
     )

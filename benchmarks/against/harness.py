@@ -1,7 +1,7 @@
-"""Shared code of all comparisons. It runs both sides in turns, and saves the result as table, JSON and plot.
+"""Shared code of all comparisons: runs the compared programs in turns, and saves the result as table, JSON and plot.
 
-The machine may be shared with other work, so both sides run one after the other in each turn. The table shows the
-median of the turns, and the median of the ratios of each turn.
+The machine may be shared with other work. Each turn therefore runs all programs one after the other. The table shows
+the median of the turns, and the median of the ratios of each turn.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Measured = Mapping[str, float]
 
 @dataclass(slots=True, frozen=True)
 class Comparison:
-    """Figures of several programs on one machine, one value per turn. Saccade is the first side.
+    """Measured values of several programs on one machine, one value per turn. Saccade is the first program.
 
     Attributes:
-        name: name of the command; also of the files.
+        name: name of the command, and of the files.
         title: what is compared.
-        note: what the reader must know to judge the figures.
+        note: conditions that the reader needs to interpret the values.
         date: day of the measurement, ISO 8601.
-        machine: hardware and system.
+        machine: hardware and operating system.
         versions: version of each package.
-        units: unit of each figure.
-        values: by side and figure, one value per turn.
+        units: unit of each measured quantity.
+        values: one value per turn, by program and quantity.
     """
 
     name: str
@@ -61,32 +61,32 @@ class Comparison:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a comparison from a file that `save` wrote.
+        """Read a comparison from a JSON file that `save` wrote.
 
         Raises:
-            ConfigError: if it is no such file.
+            ConfigError: if the file is not a saved comparison.
         """
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: not the JSON of a comparison: {error}") from None
+            raise ConfigError(f"{path}: not a saved comparison (invalid JSON): {error}") from None
 
     def median(self, side: str, figure: str) -> float:
-        """Return the median over all turns, or NaN if the side has no such figure."""
+        """Return the median of a quantity over all turns, or NaN if the program has no such quantity."""
         return statistics.median(self.values[side].get(figure) or [math.nan])
 
     def ratio(self, side: str, figure: str) -> float:
-        """Return the median over all turns of another side's value divided by Saccade's."""
+        """Return the median, over all turns, of another program's value divided by Saccade's value."""
         ours, theirs = (self.values[one].get(figure, []) for one in (next(iter(self.values)), side))
         ratios = [other / own for own, other in zip(ours, theirs, strict=False) if own]
         return statistics.median(ratios or [math.nan])
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return all fields of the comparison as a JSON object."""
         return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        """Return a table with one row per figure; brackets contain the ratio to Saccade's value."""
+        """Return a table with one row per quantity. The ratio to Saccade's value follows in brackets."""
         ours, *others = self.values
         rows = [["", ours, *others]]
         for figure, unit in self.units.items():
@@ -103,7 +103,7 @@ class Comparison:
         return "\n".join([self.title, *lines, foot, self.note])
 
     def as_svg(self) -> str:
-        """Return horizontal bars, one group per figure; each group has its own scale."""
+        """Return a bar chart as SVG, with one group of horizontal bars per quantity. Each group has its own scale."""
         parts, y = list[str](), 34
         for figure, unit in self.units.items():
             parts.append(f'<text x="10" y="{y + 13}" font-weight="bold">{escape(f"{figure}, {unit}")}</text>')
@@ -130,7 +130,7 @@ class Comparison:
         return "\n".join([head, *parts, "</svg>"]) + "\n"
 
     def save(self, folder: Path = RESULTS) -> list[Path]:
-        """Write NAME.json and NAME.svg; return their paths."""
+        """Write the comparison as NAME.json and NAME.svg, and return the paths."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.name}.json", folder / f"{self.name}.svg"]
         paths[0].write_text(self.as_json() + "\n", encoding="utf-8")
@@ -141,13 +141,13 @@ class Comparison:
 def in_turns(
     comparison: Comparison, sides: Mapping[str, Callable[[], Measured]], turns: int, *, warm_up: bool = True
 ) -> Comparison:
-    """Run each side once per turn and return the comparison with all values.
+    """Run each program once per turn, and return the comparison with all values.
 
     Args:
-        comparison: as `begin` returns it.
-        sides: functions that run a side once; Saccade is the first.
+        comparison: an empty comparison from `begin`.
+        sides: functions that run a program once, by name; Saccade is the first.
         turns: number of turns.
-        warm_up: run each side once before the first turn.
+        warm_up: whether to run each program once before the first turn.
     """
     if warm_up:
         for run in sides.values():
@@ -165,18 +165,18 @@ def begin(name: str, title: str, note: str, units: dict[str, str], packages: Seq
     """Return a comparison without values, for today and this machine.
 
     Args:
-        name: see `Comparison`.
-        title: see `Comparison`.
-        note: see `Comparison`.
-        units: see `Comparison`.
-        packages: distributions whose versions are named.
+        name: name of the command, and of the files.
+        title: what is compared.
+        note: conditions that the reader needs to interpret the values.
+        units: unit of each measured quantity.
+        packages: names of the packages whose versions are stored.
     """
     versions = {package: metadata.version(package) for package in (DISTRIBUTION, "torch", *packages)}
     return Comparison(name, title, note, date.today().isoformat(), machine(), versions, units, {})
 
 
 def machine() -> str:
-    """Return the processor or GPU, the number of usable CPUs, the system and the Python version."""
+    """Return a description of this machine: processor or GPU, usable CPUs, operating system and Python version."""
     gpu = f"{torch.cuda.get_device_name(0)}, " if torch.cuda.is_available() else ""
     cpu = platform.processor() or platform.machine()
     try:
@@ -193,10 +193,10 @@ def require(*modules: str, install: str) -> None:
 
     Args:
         modules: names of the modules.
-        install: what to pass to `pip install`.
+        install: arguments for `pip install`, for the message.
 
     Raises:
-        ConfigError: names the missing modules and the command that installs them.
+        ConfigError: if modules are missing. The message contains the install command.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
@@ -204,13 +204,13 @@ def require(*modules: str, install: str) -> None:
 
 
 def require_gpu(what: str) -> None:
-    """Check that there is a CUDA device.
+    """Check that this machine has a CUDA device.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is no CUDA device. The message starts with `what`.
     """
     if not torch.cuda.is_available():
-        raise ConfigError(f"{what} needs a CUDA GPU, and this machine has none")
+        raise ConfigError(f"{what} needs a CUDA GPU; run it on a machine with a GPU")
 
 
 def _cell(value: float) -> str:

@@ -1,6 +1,7 @@
-"""nano's detector under onnxruntime, and nano itself: a comparison of runtimes with the same weights.
+"""Compares the inference time of nano's detector in onnxruntime and in Saccade, with the same weights.
 
-The package indexes have no ONNX file of PicoDet-S. The detector of nano, which began as PicoDet-S, is exported instead.
+Package indexes do not offer PicoDet-S, on which nano's detector is based, as an ONNX file. nano's detector is therefore
+exported to ONNX.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _NOTE = (
 
 
 def compare(turns: int, frames: int, threads: int) -> Comparison:
-    """Time the detector network of nano in both runtimes.
+    """Time the detector network of nano in onnxruntime and in Saccade.
 
     Args:
         turns: number of turns.
-        frames: images per turn.
-        threads: threads of each side.
+        frames: number of images per turn.
+        threads: number of threads of each runtime.
 
     Raises:
         ConfigError: if onnxruntime or the exporter is missing.
@@ -79,7 +80,7 @@ def compare(turns: int, frames: int, threads: int) -> Comparison:
 
 
 class _Network(torch.nn.Module):
-    """The detector network without the decoder. Its outputs are feature maps."""
+    """The detector network of nano without the text decoder. Its outputs are feature maps."""
 
     def __init__(self, stem: torch.nn.Module) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class _Network(torch.nn.Module):
 
 
 def _export(crop: torch.Tensor, folder: Path) -> Path:
-    """Export a new copy of the network as ONNX. A copy is needed because engines fuse their layers."""
+    """Export a copy of the detector network as ONNX. A copy is needed because engines fuse layers."""
     from saccade.engine.model_loader import open_model
 
     path = folder / "nano.onnx"
@@ -103,15 +104,15 @@ def _export(crop: torch.Tensor, folder: Path) -> Path:
 
 
 def _require_equal(session: Any, tower: DetectorTower, crop: torch.Tensor) -> None:
-    """Check that both networks return the same values."""
+    """Check that the exported network and nano's network return the same values."""
     theirs, ours = session.run(None, {"x": crop.numpy()})[0], tower.stem(crop).classes.numpy()
     apart = float(np.abs(theirs - ours).max())
     if not apart < 1e-2:
-        raise RuntimeError(f"the exported network differs from nano's by {apart:.3g}")
+        raise RuntimeError(f"the outputs of the exported ONNX network differ from nano's by up to {apart:.3g}")
 
 
 def _cpu_ms(run: Callable[[], object], frames: int) -> float:
-    """Return the median CPU time of all threads in milliseconds. Other work on the machine affects it little."""
+    """Return the median CPU time of all threads in milliseconds, which other processes affect little."""
     took = []
     for _ in range(frames):
         begun = time.process_time()

@@ -1,6 +1,6 @@
-"""Time to decode a 1080p H.264 file to RGB frames, with Saccade, the usual PyAV loop and OpenCV's VideoCapture.
+"""Compares the time to decode a 1080p H.264 file to RGB frames with Saccade, PyAV's usual loop, and OpenCV.
 
-`python -m benchmarks ingest` compares the age of a live stream's frames, `against aiortc` that of WebRTC.
+For the age of frames, see `python -m benchmarks ingest` (live streams) and `against aiortc` (WebRTC).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTE = (
 
 
 def compare(turns: int, seconds: float) -> Comparison:
-    """Decode a clip of `seconds` at 25 frames/s with each reader, in turns."""
+    """Decode a clip of `seconds` seconds at 25 frames/s with each reader, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "clip.mp4")
         frames = write_clip(path, round(25 * seconds))
@@ -43,7 +43,7 @@ def compare(turns: int, seconds: float) -> Comparison:
 
 
 def write_clip(path: str, frames: int, size: tuple[int, int] = (1920, 1080)) -> int:
-    """Write the demo clip's images, scaled and moving, as H.264 at 25 frames/s; return the number of frames."""
+    """Write a moving, scaled version of the demo clip as H.264 at 25 frames/s. Return the number of frames."""
     images = images_of(str(DEMO_CLIP), *size, count=4)
     with av.open(path, "w") as container:
         stream: Any = container.add_stream("libx264", rate=25, options={"preset": "veryfast", "g": "50"})
@@ -62,7 +62,7 @@ def _measure(pixels: Iterator[int], frames: int) -> Measured:
     count = sum(1 for _ in pixels)
     took, used = time.perf_counter() - begun, time.process_time() - used
     if count != frames:
-        raise RuntimeError(f"a reader returned {count} of {frames} frames")
+        raise RuntimeError(f"a video reader returned only {count} of {frames} frames")
     return {"throughput": count / took, "CPU time": 1000 * used / count}
 
 

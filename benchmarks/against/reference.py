@@ -1,6 +1,7 @@
-"""The reference generation loop and the engine, on the same Moondream 2 model.
+"""Compares the inference time of the engine and of a reference loop, on the same Moondream 2 model.
 
-The loop (`engine/golden/reference.py`) runs plain PyTorch: one image at a time, a contiguous KV cache, no CUDA graphs.
+The reference loop (`engine/golden/reference.py`) is plain PyTorch: one image at a time, a contiguous KV cache, no CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _NOTE = (
 
 
 def compare(model: str, device: str, dtype: str | None, objects: int, turns: int, frames: int) -> Comparison:
-    """Time the answers for one image after another, from pixels to `objects` boxes.
+    """Time the engine and the reference loop on one image after another, from pixels to `objects` boxes.
 
     Args:
         model: folder of a Moondream 2 model, or the registry's random model, which needs a GPU.
-        device: see `Engine.load`.
-        dtype: see `Engine.load`.
-        objects: objects in each answer.
+        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+        dtype: name of the dtype, or None for the device's default.
+        objects: number of objects in each answer.
         turns: number of turns.
-        frames: images per turn.
+        frames: number of images per turn.
 
     Raises:
-        ConfigError: if the random model is wanted and there is no GPU.
+        ConfigError: if the random model is requested and there is no GPU.
         EngineError: if the model cannot be loaded.
     """
     if model == MOONDREAM_2 and device != "cpu":
@@ -87,7 +88,9 @@ def _require_equal(engine: Engine, generator: Generator, image: np.ndarray, task
     theirs = len(generator.objects(state, True, [task.max_objects], [task.conf])[0])
     ours = len(engine.submit(image, [task]).result().detections)
     if ours != theirs:
-        raise RuntimeError(f"the engine finds {ours} objects and the reference {theirs}")
+        raise RuntimeError(
+            f"the engine returned {ours} objects, the reference loop {theirs}; both must return the same number"
+        )
 
 
 def _times(run: object, frames: int) -> Measured:

@@ -1,7 +1,7 @@
-"""Tracking and the scoring of tracks: Saccade and the package `trackers` (Apache-2.0).
+"""Compares tracking, and the scoring of tracks, in Saccade and in the package `trackers` (Apache-2.0).
 
-The boxes are those of TUD-Campus and TUD-Stadtmitte, which the package `motmetrics` (MIT) includes. Their frames are
-not needed.
+The boxes are those of the sequences TUD-Campus and TUD-Stadtmitte in the package `motmetrics` (MIT). Their video frames
+are not needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCORE_NOTE = "Both score the tracks that come with TUD-Campus and TUD-Stadtmitt
 
 
 def compare_trackers(turns: int, frames: int, objects: int) -> Comparison:
-    """Time and score both trackers.
+    """Time and score the trackers of Saccade and of the package `trackers`.
 
     Raises:
         ConfigError: if a package is missing.
@@ -64,7 +64,7 @@ def compare_trackers(turns: int, frames: int, objects: int) -> Comparison:
 
 
 def compare_scoring(turns: int) -> Comparison:
-    """Score the same tracks with both programs.
+    """Score the same tracks with Saccade's benchmark and with the package `trackers`.
 
     Raises:
         ConfigError: if a package is missing.
@@ -101,7 +101,7 @@ def compare_scoring(turns: int) -> Comparison:
 
 
 def _folders(root: Path) -> Path:
-    """Write the sequences as MOT Challenge folders, and as flat folders for `trackers.eval`."""
+    """Write the sequences as MOT Challenge folders, and in the flat layout that `trackers.eval` reads."""
     spec = importlib.util.find_spec("motmetrics")
     assert spec is not None
     assert spec.origin is not None

@@ -1,9 +1,10 @@
-"""vLLM and Saccade on Moondream 3's dimensions with random weights, one image at a time, on one GPU.
+"""Compares vLLM and Saccade on a random model with Moondream 3's dimensions, one image at a time, on one GPU.
 
-vLLM runs in a process of its own: `python -m benchmarks.against.vllm FOLDER`. It prints one JSON line per figure.
+vLLM runs in a separate process, `python -m benchmarks.against.vllm FOLDER`, which prints one JSON line per measured
+value.
 
-vLLM's own dummy weights lie within ±0.001, and those of norms too. All tokens then go to the same few experts, which
-would make a step too fast. `register` draws weights as `moondream-3-random` does; vLLM loads it as a plugin.
+All of vLLM's own dummy weights, including norms, are within ±0.001. All tokens then select the same few experts, and a
+step is too fast. `register`, a vLLM plugin, draws weights like those of `moondream-3-random`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _NOTE = (
 
 
 def compare(turns: int, requests: int, limit_s: float) -> Comparison:
-    """Run both programs in turns; each loads its model once per turn.
+    """Measure Saccade and vLLM in turns. Each loads its model once per turn.
 
     Raises:
-        ConfigError: without a GPU or vLLM.
+        ConfigError: if this machine has no GPU or vLLM is not installed.
     """
     require_gpu("the comparison with vLLM")
     require("vllm", install="vllm")
@@ -86,7 +87,7 @@ def _vllm(folder: Path, requests: int, limit_s: float) -> Measured:
 
 
 def write_model(folder: Path) -> None:
-    """Write config, tokenizer and processor files of Moondream 3's dimensions, without weights."""
+    """Write config, tokenizer and processor files of a model with Moondream 3's dimensions, without weights."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True)
@@ -152,7 +153,7 @@ def write_model(folder: Path) -> None:
 
 
 def write_plugin(folder: Path) -> None:
-    """Write the metadata that makes `register` a plugin of vLLM in processes with this folder in PYTHONPATH."""
+    """Write package metadata that makes `register` a vLLM plugin in processes with `folder` in PYTHONPATH."""
     info = folder / "saccade_bench_weights-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saccade-bench-weights\nVersion: 1\n", encoding="utf-8")
@@ -161,7 +162,7 @@ def write_plugin(folder: Path) -> None:
 
 
 def register() -> None:
-    """Replace vLLM's dummy weights by weights of the scale that trained ones have."""
+    """Replace vLLM's dummy weights by random weights with the scale of trained weights."""
     import torch
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
     from vllm.model_executor.model_loader import dummy_loader
@@ -195,7 +196,7 @@ def register() -> None:
 
 
 def run_vllm(folder: str, requests: int) -> None:
-    """Measure vLLM and print `["figure", value]` lines."""
+    """Measure vLLM and print lines `["quantity", value]`."""
     import numpy as np
     from PIL import Image
     from vllm import LLM, SamplingParams
@@ -227,7 +228,7 @@ def run_vllm(folder: str, requests: int) -> None:
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - begun
         if not all(len(one.outputs[0].token_ids) == count for one in outputs):
-            raise RuntimeError(f"vLLM did not write {count} tokens")
+            raise RuntimeError(f"vLLM generated fewer than {count} tokens")
         return seconds
 
     def emit(figure: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Tracks the boxes of a MOT Challenge sequence and scores the tracks."""
+"""Runs the tracker on the boxes of a MOT Challenge sequence, and scores the tracks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> 
     """Track the boxes of a sequence. Return the boxes that belong to tracks, with track IDs.
 
     Args:
-        rows: the boxes, without IDs.
+        rows: boxes without track IDs.
         fps: frame rate of the sequence, in frames per second.
         settings: thresholds of the tracker.
         every: use only every Nth frame, starting with the first.
@@ -29,6 +29,6 @@ def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> 
 
 
 def score(sequence: Sequence, tracks: Rows, every: int = 1) -> Counts:
-    """Compare tracks with the ground truth of a sequence, on every Nth frame."""
+    """Compare tracks with the ground truth of a sequence, on every Nth frame (`every`). Return the counts."""
     chosen = [rows[(rows[:, 0] - 1) % every == 0] for rows in (sequence.truth, tracks, sequence.distractors)]
     return count(*chosen)

@@ -1,4 +1,4 @@
-"""Files of MOT Challenge sequences: `seqinfo.ini`, `gt/gt.txt`, `det/det.txt`, and tracks in the same format.
+"""Reads and writes files of MOT Challenge sequences: `seqinfo.ini`, `gt/gt.txt`, `det/det.txt`, and tracks.
 
 Each line of a box file contains frame, id, left, top, width, height, score and more.
 """
@@ -19,7 +19,7 @@ _PEDESTRIAN, _DISTRACTORS = (1, -1), (2, 7, 8, 12)
 
 
 class MotError(Exception):
-    """A sequence cannot be read or written. The message is one line for the user."""
+    """Error: a MOT Challenge sequence cannot be read or written. The message is one line for the user."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +55,7 @@ class Sequence:
         return rows
 
     def media(self) -> Path:
-        """Return the frames of the sequence: its folder of images, or the first video in its folder.
+        """Return the frames of the sequence: its image folder `img1`, or the first video in its folder.
 
         Raises:
             MotError: if the folder has neither images nor a video.
@@ -64,7 +64,7 @@ class Sequence:
             return self.folder / "img1"
         videos = sorted(path for path in self.folder.iterdir() if path.suffix in (".mp4", ".mkv", ".avi", ".webm"))
         if not videos:
-            raise MotError(f"{self.folder}: no folder img1 and no video found; pass --detections det")
+            raise MotError(f"{self.folder}: the folder contains neither img1 nor a video; use --detections det")
         return videos[0]
 
 
@@ -85,7 +85,7 @@ def read_sequences(folder: Path) -> list[Sequence]:
 
 
 def read_rows(path: Path) -> Rows:
-    """Read a file of boxes.
+    """Read a MOT Challenge box file.
 
     Raises:
         MotError: if the file cannot be read, or if a line contains anything but numbers.
@@ -102,17 +102,17 @@ def read_rows(path: Path) -> Rows:
             values = [float(value) for value in line.split(",")]
             frame, track, left, top, width, height = values[:6]
         except ValueError:
-            raise MotError(f"{path}:{number}: this line should be frame,id,left,top,width,height,score,…") from None
+            raise MotError(f"{path}:{number}: a line must be frame,id,left,top,width,height,score,…") from None
         score, kind = (*values[6:8], *(1.0, -1.0)[max(0, len(values) - 6) :])
         rows.append((frame, track, left, top, left + width, top + height, score, kind))
     table = np.array(rows, np.float64).reshape(-1, 8)
     if not np.isfinite(table).all():
-        raise MotError(f"{path}: the file has numbers that are not finite")
+        raise MotError(f"{path}: the file contains NaN or infinite numbers")
     return table
 
 
 def write_rows(path: Path, rows: Rows) -> None:
-    """Write tracks in the format of the MOT Challenge.
+    """Write tracks as a MOT Challenge box file.
 
     Raises:
         MotError: if the file cannot be written.
@@ -137,7 +137,7 @@ def _read(folder: Path) -> Sequence:
     except (configparser.Error, ValueError, UnicodeDecodeError) as error:
         raise MotError(f"{folder / 'seqinfo.ini'}: {' '.join(str(error).split())}") from None
     if not 0 < fps < 1e4:
-        raise MotError(f"{folder / 'seqinfo.ini'}: frameRate should be above 0")
+        raise MotError(f"{folder / 'seqinfo.ini'}: frameRate must be above 0")
     boxes = read_rows(folder / "gt" / "gt.txt")
     # Files of MOT15 hold world coordinates in the column that later files use for the class.
     kinds = boxes[:, 7] if len(boxes) and (boxes[:, 7] % 1 == 0).all() else np.full(len(boxes), -1.0)

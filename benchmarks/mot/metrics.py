@@ -23,7 +23,7 @@ _TINY = np.finfo(np.float64).eps
 
 @dataclass(slots=True)
 class Counts:
-    """Counts from which the scores are computed.
+    """Counts from which the tracking scores are computed.
 
     Attributes:
         truth, found: number of ground-truth boxes, and of track boxes.
@@ -48,24 +48,24 @@ class Counts:
 
     @property
     def mota(self) -> float:
-        """1 - (misses + false boxes + switches) / ground-truth boxes. It can be negative."""
+        """MOTA score: 1 - (misses + false boxes + identity switches) / ground-truth boxes. It can be negative."""
         wrong = self.truth - self.matched + self.found - self.matched + self.switches
         return 1 - wrong / max(1, self.truth)
 
     @property
     def idf1(self) -> float:
-        """F1 score of the boxes with the correct identity."""
+        """IDF1 score: F1 score of the boxes with the correct identity."""
         return 2 * self.same_identity / max(1, self.truth + self.found)
 
     @property
     def hota(self) -> float:
-        """Mean of sqrt(detection accuracy × association accuracy) over the IoU thresholds."""
+        """HOTA score: mean of sqrt(detection accuracy × association accuracy) over the IoU thresholds."""
         detection = self.at / np.maximum(1, self.truth + self.found - self.at)
         association = self.together / np.maximum(1, self.at)
         return float(np.sqrt(detection * association).mean())
 
     def to_dict(self) -> dict[str, float | int]:
-        """Return the scores, from 0 to 1, and the plain counts."""
+        """Return the tracking scores, from 0 to 1, and the counts, by name."""
         scores = {"mota": self.mota, "idf1": self.idf1, "hota": self.hota}
         misses, false = self.truth - self.matched, self.found - self.matched
         return {
@@ -85,12 +85,12 @@ class _Frame:
 
 
 def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
-    """Compare tracks with the ground truth.
+    """Compare tracks with the ground truth, and return the counts.
 
     Args:
         truth: ground-truth boxes with IDs, as `mot.files` reads them.
         found: track boxes with IDs, in the same format.
-        distractors: boxes of distractors; track boxes that match a distractor and no object are ignored.
+        distractors: boxes of distractors. Track boxes that match a distractor and no object are ignored.
     """
     if distractors is not None and len(distractors):
         found = _without(found, truth, distractors)
@@ -105,7 +105,7 @@ def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
 def best_pairs(gain: Floats) -> tuple[Ints, Ints]:
     """Pair rows with columns one-to-one so that the total gain is as high as possible. Return rows and columns.
 
-    All rows or all columns are paired, whichever are fewer.
+    All rows are paired, or all columns if there are fewer columns.
     """
     if not gain.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks mot`: track MOT Challenge sequences, score the tracks and write them to files."""
+"""`python -m benchmarks mot`: tracks MOT Challenge sequences, scores the tracks and writes them to files."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _COLUMNS = ("MOTA", "IDF1", "HOTA", "ID switches", "misses", "false boxes", "tru
 
 @dataclass(slots=True, frozen=True)
 class Scores:
-    """Counts of each sequence, by name."""
+    """Tracking counts of each sequence, by name."""
 
     counts: dict[str, Counts]
 
     def with_all(self) -> dict[str, Counts]:
-        """Return the counts. If there are several sequences, a total is added."""
+        """Return the counts of each sequence. If there are several sequences, add a total."""
         if len(self.counts) == 1:
             return self.counts
         return {**self.counts, _ALL: sum(self.counts.values(), Counts())}
 
     def as_json(self) -> str:
-        """Return the scores, from 0 to 1, as JSON."""
+        """Return the tracking scores, from 0 to 1, as JSON."""
         return json.dumps({name: counts.to_dict() for name, counts in self.with_all().items()}, indent=2)
 
     def as_text(self) -> str:
-        """Return a table of scores in percent."""
+        """Return a table of tracking scores in percent."""
         wide = max(len(name) for name in self.with_all())
         lines = [" " * wide + "".join(f"{column:>{max(8, len(column) + 2)}}" for column in _COLUMNS)]
         for name, counts in self.with_all().items():
@@ -53,7 +53,7 @@ class Scores:
 def evaluate(
     folder: Path, settings: RunConfig, *, detections: str, every: int, out: Path | None, start: float | None
 ) -> Scores:
-    """Track and score all sequences in a folder.
+    """Track and score all MOT Challenge sequences in a folder.
 
     Args:
         folder: a sequence, or a folder of sequences.
@@ -61,16 +61,16 @@ def evaluate(
         detections: `det` for the boxes in det/det.txt, or `model`.
         every: use only every Nth frame.
         out: folder for the tracks (NAME.txt), or None.
-        start: minimum score of a box that starts a track. None uses 0.7, the value of BoT-SORT, and 0.6 for the first
-            association.
+        start: minimum score of a box that starts a track. None uses the thresholds of BoT-SORT: 0.7 to start a track,
+            and 0.6 for the first association.
 
     Raises:
-        ConfigError: if a sequence or the choice of boxes is invalid.
+        ConfigError: if a sequence or `detections` is invalid.
         EngineError: if the model cannot be used.
         SourceError: if the frames cannot be read.
     """
     if detections not in ("det", "model"):
-        raise ConfigError(f"--detections: should be det or model, got '{detections}'")
+        raise ConfigError(f"--detections must be det or model; got '{detections}'")
     chosen = TrackerSettings() if start is None else TrackerSettings(high=start, new=start)
     try:
         sequences = read_sequences(folder)
@@ -87,7 +87,7 @@ def evaluate(
 
 
 def _detect(sequences: list[Sequence], settings: RunConfig) -> list[Rows]:
-    """Return the boxes that the model detects in a sequence."""
+    """Return the boxes that the model detects in each sequence."""
     media = [sequence.media() for sequence in sequences]
     found = []
     with load_engine(settings) as engine:

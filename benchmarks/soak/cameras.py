@@ -29,7 +29,7 @@ _SIZES = ((640, 360), (480, 270))
 
 
 def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
-    """Encode the frames of a clip as H.264, at a lower frame rate. The first frame is a key frame.
+    """Encode the frames of a clip as H.264, at a lower frame rate. The first frame is a keyframe.
 
     Args:
         clip: video file.
@@ -58,7 +58,7 @@ def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
 
 @dataclass
 class Camera:
-    """State of a camera with its current faults. All its clients share it.
+    """State of a simulated camera with its current faults. All clients of the camera share it.
 
     Attributes:
         loops: the encoded clip in each frame size.
@@ -77,7 +77,7 @@ class Camera:
     clients: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def fail(self, chance: random.Random) -> None:
-        """Cause random faults until cancelled."""
+        """Inject random faults until the task is cancelled."""
         while True:
             await asyncio.sleep(chance.expovariate(1 / _FAULT_S))
             fault = chance.choice(("hang up", "frozen", "refusing", "losing", "size"))
@@ -95,7 +95,7 @@ class Camera:
                 setattr(self, fault, False)
 
     def hang_up(self) -> None:
-        """Close all connections."""
+        """Close all connections of the camera's clients."""
         for client in self.clients:
             client.close()
 
@@ -115,7 +115,7 @@ class Server:
         self._chance = chance
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client until the client or the camera disconnects."""
+        """Serve one RTSP client until the client or the camera disconnects."""
         playing: asyncio.Task[None] | None = None
         camera: Camera | None = None
         try:
@@ -178,7 +178,7 @@ class Server:
 
 
 async def _request(reader: asyncio.StreamReader) -> str:
-    """Return the head of the next RTSP request, or "" at the end of the connection. RTCP packets are skipped."""
+    """Return the header of the next RTSP request, or "" at the end of the connection. RTCP packets are skipped."""
     while True:
         first = await reader.read(1)
         if first == b"$":
@@ -223,7 +223,7 @@ def _report(stamp: int) -> bytes:
 
 
 async def main(clip: str, streams: int, fps: float, seed: int | None) -> None:
-    """Serve until the process ends."""
+    """Serve the simulated cameras until the process ends."""
     loops = [coded(clip, fps, size) for size in (_SIZES if seed is not None else _SIZES[:1])]
     cameras = [Camera(loops) for _ in range(streams)]
     server = await asyncio.start_server(Server(cameras, fps, random.Random(seed)).serve, "127.0.0.1", 0)

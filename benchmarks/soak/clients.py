@@ -1,6 +1,7 @@
-"""Clients that connect and disconnect, and receivers that sometimes fail.
+"""Simulated clients that connect and disconnect, and receivers that sometimes fail.
 
-Each kind of client is a coroutine for one visit. Visits of all kinds run in random order until a `with` block ends.
+Each kind of client is a coroutine for one visit (connection). Visits of all kinds run in random order until a `with`
+block ends.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _ONLINE_S = 180.0  # how long it is there, on average
 
 
 class Visits:
-    """Runs client visits, and counts served and rejected visits.
+    """Runs visits (connections) of simulated clients, and counts served and rejected visits.
 
     Args:
         http, feed: addresses of the API and of the WebSocket feed.
         source: source of a stream that is added and removed.
         streams: names of the streams.
-        seed: random seed of the order.
+        seed: seed of the random order.
     """
 
     def __init__(self, http: str, feed: str, source: str, streams: list[str], seed: int) -> None:
@@ -42,7 +43,7 @@ class Visits:
         self._chance = random.Random(seed)
 
     async def run(self) -> None:
-        """Run visits in random order until cancelled."""
+        """Run client visits in random order until the task is cancelled."""
         kinds: list[Callable[[httpx.AsyncClient], Awaitable[None]]] = [
             self.get,
             self.events,
@@ -67,7 +68,7 @@ class Visits:
                 self.counts[f"{visit.__name__} failed"] += 1
 
     async def get(self, session: httpx.AsyncClient) -> None:
-        """Request metrics, health and a picture."""
+        """Request metrics, health and an image from the API."""
         name = self._chance.choice(self._streams)
         for path in ("/healthz", "/metrics", "/streams", f"/streams/{name}/counts", f"/streams/{name}/frame.jpg"):
             await _read(session, self._http + path)
@@ -111,12 +112,12 @@ class Visits:
                     break
 
     async def prompts(self, session: httpx.AsyncClient) -> None:
-        """Change the prompts of a stream."""
+        """Change the prompts of a stream through the API."""
         name, more = self._chance.choice(self._streams), self._chance.choice((["cat"], ["dog", "chair"], []))
         await session.patch(f"{self._http}/streams/{name}", json={"detect": ["person", *more]})
 
     async def rules(self, session: httpx.AsyncClient) -> None:
-        """Change the rules and zones of a stream."""
+        """Change the rules and zones of a stream through the API."""
         name, right = self._chance.choice(self._streams), self._chance.uniform(0.5, 1)
         zones = {"zones": {"door": [0, 0, right, 0, right, 1, 0, 1]}}
         rules = {"rules": [{"name": "visitor", "when": "person in door for 1s"}, {"name": "any", "when": "person"}]}
@@ -124,7 +125,7 @@ class Visits:
             await session.put(f"{self._http}/streams/{name}/{path}", json=body)
 
     async def stream(self, session: httpx.AsyncClient) -> None:
-        """Add and remove a stream."""
+        """Add and remove a stream through the API."""
         body = {"name": "visitor", "source": self._source, "detect": ["person"], "track": True, "max_fps": 1}
         await session.post(self._http + "/streams", json=body)
         await asyncio.sleep(self._chance.uniform(5, 20))
@@ -179,19 +180,19 @@ def visiting(visits: Visits) -> Iterator[None]:
 
 class _Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Accept a record. One in twenty requests fails."""
+        """Accept a record. Return an error for one in twenty requests."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(500 if random.random() < 0.05 else 200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Disable logging."""
+        """Suppress the request log of the web server."""
 
 
 @contextmanager
 def receiving() -> Iterator[str]:
-    """Run a web server that accepts records, and yield its address."""
+    """Run a web server that accepts records, and yield its address (URL)."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.2,))
@@ -206,7 +207,7 @@ def receiving() -> Iterator[str]:
 
 @contextmanager
 def broker(folder: Path, port: int, seed: int) -> Iterator[bool]:
-    """Run an MQTT broker that is sometimes down for some seconds. Yield False if mosquitto is not installed."""
+    """Run an MQTT broker that sometimes stops for some seconds. Yield False if mosquitto is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         yield False

@@ -1,4 +1,4 @@
-"""`saccade run` with an observer: `python -m benchmarks.soak.product ARGUMENTS…` has the same arguments.
+"""`saccade run` with an observer thread: `python -m benchmarks.soak.product ARGUMENTS…` has the same arguments.
 
 For each line on standard input, the observer writes one JSON line with statistics to the file descriptor in the
 environment variable SACCADE_SOAK_OUT. SACCADE_SOAK_TRACE=1 also traces Python allocations, which is slow.
@@ -65,7 +65,7 @@ def objects() -> dict[str, int]:
 
 
 def observe(out: int) -> None:
-    """Answer each line of standard input with one JSON line."""
+    """Write one JSON line with statistics to the file descriptor `out` for each line on standard input."""
     before: tracemalloc.Snapshot | None = None
     for line in sys.stdin:
         gc.collect()
@@ -81,7 +81,7 @@ def observe(out: int) -> None:
 
 
 def main() -> None:
-    """Run the command line with the observer."""
+    """Run the command line of `saccade run` with the observer thread."""
     out = int(os.environ.pop("SACCADE_SOAK_OUT"))
     if os.environ.pop("SACCADE_SOAK_TRACE", ""):
         tracemalloc.start(8)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks soak`: run Saccade for a long time with faults, and measure its resources.
+"""`python -m benchmarks soak`: runs Saccade for a long time with injected faults, and measures its resources.
 
-The measured process is an ordinary `saccade run` with an observer (`product`). Cameras, clients and receivers run in
-other processes, which are not measured.
+The measured process is an ordinary `saccade run` with an observer thread (`product`). Cameras, clients and receivers
+run in other processes, which are not measured.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _GROWN = 8  # types of objects that are shown
 
 @dataclass(slots=True, frozen=True)
 class Soak:
-    """Parameters of a soak run.
+    """Parameters of a soak test.
 
     Attributes:
         clip: video that the cameras show.
         streams, fps: number of cameras, and frames per second of each camera.
-        minutes: duration.
+        minutes: duration in minutes.
         segment_s: length of a recording segment in seconds.
         faults: whether cameras, receivers and clients fail. All sinks are then in use.
-        seed: random seed of the faults.
+        seed: seed of the random faults.
         folder: output folder, or None for a temporary folder.
         trace: whether to trace Python allocations.
     """
@@ -62,7 +62,7 @@ class Soak:
 
     @property
     def warm_up(self) -> float:
-        """Number of minutes at the start that are excluded from slopes."""
+        """Number of minutes at the start of a soak test that are excluded from slopes."""
         return min(_WARM_MIN, self.minutes / 3)
 
 
@@ -100,9 +100,9 @@ class Minute:
 
 @dataclass(slots=True)
 class SoakResult:
-    """Result of a soak run: all minutes, and slopes after minute 10.
+    """Result of a soak test: resources of each minute, and their slopes after minute 10.
 
-    In a shorter run, slopes start after a third of it.
+    In a run of less than 30 minutes, the first third is excluded from slopes.
     """
 
     soak: Soak
@@ -110,17 +110,17 @@ class SoakResult:
     visits: dict[str, int]
 
     def after_warm_up(self) -> list[Minute]:
-        """Minutes that are included in slopes."""
+        """Measured minutes after the warm-up, from which slopes are computed."""
         return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the slope of an attribute of `Minute`, or of a value in its `malloc`."""
+        """Return the slope per minute of an attribute of `Minute`, or of a value in its `malloc`."""
         steady = self.after_warm_up()
         values = [getattr(one, name) if hasattr(one, name) else one.malloc.get(name, 0.0) for one in steady]
         return slope_of([one.minute for one in steady], values)
 
     def grown(self) -> list[tuple[str, int, int]]:
-        """Return the types with more objects at the end than after the warm-up, as (name, before, after)."""
+        """Return the Python types with more objects at the end than after the warm-up, as (name, before, after)."""
         steady = self.after_warm_up()
         if len(steady) < 2:
             return []
@@ -129,14 +129,14 @@ class SoakResult:
         return sorted(found, key=lambda one: one[1] - one[2])[:_GROWN]
 
     def as_json(self) -> str:
-        """Return all fields as JSON. Object counts are included only for the first and last minutes."""
+        """Return all fields of the soak result as JSON, with object counts only of the first and last minutes."""
         kept = [asdict(one) for one in self.minutes]
         for one in kept[1:-1]:
             one["objects"] = {}
         return json.dumps({"soak": asdict(self.soak), "minutes": kept, "visits": self.visits}, indent=1)
 
     def as_text(self) -> str:
-        """Return the slopes per minute, and the types with more objects."""
+        """Return the slopes per minute, and the Python types with more objects, as text."""
         names = ("rss_mb", "used_mb", "threads", "descriptors", "blocks")
         lines = ["slope a minute, ± half of the 95 % interval:"]
         lines += [f"  {name:12} {self.slope(name) or '-'}" for name in names]
@@ -148,10 +148,10 @@ class SoakResult:
 
 
 def run_soak(soak: Soak) -> SoakResult:
-    """Run the product for `soak.minutes`, and print a line per minute.
+    """Run Saccade for `soak.minutes` minutes, and print a line per minute.
 
     Raises:
-        RunFailed: if the product does not start or ends too early.
+        RunFailed: if Saccade does not start or ends too early.
     """
     with ExitStack() as stack:
         if soak.folder is None:
@@ -206,7 +206,7 @@ def _line(one: Minute) -> str:
 
 
 def _settings(soak: Soak, folder: Path, cameras: int, http: int, sinks: list[str]) -> dict[str, Any]:
-    """Return the configuration of the product."""
+    """Return the configuration of the `saccade run` process."""
     streams = [
         {"name": f"camera{number}", "source": f"rtsp://127.0.0.1:{cameras}/{number}"} for number in range(soak.streams)
     ]
@@ -231,7 +231,7 @@ def _settings(soak: Soak, folder: Path, cameras: int, http: int, sinks: list[str
 
 @contextmanager
 def _cameras(soak: Soak) -> Iterator[int]:
-    """Run the cameras in a process, and yield their port."""
+    """Run the simulated cameras in a process, and yield their port."""
     given = [soak.clip, str(soak.streams), str(soak.fps), *([str(soak.seed)] if soak.faults else [])]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.soak.cameras", *given], stdout=subprocess.PIPE, text=True
@@ -254,7 +254,6 @@ class _Product:
     answers: Any
 
     def observe(self, command: str = "") -> dict[str, Any]:
-        """Return the statistics of the observer."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command}\n".encode())
         self.process.stdin.flush()
@@ -290,14 +289,14 @@ def _product(soak: Soak, folder: Path, settings: Path) -> Iterator[_Product]:
 
 
 class _Watch:
-    """Reads the resources of a process from /proc, from its metrics and from the observer."""
+    """Reads the resources of the measured process from /proc, from its metrics and from the observer."""
 
     def __init__(self, product: _Product, http: str, folder: Path) -> None:
         self._product, self._http, self._folder = product, http, folder
         self._files = Path("/proc") / str(product.process.pid)
 
     def wait_for_frames(self) -> None:
-        """Wait for the first result."""
+        """Wait for the first result of the measured process."""
         deadline = time.monotonic() + _LONG_S
         while time.monotonic() < deadline:
             self._check()
@@ -307,7 +306,7 @@ class _Watch:
         raise RunFailed(f"the first result did not arrive within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
-        """Yield each minute when it ends. Allocations are compared with those after the warm-up."""
+        """Yield the resources of each minute when it ends. Allocations are compared with those after the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0
@@ -341,17 +340,15 @@ class _Watch:
 
     def _check(self) -> None:
         if self._product.process.poll() is not None:
-            raise RunFailed(f"the run ended: {(self._folder / 'log.txt').read_text()[-2000:]}")
+            raise RunFailed(f"the measured process ended too early: {(self._folder / 'log.txt').read_text()[-2000:]}")
 
     def _status(self, key: str) -> float:
-        """Return a value from /proc/PID/status. Memory is in kB."""
         text = (self._files / "status").read_text()
         found = re.search(rf"^{key}:\s+(\d+)", text, re.MULTILINE)
         value = float(found[1]) if found else 0.0
         return value * 1.024 if key.startswith(("Vm", "Rss")) else value
 
     def _metrics(self) -> dict[str, float]:
-        """Return the sum of each metric over its labels."""
         sums: dict[str, float] = {}
         try:
             with urllib.request.urlopen(f"{self._http}/metrics", timeout=30) as response:

@@ -24,14 +24,14 @@ class Slope:
 
 
 def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Return the least-squares slope of the values, or None if there are fewer than 3.
+    """Return the least-squares slope of the values, or None if there are fewer than 3 values.
 
-    Successive values are correlated. The confidence interval therefore uses an effective number of values. It is
-    reduced by the autocorrelation of the residuals, but is at least 3.
+    Successive values are correlated. The confidence interval therefore uses an effective number of values: the number
+    is reduced by the autocorrelation of the residuals, but is at least 3.
 
     Args:
-        minutes: time of each value.
-        values: the values.
+        minutes: time of each value in minutes.
+        values: the measured values.
     """
     x, y = np.asarray(minutes, dtype=float), np.asarray(values, dtype=float)
     if len(x) < 3:

@@ -60,7 +60,7 @@ def test_a_result_is_kept_as_json_and_drawn(tmp_path: Path) -> None:
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"name": "x"}', encoding="utf-8")
-    with pytest.raises(ConfigError, match="not the JSON of a comparison"):
+    with pytest.raises(ConfigError, match="not a saved comparison"):
         Comparison.read(tmp_path / "x.json")
 
 
@@ -94,7 +94,7 @@ def test_what_needs_a_gpu_says_so(command: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = CliRunner().invoke(bench, ["against", command])
     assert done.exit_code != 0
-    assert "needs a CUDA GPU, and this machine has none" in str(done.exception)
+    assert "needs a CUDA GPU; run it on a machine with a GPU" in str(done.exception)
 
 
 @pytest.mark.slow

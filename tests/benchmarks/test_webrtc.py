@@ -16,5 +16,5 @@ def test_both_ages_are_measured(codec: str) -> None:
 
 
 def test_an_unknown_codec_is_an_error() -> None:
-    with pytest.raises(SourceError, match="codec must be VP8 or H264, not AV1"):
+    with pytest.raises(SourceError, match="codec must be VP8 or H264; got AV1"):
         time_webrtc("AV1", seconds=1)

@@ -68,7 +68,7 @@ class Judge(nn.Module):
 
     The detector scores each grid cell independently. A duplicate with an IoU of 0.5 may therefore have a high score.
 
-    | AP50 on COCO val (half for fitting, half for scoring) | without rescoring | with rescoring |
+    | AP50 on the split val (half for fitting, half for scoring) | without rescoring | with rescoring |
     |---|---|---|
     | person | .712 | .723 |
     | face | .609 | .632 |
