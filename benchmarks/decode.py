@@ -1,4 +1,4 @@
-"""`python -m benchmarks decode`: time of decode steps on the GPU, compared with the time to read their bytes once."""
+"""`python -m benchmarks decode`: measures decode steps on the GPU, compared with the time to read their bytes."""
 
 from __future__ import annotations
 

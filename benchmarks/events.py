@@ -130,7 +130,9 @@ def _figures(address: str, came: list[tuple[float, dict[str, Any]]]) -> BeginBen
         if message.get("event", {}).get("type") == "begin" and message["event"]["start_time"] in frames
     ]
     if not begun:
-        raise ConfigError(f"no event started in {len(frames)} frames, because no detected object moved")
+        raise ConfigError(
+            f"no event started in {len(frames)} frames, because no object moved; use a source with moving objects"
+        )
     ages = [1e3 * (at - event["start_time"]) for at, event in begun]
     rows = []
     for age, (_, event) in zip(ages, begun, strict=True):

@@ -125,7 +125,7 @@ class MixedLoad:
             self._wait()
 
     def finish(self) -> None:
-        """Wait for all running requests."""
+        """Wait until all submitted requests are answered."""
         while self._waiting:
             self._wait()
         while self._kept:

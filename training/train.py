@@ -345,7 +345,7 @@ def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
 
 
 def floats(module: nn.Module) -> list[torch.Tensor]:
-    """Return all floating-point parameters and buffers of a module."""
+    """Return all floating-point parameters and buffers of a module, whose averages are stored."""
     return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
 
 

@@ -24,7 +24,7 @@ _MALLINFO = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblk
 
 
 class _Malloc(ctypes.Structure):
-    """The C struct `mallinfo2` of glibc."""
+    """The C struct `mallinfo2` of glibc, with statistics of its memory allocator."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO]
 

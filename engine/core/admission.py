@@ -385,7 +385,7 @@ class AdmissionLead:
         self._prefills.setdefault(images, deque(maxlen=self._config.lead_prefills)).append(seconds)
 
     def decoded(self) -> None:
-        """Count a decode step since the last prefill."""
+        """Count a decode step between two prefills."""
         self._decoded += 1
 
     def prepared(self, seconds: float) -> None:

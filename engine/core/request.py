@@ -52,7 +52,7 @@ NO_SLOT = 0
 
 
 class State(Enum):
-    """State of a request or prefill window."""
+    """Scheduling state of a request or prefill window."""
 
     WAITING = "waiting"  # queued; no work is done
     PLANNED = "planned"  # its pages are computed; it has a reference to its cached prefix, if any
@@ -297,7 +297,7 @@ class Request(Generic[ImageT]):
 
 
 class StepKind(StrEnum):
-    """Kind of a batch step."""
+    """Kind of a batch step: prefill or decode."""
 
     PREFILL = "prefill"
     DECODE = "decode"

@@ -232,7 +232,7 @@ class Scheduler(Generic[ImageT]):
             window.image, window.prepare = image, None
 
     def _plan(self, request: Request[ImageT]) -> None:
-        """Create the prefill windows of a queued request."""
+        """Create the prefill windows of a queued request, or end the request with an error."""
         try:
             request.windows = request.make_windows(request)
         except Exception as error:  # an error in a task fails only its request
@@ -475,7 +475,7 @@ class Scheduler(Generic[ImageT]):
 
 
 class SlotState(Enum):
-    """State of a step slot."""
+    """State of a step slot: free, launched or finalized."""
 
     FREE = "free"
     LAUNCHED = "launched"

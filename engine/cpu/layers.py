@@ -102,7 +102,7 @@ class FusedMlp(nn.Module):
         self._out = Linear(plain.fc2.weight, plain.fc2.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (..., width) to (..., out)."""
+        """Apply both linear layers and the GELU: map (..., width) to (..., out)."""
         inner = torch.ops.mkldnn._linear_pointwise(x, self.fc1.weight, self.fc1.bias, "gelu", [], "tanh")
         return self._out(inner)
 
@@ -116,7 +116,7 @@ class FusedLinear(nn.Module):
         self._product = Linear(plain.weight, plain.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (..., in) to (..., out)."""
+        """Apply the linear layer: map (..., in) to (..., out)."""
         return self._product(x)
 
 
@@ -329,7 +329,7 @@ class Pointwise:
         self._packed: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map rows (R, in) to (R, out)."""
+        """Apply the convolution and the activation to rows of a feature map: (R, in) to (R, out)."""
         if len(x) < self._least or not x.is_contiguous():
             out = self.product(x)
             return F.hardswish(out, inplace=True) if self.act else out

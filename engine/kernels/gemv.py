@@ -69,7 +69,7 @@ def product_beside(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Compute BLOCK_N outputs of a `Beside` GEMV."""
+    """Compute BLOCK_N outputs of a GEMV inside another kernel; see `Beside`."""
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K

@@ -209,7 +209,7 @@ class Prompts(Protocol):
         ...
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the token IDs of the prompt for the outline of an object. `refs` show where the object is."""
+        """Return the token IDs of the prompt for the outline of an object. `refs` show its location."""
         ...
 
     @property
@@ -305,7 +305,7 @@ class VisionEncoder(Protocol):
 
     @property
     def crop_size(self) -> int:
-        """Side of a crop in pixels."""
+        """Side of an image crop in pixels."""
         ...
 
     @property
@@ -328,7 +328,7 @@ class VisionEncoder(Protocol):
 
     @property
     def feature_dim(self) -> int:
-        """Number of channels of a crop's features."""
+        """Number of feature channels per image token, before the projection."""
         ...
 
     def tiling_of(self, height: int, width: int) -> Tiling:
@@ -375,7 +375,7 @@ class DraftingEncoder(Protocol):
 
     @property
     def n_drafts(self) -> int:
-        """Number of detections per crop."""
+        """Number of detections that the encoder returns per crop."""
         ...
 
     def features_and_drafts(self, crops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -182,7 +182,7 @@ class CpuStream:
                 pass
 
     def close(self) -> None:
-        """Run all submitted work, then end the thread."""
+        """Run all submitted work, then end the worker thread."""
         self._work.put(None)
         self._thread.join()
 

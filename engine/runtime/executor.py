@@ -105,7 +105,7 @@ class ImageEncoder(Protocol[PreparedT]):
         ...
 
     def close(self) -> None:
-        """Wait for the work in progress, then release all resources."""
+        """Wait until the device has encoded all images, then release all resources."""
         ...
 
 

@@ -42,7 +42,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Duration of the span in seconds."""
+        """Duration of the traced operation in seconds."""
         return self.end - self.start
 
 
@@ -65,11 +65,11 @@ class Trace:
         self._counts: deque[Count] = deque(maxlen=capacity)
 
     def add(self, span: Span) -> None:
-        """Record a span (a timed operation)."""
+        """Record a span (a timed operation) in the trace."""
         self._spans.append(span)
 
     def count(self, name: str, value: float) -> None:
-        """Record the value of a counter."""
+        """Record the value of a counter at the current time in the trace."""
         self._counts.append(Count(name, time.perf_counter(), value))
 
     def spans(self, track: str) -> list[Span]:

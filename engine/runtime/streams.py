@@ -14,7 +14,7 @@ class Event(Protocol):
     """A point in the work of a stream, like a CUDA event."""
 
     def query(self) -> bool:
-        """Return whether the stream has reached the event."""
+        """Return whether the stream has reached the event, without waiting."""
         ...
 
     def synchronize(self) -> None:

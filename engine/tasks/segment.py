@@ -87,7 +87,7 @@ class Segment(Task):
 
     @property
     def asked(self) -> str:
-        """Name of the object to segment."""
+        """Name of the object to segment, from which `parse` creates the same task."""
         return self.object
 
     @property

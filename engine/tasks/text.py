@@ -88,7 +88,7 @@ class TextTask(Task):
 
     @property
     def title(self) -> str:
-        """Title of the task in the result."""
+        """Title of the task in the result, such as the question."""
         return self.asked
 
 
@@ -161,7 +161,7 @@ class Query(TextTask):
 
     @property
     def needs_image(self) -> bool:
-        """Whether the question has references to parts of the image."""
+        """Whether the question needs an image, because it refers to parts of the image."""
         return bool(self.refs)
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -232,7 +232,7 @@ class Caption(TextTask):
 
     @property
     def asked(self) -> str:
-        """Length of the caption, such as 'short'."""
+        """Length of the caption, such as 'short'. It is valid input of `parse`."""
         return self.length
 
     @property

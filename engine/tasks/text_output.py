@@ -384,7 +384,7 @@ class ReasoningOutput(OutputState):
         return False
 
     def finish(self) -> None:
-        """Finish the answer that follows the reasoning."""
+        """Finish the state machine of the answer that follows the reasoning."""
         self.answer.finish()
 
     @property

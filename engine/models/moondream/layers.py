@@ -13,7 +13,7 @@ _ROWS_AT_ONCE = 512  # maximum rows that run through all experts; with 64 expert
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a tanh-approximated GELU between them."""
+    """Dense MLP: two linear layers with a tanh-approximated GELU between them."""
 
     def __init__(self, width: int, inner: int, out: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
     @property
     def n_idle_weights(self) -> int:
-        """Number of weights in the experts that a token does not use."""
+        """Number of weights in the experts that one token does not use."""
         idle = self.config.num_experts - self.config.experts_per_token
         return idle * (self.fc1.weight[0].numel() + self.fc2.weight[0].numel())
 
@@ -109,7 +109,7 @@ class Experts(nn.Module):
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 
     def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Compute the first or second GEMM of one or all experts for x (rows, inputs)."""
+        """Compute the first or second GEMM of one or all experts for x, which has shape (rows, inputs)."""
         weight = (self.fc1, self.fc2)[second].weight[which]
         if weight.dtype == E4M3:
             assert self.scales is not None

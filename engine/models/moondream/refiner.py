@@ -92,7 +92,7 @@ class _Fusion(nn.Module):
 
 
 class _MaskEncoder(nn.Module):
-    """Convolutions that encode a mask as a feature map."""
+    """Convolutions that encode a mask as a feature map for the refiner."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class MaskRefiner(nn.Module):
 
 
 def _dense(*widths: int) -> nn.Sequential:
-    """Return linear layers with GELUs between them."""
+    """Return an MLP: linear layers of the given widths with GELUs between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.GELU()]
@@ -227,8 +227,8 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
     if (inputs, side) != (tower.config.enc_dim, tower.config.grid) or dim % 32:
         ours = f"this model has {tower.config.grid}² features of width {tower.config.enc_dim}"
         raise ModelFilesError(
-            f"{path}: the refiner expects {side}² features of width {inputs} and tokens of width {dim}; "
-            f"{ours} and needs a token width that is a multiple of 32"
+            f"{path}: this refiner has {side}² features of width {inputs} and tokens of width {dim}; "
+            f"{ours}, and the token width must be a multiple of 32"
         )
     with torch.device("meta"):
         made = MaskRefiner(inputs, dim, side, fused)

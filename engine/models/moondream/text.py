@@ -259,7 +259,7 @@ def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class TextDecoder(nn.Module):
-    """Token embeddings, decoder blocks and output head."""
+    """Text decoder of Moondream: token embeddings, decoder blocks and output head."""
 
     cosine: torch.Tensor
     sine: torch.Tensor

@@ -21,7 +21,7 @@ from saccade.engine.models.protocol import ImageCrops, Tiling
 
 
 class Attention(nn.Module):
-    """Bidirectional self-attention within each crop."""
+    """Bidirectional self-attention between the tokens of a crop."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class CropReader(nn.Module):
 
     @property
     def crop_size(self) -> int:
-        """Side of a crop in pixels."""
+        """Side of an image crop in pixels."""
         return self.config.crop_size
 
     @property
@@ -90,7 +90,7 @@ class CropReader(nn.Module):
 
     @property
     def feature_dim(self) -> int:
-        """Number of channels of a crop's features."""
+        """Number of feature channels per image token, before the projection."""
         return self.config.enc_dim
 
     def tiling_of(self, height: int, width: int) -> Tiling:

@@ -189,7 +189,7 @@ class DetectorTower(CropReader):
 
     @property
     def n_drafts(self) -> int:
-        """Number of detections per crop."""
+        """Number of detections that the encoder returns per crop."""
         return self.config.n_places
 
     def project(self, whole: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ class ConvAct(nn.Conv2d):
             super().reset_parameters()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, inner, H, W) to (N, outer, ceil(H / stride), ceil(W / stride))."""
+        """Apply convolution and activation: (N, inner, H, W) to (N, outer, ceil(H / stride), ceil(W / stride))."""
         x = super().forward(x)
         return F.hardswish(x) if self.act == "hswish" else x
 
@@ -48,7 +48,7 @@ class Separable(nn.Module):
         self.pw = ConvAct(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, width, H, W) to (N, width, ceil(H / stride), ceil(W / stride))."""
+        """Apply both convolutions: (N, width, H, W) to (N, width, ceil(H / stride), ceil(W / stride))."""
         return self.pw(self.dw(x))  # type: ignore[no-any-return]
 
 
@@ -64,7 +64,7 @@ class SqueezeExcite(nn.Module):
         self.fc2 = nn.Linear(width // 4, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, width, H, W) to the same shape."""
+        """Multiply the channels of a feature map (N, width, H, W) by their gains."""
         gain = F.hardsigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))
         return x * gain.unsqueeze(-1).unsqueeze(-1)
 
@@ -81,7 +81,7 @@ class Branch(nn.Module):
         self.pw2 = ConvAct(middle if stride == 2 else 2 * middle, outer)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, inner, H, W) to (N, outer, H / stride, W / stride)."""
+        """Apply the convolutions: (N, inner, H, W) to (N, outer, H / stride, W / stride)."""
         x = self.pw1(x)
         x = self.dw(x) if self.stride == 2 else torch.cat([x, self.dw(x)], dim=1)
         return self.pw2(self.se(x))  # type: ignore[no-any-return]
@@ -99,7 +99,7 @@ class Down(nn.Module):
         self.mix_pw = ConvAct(outer, outer)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, inner, H, W) to (N, outer, H / 2, W / 2)."""
+        """Reduce a feature map (N, inner, H, W) to (N, outer, H / 2, W / 2)."""
         return self.mix_pw(self.mix_dw(torch.cat([self.pw(self.dw(x)), self.branch(x)], dim=1)))  # type: ignore[no-any-return]
 
 
@@ -111,7 +111,7 @@ class Unit(nn.Module):
         self.branch = Branch(width // 2, middle, width // 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, width, H, W) to the same shape."""
+        """Convolve and interleave a feature map (N, width, H, W). The shape does not change."""
         kept, x = x.chunk(2, dim=1)
         n, half, height, width = kept.shape
         pairs = torch.stack([kept, self.branch(x)], dim=2)
@@ -155,7 +155,7 @@ class Head(nn.Module):
         self.out = ConvAct(_WIDTH, outer, act="none")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, 96, H, W) to (N, outer, H, W)."""
+        """Return class and box logits (N, outer, H, W) for a feature map (N, 96, H, W)."""
         return self.out(self.second(self.first(x)))  # type: ignore[no-any-return]
 
 
