@@ -1,6 +1,6 @@
-"""The HTTP API: streams, events, video, metrics, the console and the demo.
+"""The HTTP API for streams, events, video, metrics, the web console and the demo.
 
-The names of `__all__` are imported on first use, because their modules import FastAPI and aiortc.
+The names in `__all__` are imported on first use, so that FastAPI and aiortc are imported only when needed.
 """
 
 from __future__ import annotations

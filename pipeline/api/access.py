@@ -1,11 +1,11 @@
-"""Access control of the HTTP API. A file defines clients with roles, tokens and streams. Changes go to an audit log.
+"""Access control of the HTTP API. An access file defines clients with roles, tokens and streams.
 
     clients:
       - {name: anna, role: operator, token: …, streams: [yard]}  # or token_file; without streams, all streams
     proxy:                                # a reverse proxy that authenticates users
       addresses: [127.0.0.1]              # the headers are ignored in requests from other addresses
       user: X-Forwarded-User
-      role: X-Forwarded-Groups            # if its values map to several roles, the highest one applies
+      role: X-Forwarded-Groups            # if its values map to several roles, the highest role applies
       roles: {admins: admin, guards: viewer}
     audit: audit.jsonl                    # one line per change: time, client, change and HTTP status
 
@@ -57,18 +57,18 @@ def _network(text: str) -> str:
     try:
         ipaddress.ip_network(text, strict=False)
     except ValueError:
-        raise ValueError("should be an address or a network, such as 10.0.0.0/8") from None
+        raise ValueError("should be an IP address or network, such as 10.0.0.0/8") from None
     return text
 
 
 class Client(BaseModel):
-    """The client of a request.
+    """An HTTP client with its name, role and permitted streams.
 
     Attributes:
         name: name in the audit log.
-        role: role of the client.
-        token, token_file: token of the client, or the file that contains it.
-        streams: streams that the client can access; empty for all streams.
+        role: viewer, operator or admin.
+        token, token_file: token of the client, or the path of a file that contains the token.
+        streams: names of the streams that the client can access; empty for all streams.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,7 +80,7 @@ class Client(BaseModel):
     streams: Names = []
 
     def may(self, role: Role) -> bool:
-        """Return whether the client has at least this role."""
+        """Return whether the client has a role, or a higher role."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def sees(self, stream: str) -> bool:
@@ -111,7 +111,7 @@ class _File(BaseModel):
 
 
 class Access(HttpAuth):
-    """Access control with a single token. A client with the token is an admin."""
+    """Access control with a single token. A request with this token has the role admin."""
 
     @property
     def guarded(self) -> bool:
@@ -119,22 +119,29 @@ class Access(HttpAuth):
         return self._token is not None
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client of a request. Return None if access is denied."""
+        """Return the client that sent a request. Return None if access is denied."""
         return ANYONE if self._token is None or self.has_token(request, self._token) else None
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Record a change in the audit log, with the HTTP status and the client's address. May block."""
+        """Write a change to the audit log. This can block the calling thread.
+
+        Args:
+            client: client that made the change.
+            change: HTTP method and path.
+            status: HTTP status of the response.
+            origin: IP address of the client, or None.
+        """
 
 
 class RoleAccess(Access):
-    """Access control with an access file.
+    """Access control with an access file, which defines clients and their roles.
 
     Args:
-        path: path of the file.
+        path: path of the access file.
         token: token of an additional admin, or None.
 
     Raises:
-        ConfigError: if the file cannot be read or has a mistake.
+        ConfigError: if the file cannot be read or is invalid.
     """
 
     guarded = True
@@ -144,7 +151,7 @@ class RoleAccess(Access):
         settings = _read(path)
         self._clients = {_token_of(path, client): client for client in settings.clients}
         if len(self._clients) < len(settings.clients):
-            raise ConfigError(f"{path}: two clients have the same token")
+            raise ConfigError(f"{path}: two clients have the same token; use a different token for each")
         if token is not None:
             self._clients[token] = Client(name="http_token", role="admin")
         self._proxy = settings.proxy
@@ -152,7 +159,7 @@ class RoleAccess(Access):
         self._lock = threading.Lock()
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client of a request. Return None if access is denied."""
+        """Return the client that sent a request. Return None if access is denied."""
         found = None
         for token, client in self._clients.items():  # compares all tokens, so that the time reveals nothing
             if self.has_token(request, token):
@@ -160,7 +167,7 @@ class RoleAccess(Access):
         return found or self._behind_proxy(request)
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Append a line to the audit log. May block."""
+        """Append a change to the audit log. This can block the calling thread."""
         line = {
             "at": round(time.time(), 3),
             "client": client.name,
@@ -169,13 +176,13 @@ class RoleAccess(Access):
             "status": status,
             "from": origin,
         }
-        log.info("%s (%s) %s: %s", client.name, client.role, change, status)
+        log.info("%s (role %s) requested %s: HTTP status %s", client.name, client.role, change, status)
         if self._audit is not None:
             with self._lock, self._audit.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def _behind_proxy(self, request: Request) -> Client | None:
-        """Return the client that a trusted proxy has authenticated. Return None if there is none."""
+        """Return the client that a trusted reverse proxy has authenticated. Return None for any other request."""
         proxy, name = self._proxy, ""
         if proxy is None or not _is_among(address_of(request), proxy.addresses):
             return None
@@ -187,10 +194,12 @@ class RoleAccess(Access):
 
 
 class WorkerAccess(Access):
-    """Access control of a worker. It admits only the controller process, which names the client of each request.
+    """Access control of a worker process. Only the controller process can send requests to a worker.
+
+    The controller names the client of each request in a header.
 
     Args:
-        secret: secret that both processes know.
+        secret: secret that the controller and the worker share.
     """
 
     guarded = True
@@ -199,7 +208,7 @@ class WorkerAccess(Access):
         super().__init__(secret)
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client of a request. Return None if access is denied."""
+        """Return the client that the controller names in a request. Return None if access is denied."""
         if super().identify(request) is None:
             return None
         try:
@@ -209,27 +218,30 @@ class WorkerAccess(Access):
 
 
 def client_of(request: Request) -> Client:
-    """Return the client of an admitted request."""
+    """Return the client that sent a request. The request must have passed access control."""
     client: Client = request.scope[_CLIENT]
     return client
 
 
 def headers_for(client: Client) -> dict[str, str]:
-    """Return the headers that tell a worker which client sent a request. The secret is not included."""
+    """Return the HTTP headers that name the client in a request to a worker.
+
+    They do not contain the worker's secret.
+    """
     return {CLIENT_HEADER: client.model_dump_json(include={"name", "role", "streams"})}
 
 
 def address_of(request: Request) -> str | None:
-    """Return the IP address of a request's client. Return None if it is unknown."""
+    """Return the IP address of the client that sent a request. Return None if the address is unknown."""
     return request.client.host if request.client else None
 
 
 class AccessGuard(Guard):
-    """Checks the client, role and streams of every request, and records changes in the audit log.
+    """Checks the client, role and streams of every HTTP request, and writes changes to the audit log.
 
     Args:
-        routes: see `Guard`.
-        access: identifies the clients.
+        routes: routes of the application.
+        access: identifies the client of each request.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], access: Access) -> None:
@@ -237,7 +249,11 @@ class AccessGuard(Guard):
         self._access = access
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check that the client may send a request. A route without a role requires an admin."""
+        """Check that the client can send a request. A route that declares no role requires an admin.
+
+        Raises:
+            HttpError: with status 401 without a valid token, or 403 if the client lacks the role or the stream.
+        """
         if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its name resolve to this machine (DNS rebinding) and read without a token.
             raise HttpError(403, "without a token, use an IP address or localhost in the URL")
@@ -259,7 +275,10 @@ class AccessGuard(Guard):
             raise HttpError(403, f"{client.name} can only access {', '.join(client.streams)}")
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """Return an error response of one line. Under /v1, the body is an error object as in OpenAI's API."""
+        """Return an error response with a message of one line.
+
+        Under /v1, the body is an error object as in OpenAI's API.
+        """
         described: Any = line
         if request.scope["path"].startswith("/v1/"):
             kind = {401: "authentication_error", 403: "permission_error"}.get(status)
@@ -268,7 +287,10 @@ class AccessGuard(Guard):
         return JSONResponse({"error": described}, status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Record a change in the audit log. Video sessions, questions and rule checks are not recorded."""
+        """Write the request to the audit log if it changed something.
+
+        Video sessions and model queries are not logged.
+        """
         client: Client | None = request.scope.get(_CLIENT)
         if client is None or request.method in _READING or _is_no_change(request.scope["path"]):
             return
@@ -279,7 +301,7 @@ class AccessGuard(Guard):
         try:
             await asyncio.to_thread(self._access.note, client, change, status, address_of(request))
         except OSError as error:
-            log.warning("the audit log cannot be written: %s", error.strerror or error)
+            log.warning("cannot write the audit log: %s", error.strerror or error)
 
 
 def _is_no_change(path: str) -> bool:
@@ -287,7 +309,7 @@ def _is_no_change(path: str) -> bool:
 
 
 def _is_local_name(place: str) -> bool:
-    """Return whether a `Host` header is an IP address or localhost."""
+    """Return whether the value of a `Host` header is an IP address or localhost."""
     with suppress(ValueError):
         return is_address_or_localhost(urlsplit(f"//{place}").hostname or "")
     return False
@@ -302,7 +324,7 @@ def _is_among(address: str | None, networks: list[str]) -> bool:
 
 def _token_of(path: Path, client: Client) -> str:
     if bool(client.token) == bool(client.token_file):
-        raise ConfigError(f"{path}: client {client.name} needs either a token or a token_file")
+        raise ConfigError(f"{path}: client {client.name} needs either token or token_file: set one of them")
     try:
         return client.token or read_token(client.token_file or "")
     except ValueError as error:
@@ -316,9 +338,9 @@ def _read(path: Path) -> _File:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+        raise ConfigError(f"{path}: not valid UTF-8; save the file as UTF-8 text") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: broken YAML: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())[:200]}") from None
     except ValidationError as error:
         first = first_mistake(error)
         shown = {**first, "input": None} if "token" in map(str, first["loc"]) else first  # may be a secret

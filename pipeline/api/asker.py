@@ -1,7 +1,7 @@
-"""Runs the model for HTTP requests. Few requests run at a time, so that the streams always get a share of the engine.
+"""Runs the model for HTTP requests. The number of concurrent requests is limited, so that video streams keep priority.
 
-A request waits before its body is read. So waiting requests need no memory, and a slow client does not block the
-engine. Images are decoded in threads.
+A request waits before its body is read. Waiting requests therefore need no memory, and a slow client does not block
+the inference engine. Images are decoded in threads.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ T = TypeVar("T")
 
 
 class Asker:
-    """Runs an engine for HTTP clients.
+    """Runs an inference engine for HTTP clients.
 
     Args:
-        engine: the engine.
-        at_once: maximum number of requests in flight. None means one on a CPU and eight on a GPU.
+        engine: the inference engine.
+        at_once: maximum number of concurrent requests. None means one on a CPU and eight on a GPU.
     """
 
     def __init__(self, engine: Engine, at_once: int | None = None) -> None:
@@ -55,22 +55,26 @@ class Asker:
 
     @property
     def model_name(self) -> str:
-        """The name of the model, without the path of its folder."""
+        """The name of the model. For a local model, it is the name of the folder without its path."""
         name = self.engine.model.name
         return Path(name).name if os.path.isdir(name) else name
 
     async def decode(self, decode: Callable[[], T]) -> T:
-        """Call a function that decodes client data, in a thread. A ValueError becomes an HTTP error."""
+        """Decode client data in a thread: call `decode` and return its result.
+
+        Raises:
+            HttpError: with status 400 if `decode` raises a ValueError.
+        """
         try:
             return await asyncio.to_thread(decode)
         except ValueError as error:
             raise HttpError(400, str(error)) from None
 
     async def result(self, image: RgbImage | None, tasks: Sequence[Task]) -> Result:
-        """Wait for the engine and return its result.
+        """Run tasks on an image, and return the engine's result.
 
         Raises:
-            HttpError: if the engine fails.
+            HttpError: if the engine fails or is overloaded.
         """
         try:
             async with _held(self._turns):
@@ -85,12 +89,15 @@ class Asker:
         task: Query | Caption | Segment,
         done: Callable[[Result], object] = lambda result: None,
     ) -> AsyncGenerator[str]:
-        """Yield a text in pieces while the engine generates it. Closing the generator cancels the rest.
+        """Yield the generated text in pieces. Closing the generator cancels the generation.
 
-        At the end, `done` is called with the complete result.
+        Args:
+            image: image of the request; None for a question without an image.
+            task: task that generates text.
+            done: called at the end with the complete result.
 
         Raises:
-            HttpError: if the engine fails.
+            HttpError: if the engine fails or is overloaded.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[str | Exception | Result] = asyncio.Queue()
@@ -137,18 +144,18 @@ async def _held(places: asyncio.Semaphore) -> AsyncIterator[None]:
 
 
 def as_http(error: Exception) -> HttpError:
-    """Convert an error of the engine to an HTTP error."""
+    """Convert an engine error to an HTTP error: status 503 for a timeout or a closed engine, otherwise 400."""
     return HttpError(503 if isinstance(error, DeadlineError | EngineClosedError) else 400, str(error))
 
 
 class Bodies:
-    """Limits the memory for request bodies with images."""
+    """Limits the number of request bodies with images that are in memory at the same time."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(_BODIES)
 
     def place(self) -> AbstractAsyncContextManager[None]:
-        """Wait until there is memory for a request, and reserve it.
+        """Return a context manager that reserves memory for a request body. Entering it waits for free memory.
 
         Raises:
             HttpError: with status 503 after 60 s.
@@ -158,11 +165,11 @@ class Bodies:
 
 @dataclass(slots=True, frozen=True)
 class Askers:
-    """The engines that handle HTTP requests.
+    """The engines that serve HTTP requests. They can be the same engine.
 
     Attributes:
-        finding: engine for detection.
-        talking: engine for text.
+        finding: engine for object detection.
+        talking: engine for text generation.
     """
 
     finding: Asker
@@ -170,9 +177,9 @@ class Askers:
 
 
 class ModelRoute(WorkerRoute):
-    """A route whose request body contains an image.
+    """A route that accepts an image in the request body.
 
-    Memory is reserved before the body is read, until the response is sent.
+    Memory for the body is reserved before the body is read, and released when the response has been sent.
     """
 
     most = 16 * 1024 * 1024
@@ -180,7 +187,7 @@ class ModelRoute(WorkerRoute):
     surrogates = False
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request in this process. Wait until there is memory for its body."""
+        """Handle a request in this process, after waiting until there is memory for its body."""
         bodies: Bodies = scope["app"].state.parts[Bodies]
         async with bodies.place():
             await super().handle_here(scope, receive, send)

@@ -1,4 +1,6 @@
-"""Runs blocking calls for an event loop. Each call has a daemon thread and a time limit, and their number is limited.
+"""Runs blocking calls for an event loop.
+
+Each call has a daemon thread and a timeout, and the number of calls is limited.
 
 A `ThreadPoolExecutor` is unsuitable: at exit, the interpreter waits for its threads, even if they hang.
 """
@@ -18,19 +20,19 @@ T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """The maximum number of calls is already running."""
+    """Raised if the maximum number of blocking calls is already running."""
 
 
 class BlockingCalls:
-    """Runs one type of blocking calls.
+    """Runs blocking calls of one kind in threads.
 
-    Each type has its own limit, so hanging calls do not block calls of other types.
+    Each kind of call has its own limit, so that hanging calls do not block calls of another kind.
 
     Args:
         count: maximum number of concurrent calls.
-        limit_s: time limit of a call, in seconds.
+        limit_s: timeout of a call, in seconds.
         busy: error message if too many calls are running, such as "too many changes are being made".
-        late: HTTP status and error message when the time limit has passed.
+        late: HTTP status and error message after a timeout.
     """
 
     def __init__(self, count: int, limit_s: float, busy: str = "", late: tuple[int, str] = (503, "")) -> None:
@@ -40,10 +42,15 @@ class BlockingCalls:
         self._late = late
 
     async def ask(self, call: Callable[..., T], *given: object, undo: Callable[[T], object] = lambda result: None) -> T:
-        """Run a call for an HTTP request and return its result.
+        """Run a blocking call for an HTTP request and return its result.
+
+        Args:
+            call: the blocking call.
+            given: positional arguments of the call.
+            undo: called with the result if the call returns after the timeout.
 
         Raises:
-            HttpError: if too many calls are running, or the time limit has passed.
+            HttpError: if too many calls are running, or the call times out.
         """
         try:
             return await self.run(partial(call, *given), undo)
@@ -53,15 +60,15 @@ class BlockingCalls:
             raise HttpError(*self._late) from None
 
     async def run(self, call: Callable[[], T], undo: Callable[[T], object] = lambda result: None) -> T:
-        """Run a call and return its result.
+        """Run a blocking call in a thread and return its result.
 
         Args:
-            call: the call.
-            undo: called with the result if the call returns after the time limit.
+            call: the blocking call.
+            undo: called with the result if the call returns after the timeout.
 
         Raises:
             BusyError: if the maximum number of calls is already running.
-            TimeoutError: if the time limit has passed. The thread continues until the call returns.
+            TimeoutError: if the call times out. Its thread continues until the call returns.
         """
         if not self._free.acquire(blocking=False):
             raise BusyError

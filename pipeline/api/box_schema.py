@@ -1,6 +1,4 @@
-"""Supports JSON schemas of boxes in chat completions.
-
-A schema gives the labels to detect and the format of the answer.
+"""Supports JSON schemas of boxes in chat completions. The schema defines the labels to detect and the answer format.
 
 A schema must contain an array of objects, either as the whole document or as a property. An object can have a label
 (`label`, `name`, `class`, `object`), a score (`score`, `confidence`) and a position. A position is one of:
@@ -8,8 +6,8 @@ A schema must contain an array of objects, either as the whole document or as a 
     `x_min`, `y_min`, `x_max`, `y_max`, or `x1`, `y1`, `x2`, `y2`
     `x` and `y`, or `point` as [x, y], for points
 
-Coordinates of type integer are pixels, and coordinates of type number are fractions of the image. The labels are the
-`enum` of the label property. If there is no `enum`, the prompt is the label.
+Coordinates of type integer are pixels. Coordinates of type number are fractions of the image size. The labels are the
+`enum` of the label property. Without an `enum`, the prompt is the label.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ Write = Callable[[Box | Spot, int, int], Any]
 
 @dataclass(slots=True, frozen=True)
 class BoxSchema:
-    """A parsed schema of boxes.
+    """A parsed JSON schema that requests boxes or points.
 
     Attributes:
         labels: labels to detect; empty if the prompt is the label.
         points: whether to detect points instead of boxes.
         key: property that contains the array; None if the array is the whole answer.
-        fields: properties of an object. Each has a function that formats the value.
+        fields: property name to the function that formats the property's value.
     """
 
     labels: list[str]
@@ -47,7 +45,7 @@ class BoxSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> BoxSchema:
-        """Parse a schema.
+        """Parse a JSON schema that requests boxes or points.
 
         Raises:
             ValueError: if the schema does not describe boxes or points.
@@ -68,7 +66,7 @@ class BoxSchema:
             elif (write := _place(name, properties, described)) is not None:
                 fields[name] = write
             elif name in items.get("required", ()):
-                raise ValueError(f"'{name[:80]}' is not supported: use a label, a score and a box")
+                raise ValueError(f"property '{name[:80]}' is not supported: use a label, a score and a box")
         places = properties.keys() - {*_LABELS, *_SCORES}
         points = bool(places & {"x", "y", "point", "point_2d"})
         if not places & fields.keys():
@@ -76,7 +74,7 @@ class BoxSchema:
         return cls(labels, points, key, fields)
 
     def answer(self, result: Result) -> Any:
-        """Format the detections as the schema requires."""
+        """Convert the detections to a JSON value that matches the schema."""
         width, height = result.detections.width, result.detections.height
         found: list[Box | Spot] = [*(result.points.points if self.points else result.detections.boxes)]
         values = [{name: write(one, width, height) for name, write in self.fields.items()} for one in found]
@@ -84,7 +82,7 @@ class BoxSchema:
 
 
 def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the property that contains the array, and the schema of the array's items.
+    """Find the array in a JSON schema. Return the name of its property, and the schema of the array's items.
 
     `$defs` references are resolved.
     """
@@ -101,20 +99,20 @@ def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]
     for name, part in properties.items() if isinstance(properties, Mapping) else ():
         if resolved(part).get("type") == "array":
             return str(name), resolved(resolved(part).get("items"))
-    raise ValueError("only a schema with an array of boxes is supported")
+    raise ValueError("unsupported JSON schema: it should contain an array of boxes")
 
 
 def _labels_in(described: Mapping[str, Any]) -> list[str]:
     values = [described["const"]] if "const" in described else described.get("enum", [])
     if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
-        raise ValueError("the enum of the label should be a list of names")
+        raise ValueError("the enum of the label property should be a list of strings")
     if len(values) > _MAX_LABELS:
-        raise ValueError(f"the label has at most {_MAX_LABELS} values")
+        raise ValueError(f"the enum of the label property can have at most {_MAX_LABELS} values")
     return values
 
 
 def _place(name: str, properties: Mapping[str, Any], described: Mapping[str, Any]) -> Write | None:
-    """Return the function that formats a position property. Return None for any other property."""
+    """Return the function that formats a position property, such as `bbox`. Return None for any other property."""
     items = described.get("items")
     kind = items if isinstance(items, Mapping) else described
     pixels = kind.get("type") == "integer"

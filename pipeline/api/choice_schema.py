@@ -1,9 +1,9 @@
-"""Supports JSON schemas of one choice in chat completions. A schema gives the choices and the format of the answer.
+"""Supports JSON schemas of one choice in chat completions. The schema defines the choices and the answer format.
 
 A schema must be a string with an `enum`, either as the whole document or as the only property of an object.
 
-The probabilities are returned as OpenAI's `logprobs`, with three tokens. The second token is the choice, and its
-alternatives are the other choices. The text before and after the choice are tokens of probability 1.
+The probabilities are returned as OpenAI's `logprobs`, with three tokens. The second token is the choice. Its
+alternatives are the other choices. The JSON text before and after the choice is two tokens of probability 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IMPOSSIBLE = -9999.0  # OpenAI's value for the logarithm of 0
 
 @dataclass(slots=True, frozen=True)
 class ChoiceSchema:
-    """A parsed schema of one choice.
+    """A parsed JSON schema that requests one of several choices.
 
     Attributes:
         choices: the allowed answers.
@@ -34,10 +34,10 @@ class ChoiceSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> ChoiceSchema | None:
-        """Parse a schema. Return None if the schema does not describe a choice.
+        """Parse a JSON schema. Return None if the schema does not request a choice.
 
         Raises:
-            ValueError: if the choices are not 1 to 64 strings.
+            ValueError: if the choices are not a list of 1 to 64 non-empty strings.
         """
         definitions = schema.get("$defs") or schema.get("definitions") or {}
         properties = schema.get("properties")
@@ -50,21 +50,20 @@ class ChoiceSchema:
             return None
         values = part["enum"]
         if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
-            raise ValueError("the enum should be a list of texts")
+            raise ValueError("the enum should be a list of non-empty strings")
         if not 1 <= len(values) <= _MAX_CHOICES:
             raise ValueError(f"the enum should have from 1 to {_MAX_CHOICES} values, got {len(values)}")
         return cls(tuple(values), key)
 
     def answer(self, choice: str) -> str:
-        """Format a choice as the schema requires."""
+        """Return a choice as JSON that matches the schema."""
         return "".join(self._parts(choice))
 
     def logprobs(self, text: Text, most: int) -> dict[str, Any]:
-        """Return the probabilities of an answer as `logprobs`.
+        """Return the probabilities of the choices in the format of OpenAI's `logprobs`.
 
         Args:
-            text: the chosen answer.
-            probabilities: probability of each choice.
+            text: the chosen answer, with the probability of each choice.
             most: number of choices to include, the most probable first.
         """
         before, _, behind = self._parts(text.text)

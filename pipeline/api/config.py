@@ -31,32 +31,32 @@ Calls = Annotated[FileCalls, the(FileCalls)]
 
 
 class HasFile(BaseModel):
-    """Whether Saccade has a configuration file."""
+    """Whether Saccade was started with a configuration file."""
 
     file: bool
 
 
 class SavedTo(BaseModel):
-    """The name of the saved file."""
+    """The name of the configuration file after saving."""
 
     file: AnyText
 
 
 class ConfigChanges(BaseModel):
-    """The changes of the configuration, one line each."""
+    """The differences between two configurations, one line each."""
 
     changes: list[AnyText]
 
 
 @routes.get("/config", role="viewer")
 async def show(controller: Wanted) -> HasFile:
-    """Return whether Saccade has a configuration file."""
+    """Return whether Saccade was started with a configuration file."""
     return HasFile(file=controller.file is not None)
 
 
 @routes.post("/config/save", role="admin")
 async def save(controller: Wanted, calls: Calls) -> SavedTo:
-    """Save all changes to the configuration file. Comments in the file are preserved."""
+    """Save the current configuration to the configuration file. Comments in the file are preserved."""
     _require_file(controller)
     try:
         return SavedTo(file=await calls.ask(controller.save))
@@ -66,7 +66,7 @@ async def save(controller: Wanted, calls: Calls) -> SavedTo:
 
 @routes.post("/config/reload", role="admin")
 async def reload(controller: Wanted, calls: Calls) -> ConfigChanges:
-    """Reload the configuration file and return the changes."""
+    """Reload the configuration file and apply it. Return the changes."""
     _require_file(controller)
     return ConfigChanges(changes=await calls.ask(controller.reload))
 
@@ -76,7 +76,7 @@ _TEXT = {"requestBody": {"required": True, "content": {YAML: {"schema": {"type":
 
 @routes.post("/config/diff", role="admin", openapi_extra=_TEXT)
 async def diff(request: Request, controller: Wanted, calls: Calls) -> ConfigChanges:
-    """Return the changes that a new configuration text would cause. Nothing is applied."""
+    """Return the changes that a new configuration would cause, without applying them. The body is YAML."""
     text = await read_text(request, MAX_BODY_BYTES, "a configuration")
     return ConfigChanges(changes=await calls.ask(controller.preview, text))
 

@@ -1,7 +1,7 @@
-"""Routes for the console: the model, and single frames of every stream.
+"""Routes for the web console: information about the model, and single frames of every stream.
 
-A page can change the prompts of its stream over the data channel of the video. It sends {"detect": ["cat"]}. The
-answer is {"prompts": {…}, "colors": {…}} or {"error": "…"}.
+The web page can change the prompts of a stream over the WebRTC data channel. It sends {"detect": ["cat"]}. The server
+replies {"prompts": {…}, "colors": {…}} or {"error": "…"}.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ seeing = Routes("console", WorkerRoute)
 
 @dataclass(slots=True, frozen=True)
 class Publishing:
-    """Whether pages may publish video.
+    """Whether web pages can publish video.
 
     Attributes:
         prompts: initial prompts of a published video; None if publishing is off.
@@ -51,7 +51,7 @@ class Publishing:
 
 
 class ModelShown(BaseModel):
-    """The model, the initial prompts, and whether the client may change streams."""
+    """Information for the web console: the model, the initial prompts, and whether the client can change streams."""
 
     model: str
     device: str
@@ -68,7 +68,7 @@ class ModelShown(BaseModel):
 
 @routes.get("/model", role="viewer", limited="always")
 async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, the(Publishing)]) -> ModelShown:
-    """Return the model, its labels, the initial prompts, and whether the client may change streams."""
+    """Return the model, its labels, the initial prompts, and whether the client can change streams."""
     info = controller.runner.model
     classes = None if info.classes is None else list(info.classes)
     asked = publishing.prompts or Prompts()
@@ -89,7 +89,7 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 @seeing.get("/names", role="viewer", limited="always")
 async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any]:
-    """Return the labels that the model uses for a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
+    """Return the model's labels for a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
     try:
         found = here.local.engine.resolve([of[:_LONGEST_NAME]])
     except EngineError as error:
@@ -105,9 +105,9 @@ async def frame(
     overlay: str = "on",
     width: str | None = None,
 ) -> Response:
-    """Return the next frame of a stream as JPEG, with the overlay.
+    """Return the next frame of a stream as JPEG. Boxes and labels are drawn on it.
 
-    `?overlay=off` removes the overlay. `?width=640` scales the image.
+    `?overlay=off` omits boxes and labels. `?width=640` scales the image to a width in pixels.
     """
     pixels = width_of(request)
     try:
@@ -128,7 +128,10 @@ async def frame(
 
 
 def answer_page(here: Here, stream: str, text: str) -> str:
-    """Apply the prompts that a page sends over the data channel. Return the current prompts."""
+    """Apply new prompts that a web page sent over the WebRTC data channel.
+
+    Return the current prompts, or the error, as JSON.
+    """
     try:
         wanted = Prompts.model_validate(parse_json(text))
         if wanted.model_fields_set:
@@ -149,5 +152,5 @@ def _described(prompts: Prompts) -> dict[str, Any]:
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """Return the colours that the overlay uses for labels."""
+    """Return the overlay colour of each label, such as "#ff8800"."""
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}

@@ -1,4 +1,4 @@
-"""`saccade demo`: serves a console page that shows a camera, a clip, a video file or a running stream.
+"""The command `saccade demo`: serves a web page that shows a camera, a clip, a video file or a running stream.
 
 The page can also publish its own video with WHIP (RFC 9725). Over a data channel named "results", the page receives
 records and can change the prompts of its stream.
@@ -48,29 +48,29 @@ MAX_PUBLISHERS = 4
 
 
 class _Cameras(Controller):
-    """A controller that loops every added file, so that a file behaves like a camera."""
+    """A controller that loops every added video file, so that the file behaves like a camera."""
 
     def add(self, config: StreamConfig) -> StreamStatus:
         return super().add(config.model_copy(update={"loop": True}))
 
 
 class Demo:
-    """Serves the demo page and its streams, until `close` is called.
+    """Serves the demo web page and its streams until `close` is called.
 
     Attributes:
         controller: controller of the running streams.
         url: URL of the page.
 
     Args:
-        engine: the engine. The caller closes it.
+        engine: the inference engine. The caller closes it.
         prompts: initial prompts.
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token of the page; None for no authentication.
         tls: TLS context with the server's certificate; None for no encryption.
-        base: initial streams, which `controller.start` starts.
-        allow_sources: sources that POST /streams may open, see `SourcePolicy`.
-        silence_s: time after which a page that sends nothing is disconnected, in seconds.
+        base: configuration with the initial streams, which `controller.start` starts.
+        allow_sources: sources that POST /streams can open, see `SourcePolicy`.
+        silence_s: seconds without packets after which a page is disconnected.
 
     Raises:
         ConfigError: if the address is not available, a public address has no token, or the model does not support the
@@ -116,7 +116,7 @@ class Demo:
         self.url = f"{self._server.url}/"
 
     def close(self) -> None:
-        """Close everything except the engine. A second call does nothing."""
+        """Close the server and the streams, but not the engine. A second call does nothing."""
         try:
             self._server.close()
         finally:
@@ -136,7 +136,7 @@ class Demo:
     # ---- on the event loop
 
     def _take(self, source: WebRtcSource) -> None:
-        """Start a stream of the video that a page publishes. The stream ends when the page disconnects."""
+        """Start a stream for the video that a web page publishes. The stream ends when the page disconnects."""
 
         def send(frame: Frame, result: Result, latency: Latency) -> None:
             if source.messages.open:
@@ -162,17 +162,20 @@ _Whip = Annotated[WebRtcServer, the(WebRtcServer)]
 
 @routes.post("/whip", role="operator", limited="always", status_code=201, openapi_extra=SDP_BODY)
 async def _publish(request: Request, whip: _Whip) -> Response:
-    """Publish the video of a page. The body is an SDP offer. The `Location` header of the response is the session."""
+    """Publish the video of a web page (WHIP).
+
+    The body is an SDP offer. The `Location` header has the URL of the session.
+    """
     return await whip.post(request)
 
 
 @routes.delete("/whip/{session}", role="operator", limited="always")
 async def _leave(session: str, request: Request, whip: _Whip) -> Response:
-    """End a publishing session."""
+    """End a session that publishes video."""
     return await whip.end(request)
 
 
 @routes.post("/offer", role="admin")
 async def _offer(request: Request, whip: _Whip) -> Response:
-    """Publish the video of a page, with SDP offer and answer in JSON."""
+    """Publish the video of a web page. The SDP offer and the SDP answer are in JSON."""
     return await whip.offer(request)

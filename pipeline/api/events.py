@@ -1,4 +1,4 @@
-"""Routes for stored events. The store is read in threads."""
+"""Routes for stored events. The event store is read in threads, because reading blocks."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ routes = Routes("events")
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """Provides stored events to the route handlers.
+    """Provides stored events to the HTTP route handlers.
 
     Attributes:
         store: event store of this machine, or of all machines.
-        search: searches events with a model; None if this is unsupported.
-        local: stores verdicts and passes them to the streams; None if this is unsupported.
-        searching: lock of a search. It is held until the search has ended, even if the client has disconnected.
+        search: searches events with a model; None if search is unsupported.
+        local: streams of this process, which store false-alarm marks; None if marks are unsupported.
+        searching: lock that limits searches to one at a time. It is held until the search ends, even if the client has
+            disconnected.
     """
 
     store: StoredEvents
@@ -53,12 +54,12 @@ class Stored:
 
     @property
     def away(self) -> dict[str, list[str]]:
-        """Return a part of a response that names the unreachable machines."""
+        """The response field that names the unreachable machines; empty if all machines are reachable."""
         names = list(self.store.away)
         return {"away": names} if names else {}
 
     def told(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the record of an event. If it is a false alarm, add this and the number of finds held back."""
+        """Add the number of suppressed detections to the record of an event. Only records of false alarms change."""
         if self.local is None or self.local.store is None:
             return record
         if not any(one.event == record["id"] for one in self.local.store.verdicts(record["stream"])):
@@ -67,17 +68,17 @@ class Stored:
         return {**record, "false_alarm": True, "held_back": held}
 
     def judging(self) -> Local:
-        """Return the part that stores verdicts.
+        """Return the streams of this process, which store false-alarm marks.
 
         Raises:
-            HttpError: if verdicts are not supported.
+            HttpError: if false-alarm marks are not supported.
         """
         if self.local is None or self.local.store is None:
             raise HttpError(409, "verdicts are not supported with workers; run the streams in one process")
         return self.local
 
     def missing(self, what: str) -> HttpError:
-        """Return the error for an event or file that does not exist."""
+        """Return the HTTP error for a missing event or file: 503 if a machine is unreachable, otherwise 404."""
         if names := self.away.get("away"):
             return HttpError(503, f"no reachable machine has the event; unreachable: {', '.join(names)}")
         return HttpError(404, what)
@@ -87,7 +88,7 @@ Events = Annotated[Stored, the(Stored)]
 
 
 class EventList(BaseModel):
-    """Events, newest first, and the value of `after` for the next page. `away` lists the unreachable machines."""
+    """One page of events, newest first. `after` requests the next page. `away` lists the unreachable machines."""
 
     events: list[dict[str, Any]]
     after: str | None = None
@@ -102,16 +103,17 @@ class RuleNames(BaseModel):
 
 
 class VerdictGiven(BaseModel):
-    """The verdict of a user on an event. `false_alarm: false` removes an earlier verdict."""
+    """A request to mark an event as a false alarm. `false_alarm: false` removes the mark."""
 
     model_config = ConfigDict(extra="forbid")
     false_alarm: StrictBool
 
 
 class VerdictShown(BaseModel):
-    """A false alarm, and how many finds the running stream has held back because of it.
+    """An event that a user marked as a false alarm. `held_back` counts the similar detections that were suppressed.
 
-    `needed` is the score above which a similar find passes. `by_look` is false if only place and size are compared.
+    A similar detection with a score above `needed` is not suppressed. `by_look` is false if detections are compared
+    only by position and size.
     """
 
     event: str
@@ -125,20 +127,20 @@ class VerdictShown(BaseModel):
 
 
 class VerdictList(BaseModel):
-    """The false alarms, oldest first."""
+    """The events that users marked as false alarms, oldest first."""
 
     verdicts: list[VerdictShown]
 
 
 class History(BaseModel):
-    """The counts of each minute that has stored counts."""
+    """The object counts of a stream, for each minute that has counts."""
 
     minutes: list[dict[str, Any]]
     away: list[str] | None = None
 
 
 class Filters(BaseModel):
-    """Filters for stored events."""
+    """Query parameters that filter stored events."""
 
     stream: str | None = None
     rule: str | None = None
@@ -166,7 +168,7 @@ async def list_events(request: Request, filters: Asked, events: Events) -> Event
 
 @routes.get("/events/search", role="operator", limited="asked")  # operator: it only reads, but uses the model
 async def search(request: Request, filters: Asked, events: Events) -> Response:
-    """Search events with the model. The best matches come first, and each has its probability as `match`.
+    """Search events by a text with the model. The best matches come first. `match` is the probability of a match.
 
     With `Accept: text/event-stream`, the response first reports the progress: `{"done": 3, "of": 50}`. `away` lists
     the unreachable machines.
@@ -197,7 +199,10 @@ async def rules(events: Events, stream: str | None = None) -> RuleNames:
 
 @routes.get("/events/verdicts", role="viewer", limited="asked")
 async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
-    """Return the false alarms of a stream or of all streams, oldest first."""
+    """Return the events of a stream, or of all streams, that users marked as false alarms.
+
+    The oldest event comes first.
+    """
     local = events.judging()
 
     def shown() -> list[VerdictShown]:
@@ -223,13 +228,16 @@ async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
 
 @routes.post("/events/{id}/verdict", role="operator", status_code=204)
 async def judge(id: str, given: VerdictGiven, events: Events) -> None:
-    """Mark an event as a false alarm, or remove the mark. Similar finds of its stream then need a higher score."""
+    """Mark an event as a false alarm, or remove the mark.
+
+    Similar detections in the same stream then need a higher score.
+    """
     try:
         stream = await asyncio.to_thread(events.judging().judge, id, false_alarm=given.false_alarm)
     except ValueError as error:
         raise HttpError(422, str(error)) from None
     if stream is None:
-        raise events.missing(f"there is no event '{id[:80]}'")
+        raise events.missing(f"event '{id[:80]}' does not exist")
 
 
 @routes.get("/events/{id}", role="viewer")
@@ -237,7 +245,7 @@ async def show(id: str, events: Events) -> dict[str, Any]:
     """Return the record of an event, with the paths of its tracks."""
     record = await asyncio.to_thread(events.store.get, id)
     if record is None:
-        raise events.missing(f"there is no event '{id[:80]}'")
+        raise events.missing(f"event '{id[:80]}' does not exist")
     return await asyncio.to_thread(events.told, record)
 
 
@@ -245,7 +253,7 @@ async def show(id: str, events: Events) -> dict[str, Any]:
 async def delete(id: str, events: Events) -> None:
     """Delete an event with its clip and snapshot."""
     if not await asyncio.to_thread(events.store.delete, id):
-        raise events.missing(f"there is no event '{id[:80]}'")
+        raise events.missing(f"event '{id[:80]}' does not exist")
 
 
 @routes.get("/events/{id}/clip.mp4", role="viewer", response_class=Response)
@@ -262,7 +270,7 @@ async def snapshot(id: str, request: Request, events: Events) -> Response:
 
 @routes.get("/streams/{name}/history", role="viewer", response_model_exclude_unset=True)
 async def history(name: str, events: Events, since: str = "0") -> History:
-    """Return the counts of each minute that has stored counts."""
+    """Return the object counts of a stream, for each minute that has counts."""
     try:
         start = time_of_text(since)
     except ValueError as error:
@@ -273,7 +281,7 @@ async def history(name: str, events: Events, since: str = "0") -> History:
 async def _media(id: str, kind: str, request: Request, events: Events) -> Response:
     path = await asyncio.to_thread(events.store.media, id, kind)
     if path is None:
-        raise events.missing(f"event '{id[:80]}' has no {kind} (yet)")
+        raise events.missing(f"event '{id[:80]}' has no {kind}, or it is not complete yet")
     if isinstance(path, Address):
         forwarder: Forwarder = request.app.state.parts[Forwarder]
         return await forwarder.ask(request, path, f"/media/{quote(id, safe='')}/{kind}")
@@ -281,12 +289,12 @@ async def _media(id: str, kind: str, request: Request, events: Events) -> Respon
 
 
 def media_file(path: Path, kind: str) -> Response:
-    """Return a clip or snapshot, or the requested range of it."""
+    """Return an HTTP response with a clip or snapshot. Range requests are supported."""
     return FileResponse(path, media_type=_MEDIA_TYPES[kind], headers={"Cache-Control": "private, max-age=60"})
 
 
 def _given(request: Request) -> dict[str, str]:
-    """Return the filters of a request. If a filter is repeated, its first value counts."""
+    """Return the filters in a request's URL. If a filter is repeated, its first value is used."""
     return dict(reversed(request.query_params.multi_items()))
 
 
@@ -298,13 +306,13 @@ def _query_of(given: dict[str, str]) -> EventQuery:
 
 
 class _GoneError(Exception):
-    """The client has disconnected."""
+    """Raised to stop a search after the client has disconnected."""
 
 
 async def _steps(
     events: Stored, search: Search, text: str, query: EventQuery, done: list[Searched]
 ) -> AsyncGenerator[str]:
-    """Run a search. Yield the progress as JSON, and put the results into `done`.
+    """Search events by a text. Yield the progress as JSON, and append the results to `done`.
 
     Closing the generator stops the search.
     """

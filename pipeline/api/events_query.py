@@ -1,4 +1,4 @@
-"""Converts the filters in a URL to an event query, and back."""
+"""Converts the event filters in a URL to an event query, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "to
 
 
 def query_of(given: dict[str, str]) -> EventQuery:
-    """Return the event query for the filters of a request.
+    """Convert the event filters in a URL to an event query.
 
     Raises:
         ValueError: if a filter is invalid. The message is for the user.
@@ -33,7 +33,7 @@ def query_of(given: dict[str, str]) -> EventQuery:
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
-    """Return the URL filters for an event query. This is the inverse of `query_of`."""
+    """Convert an event query to the filters in a URL. This is the inverse of `query_of`."""
     filters = {
         "stream": query.stream,
         "rule": query.rule,

@@ -1,7 +1,7 @@
-"""Forwards requests that need pixels or the engine to a worker.
+"""Forwards HTTP requests that need video frames or the inference engine to a worker process.
 
-Only routes of class `WorkerRoute` are forwarded. If the path names a stream, the worker of the stream gets the
-request. Otherwise any worker gets it.
+Only requests to routes of class `WorkerRoute` are forwarded. If the path names a stream, the request goes to the worker
+that runs the stream. Otherwise it goes to any worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Update = Callable[[str, Mapping[str, object]], ListedStream]
 
 @dataclass(slots=True, frozen=True)
 class Here:
-    """The streams and engines of this process. Without workers, the API handles all requests with them.
+    """The streams and engines of this process.
 
     Attributes:
         local: the streams.
@@ -51,13 +51,13 @@ class Here:
     update: Update
 
     def watch(self, stream: str, viewers: int) -> None:
-        """Raise the weight of a stream while someone watches it."""
+        """Raise the scheduling weight of a stream while it has viewers."""
         with suppress(StreamError):  # the stream has ended
             self.local.streams.get(stream).watch(watched=viewers > 0)
 
 
 class Forwarder:
-    """Forwards requests to workers.
+    """Forwards HTTP requests to worker processes.
 
     Args:
         runner: returns the addresses of workers.
@@ -76,7 +76,11 @@ class Forwarder:
         await self._http.aclose()
 
     async def pass_on(self, request: Request, stream: str | None) -> Response:
-        """Forward a request to the worker of a stream, or to any worker if `stream` is None."""
+        """Forward a request to the worker that runs a stream, or to any worker if `stream` is None.
+
+        Raises:
+            HttpError: with status 404 for an unknown stream, or 503 if no worker responds.
+        """
         try:
             address = self._runner.address(stream)
         except StreamError as error:
@@ -85,7 +89,11 @@ class Forwarder:
         return await self.ask(request, address, request.scope["raw_path"].decode())
 
     async def ask(self, request: Request, address: Address, path: str) -> Response:
-        """Forward a request to an address and a path."""
+        """Forward a request to a worker's address, with a new path.
+
+        Raises:
+            HttpError: with status 503 if the worker does not respond.
+        """
         headers = {key: request.headers[key] for key in _ASKED if key in request.headers}
         headers |= {**address.headers, **headers_for(client_of(request)), "accept-encoding": "identity"}
         query: Any = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
@@ -101,9 +109,9 @@ class Forwarder:
         return StreamingResponse(self._parts(answer), answer.status_code, kept)
 
     async def _parts(self, answer: httpx.Response) -> AsyncGenerator[bytes]:
-        """Yield a worker's response in parts.
+        """Yield the body of a worker's response in parts.
 
-        If the connection to the worker breaks, the client's connection is also closed.
+        If the connection to the worker fails, the connection to the client is closed.
         """
         try:
             async for part in answer.aiter_raw():
@@ -115,7 +123,7 @@ class Forwarder:
 
 
 class WorkerRoute(ApiRoute):
-    """A route that needs pixels or the engine. It is handled in the process that has them."""
+    """A route that needs video frames or the inference engine. With workers, requests are forwarded to a worker."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request in this process, or forward it to a worker."""
@@ -128,5 +136,5 @@ class WorkerRoute(ApiRoute):
         await response(scope, receive, send)
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request in this process."""
+        """Handle a request in this process, without forwarding it to a worker."""
         await super().handle(scope, receive, send)

@@ -1,10 +1,10 @@
-"""The HTTP server of a run. One ASGI application has all routes.
+"""The HTTP server of Saccade: one ASGI application with all routes.
 
     serve(controller, host, port, token)    serves the complete API, with or without workers
-    serve_local(local, …)                   serves the routes that need pixels or the engine, in a worker
+    serve_local(local, …)                   serves the routes that need video frames or the engine, in a worker
 
-Every error is {"error": "one line"}. Under /v1, it is an error object as in OpenAI's API. `/openapi.json` and `/docs`
-describe the routes.
+An error response is {"error": "one line"}. Under /v1, it is an error object as in OpenAI's API. `/openapi.json` and
+`/docs` describe the routes.
 """
 
 from __future__ import annotations
@@ -80,22 +80,22 @@ _of_worker = Routes("worker")
 
 
 class HttpServer(AppServer):
-    """An HTTP server. The constructor starts it, `close` stops it.
+    """An HTTP server. The constructor starts it, and `close` stops it.
 
     Attributes:
         guard: the ASGI application with access control.
-        parts: objects that the route handlers need.
+        parts: objects that the route handlers need, by class.
 
     Args:
-        routes: routes to serve, in addition to the schema.
+        routes: routes to serve, in addition to the OpenAPI schema.
         parts: objects that the route handlers need, by class.
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token that clients send as `Authorization: Bearer` or `?token=`.
         tls: TLS context with the server's certificate; None for no encryption.
-        origins: web origins that may connect, in addition to this server.
-        access: access control, instead of `token` and `origins`.
-        on_cleanup: called on the event loop after the last request.
+        origins: web origins that can connect, in addition to this server.
+        access: access control that replaces `token` and `origins`.
+        on_cleanup: functions to call on the event loop after the last request.
 
     Raises:
         ConfigError: if the address is not available, or a public address has no token.
@@ -164,7 +164,7 @@ async def _docs_file(name: Literal["swagger-ui-bundle.js", "swagger-ui.css"]) ->
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI schema. Fields that only the manual uses are removed."""
+    """Return the OpenAPI schema of an application. Fields that only the manual uses are removed."""
     schema = app.openapi()
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{"token": []}, {}]
@@ -195,24 +195,24 @@ def serve(
     parts: Mapping[type, Any] | None = None,
     on_cleanup: Sequence[Hook] = (),
 ) -> HttpServer:
-    """Serve the API of a controller, the console and the configuration file, until the returned server is closed.
+    """Serve the web console and the HTTP API of a controller, until the returned server is closed.
 
     Args:
-        controller: the controller.
-        host: see `HttpServer`.
-        port: see `HttpServer`.
+        controller: controller of the streams.
+        host: address to listen on.
+        port: port to listen on; 0 for any free port.
         token: see `HttpServer`.
         tls: see `HttpServer`.
         origins: see `HttpServer`.
         access: see `HttpServer`.
         on_cleanup: see `HttpServer`.
-        prompts: initial prompts of video that a page publishes; None if pages may not publish video.
-        silence_s: time after which a viewer that sends nothing is disconnected, in seconds.
+        prompts: initial prompts of video that a web page publishes; None if publishing is off.
+        silence_s: seconds without packets after which a viewer is disconnected.
         routes: additional routes.
-        parts: additional objects for route handlers.
+        parts: additional objects for route handlers, by class.
 
     Raises:
-        ConfigError: see `HttpServer`.
+        ConfigError: if the address is not available, or a public address has no token.
     """
     runner = controller.runner
     here: dict[type, Any]
@@ -262,7 +262,7 @@ LOCAL = (
 def local_parts(
     local: Local, update: Update, ice_servers: Sequence[str] = (), *, silence_s: float = SILENCE_S
 ) -> tuple[dict[type, Any], list[Hook]]:
-    """Return the objects that the routes in `LOCAL` need, and the functions that close them."""
+    """Return the objects that the handlers of the local routes need, and the functions that close these objects."""
     here = Here(local, update)
     videos = local.videos or BroadcastSink()
     whep = WhepServer(
@@ -288,21 +288,21 @@ def serve_local(
     media: Path | None = None,
     ice_servers: Sequence[str] = (),
 ) -> HttpServer:
-    """Serve the routes that need pixels or the engine, until the returned server is closed.
+    """Serve the routes that need video frames or the engine, until the returned server is closed.
 
-    Only the controller may connect.
+    A worker process calls this function. Only the controller process can connect.
 
     Args:
-        local: the streams of a worker.
+        local: the streams of the worker.
         update: changes the settings of a stream.
-        host: see `HttpServer`.
-        port: see `HttpServer`.
-        secret: secret that the controller process also knows.
+        host: address to listen on.
+        port: port to listen on; 0 for any free port.
+        secret: secret that the controller and the worker share.
         media: folder of clips and snapshots on this machine, or None.
         ice_servers: addresses of STUN and TURN servers, see `ice_server`.
 
     Raises:
-        ConfigError: see `HttpServer`.
+        ConfigError: if the address is not available.
     """
     parts, closing = local_parts(local, update, ice_servers)
     parts[_Media] = _Media(media)
@@ -319,5 +319,5 @@ async def _send_media(id: str, kind: str, media: Annotated[_Media, the(_Media)])
     """Return a clip or snapshot that is stored on this machine."""
     path = None if media.folder is None or kind not in ("clip", "snapshot") else media_path(media.folder, id, kind)
     if path is None or not path.is_file():
-        raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]} (yet)")
+        raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]}, or it is not complete yet")
     return media_file(path, kind)

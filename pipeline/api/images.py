@@ -1,4 +1,4 @@
-"""Decodes images of requests, which are data URLs, to RGB. Size limits are checked before decoding."""
+"""Decodes the images in HTTP requests to RGB. Size limits are checked before decoding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SHEET_PX = 1536  # longer side of a contact sheet
 
 
 def decode_image(url: str) -> RgbImage:
-    """Decode the image of a data URL to (height, width, 3) uint8 RGB. The EXIF orientation is applied.
+    """Decode the image in a base64 data URL to (height, width, 3) uint8 RGB. The EXIF orientation is applied.
 
     Raises:
-        ValueError: if the text is not a data URL, or the image is damaged, too large or not an image.
+        ValueError: if the text is not a data URL, or the image is corrupt, too large or in an unknown format.
     """
     found = _DATA_URL.match(url)
     if found is None:
@@ -40,10 +40,10 @@ def decode_image(url: str) -> RgbImage:
 
 
 def read_image(data: bytes) -> RgbImage:
-    """Decode an image file; see `decode_image`.
+    """Decode the bytes of an image file to (height, width, 3) uint8 RGB. The EXIF orientation is applied.
 
     Raises:
-        ValueError: see `decode_image`.
+        ValueError: if the image is corrupt, too large or in an unknown format.
     """
     try:
         return read_first(data, MAX_PIXELS)
@@ -52,7 +52,7 @@ def read_image(data: bytes) -> RgbImage:
 
 
 def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:
-    """Combine images into one image with equal cells. A single image is returned unchanged."""
+    """Combine images into one contact sheet with cells of equal size. A single image is returned unchanged."""
     if len(images) == 1:
         return images[0]
     columns = math.ceil(math.sqrt(len(images)))

@@ -1,4 +1,4 @@
-"""Adapts a viewer's bit rate to the packet loss that its receiver reports. Time is passed by the caller."""
+"""Adapts the bit rate of a viewer's video to the packet loss that the viewer's receiver reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ RAISE_S, RAISE_MOST_S = 10.0, 160.0
 
 
 class LossControl:
-    """Chooses how often the highest bit rate is halved for one viewer.
+    """Chooses the bit rate of one viewer's video from the reported packet loss.
 
     Attributes:
-        halvings: current choice, from 0 to `MOST_HALVINGS`.
+        halvings: how many times the maximum bit rate is halved, from 0 to `MOST_HALVINGS`.
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class LossControl:
         self._low_since: float | None = None
 
     def report(self, lost: float, now: float) -> int:
-        """Process a receiver report and return `halvings`.
+        """Process an RTCP receiver report and return the new `halvings`.
 
         Args:
-            lost: share of the packets since the last report that were lost, from 0 to 1.
+            lost: fraction of packets lost since the last report, from 0 to 1.
             now: current time in seconds.
         """
         if lost >= LOW_LOSS:

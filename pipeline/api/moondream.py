@@ -1,19 +1,20 @@
 """Moondream's HTTP API, for Moondream's client: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
 
     POST /v1/detect, /v1/point, /v1/segment, /v1/query, /v1/caption
-    GET  /v1/models    the model in OpenAI's format, and the model for questions if there is another one
+    GET  /v1/models    the models in OpenAI's format: the detection model, and a separate model for questions if loaded
 
-Coordinates are fractions of width and height. Objects and points also have a `score`, and `settings` accepts `conf`.
-Requests for points, outlines and questions accept `spatial_refs`: points [x, y] and boxes [x1, y1, x2, y2].
+Coordinates are fractions of width and height. Objects and points also have a `score`, and `settings` accepts `conf`,
+the minimum score. Requests for points, outlines and questions accept `spatial_refs`: points [x, y] and boxes
+[x1, y1, x2, y2].
 
 A question uses reasoning if the model supports it, unless the request has `"reasoning": false`. The answer then has
-`"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Two extensions of
-Moondream's API: `"choices": ["yes", "no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`, and a question needs no
-image.
+`"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Saccade extends
+Moondream's API: `"choices": ["yes", "no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`, and the image of a
+question is optional.
 
-A streamed response consists of server-sent events, each with a `text`. For older clients, each also has `chunk` and
-`completed`. Texts are sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. In Saccade's
-Python API, `Query` and `Caption` decode greedily by default.
+A streamed response consists of server-sent events, each with a `text`. For older clients, each event also has `chunk`
+and `completed`. Text is sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. In Saccade's
+Python API, `Query` and `Caption` use greedy decoding by default.
 
 The path of an outline is in fractions of the outline's box. An outline also has `complete` and `refined`. A streamed
 outline has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed":
@@ -48,7 +49,7 @@ _TEMPERATURE, _TOP_P = 0.2, 0.9  # the defaults of Moondream's engine
 
 
 class Settings(NullIsUnset):
-    """The settings of a request. Unknown keys are ignored."""
+    """The sampling and detection settings of a request. Unknown keys are ignored."""
 
     max_objects: int = Field(50, ge=1, le=1000)
     conf: float = Field(0.5, ge=0, le=1)
@@ -58,13 +59,13 @@ class Settings(NullIsUnset):
 
     @property
     def of_text(self) -> tuple[float, float]:
-        """Temperature and top_p for text. The defaults are those of Moondream's engine."""
+        """The temperature and top_p of text generation. Defaults are the same as in Moondream's engine."""
         warmth = _TEMPERATURE if self.temperature is None else self.temperature
         return warmth, _TOP_P if self.top_p is None else self.top_p
 
 
 class Asked(NullIsUnset):
-    """The fields that every request has."""
+    """The fields that are common to all requests to the model."""
 
     settings: Settings | None = None
     stream: bool = False
@@ -76,14 +77,14 @@ class Asked(NullIsUnset):
 
 
 class ObjectAsked(Asked):
-    """A request to detect objects: an image and the label."""
+    """A request to detect objects: an image and the label of the objects."""
 
     image_url: str = Field(description="the image, as a data URL")
     object: str = Field(min_length=1, max_length=4096, description="label to detect")
 
 
 class PointsAsked(ObjectAsked):
-    """A request to detect points: an image, the label, and spatial references."""
+    """A request for points or an outline: an image, the label of the objects, and spatial references."""
 
     spatial_refs: list[list[float]] = Field(
         [], max_length=64, description="points and boxes that the request refers to"
@@ -121,7 +122,7 @@ class FoundBox(BaseModel):
 
 
 class FoundObject(FoundBox):
-    """A detected object."""
+    """A detected object with its box and score."""
 
     score: float
     label: str
@@ -152,7 +153,7 @@ class FoundPoints(BaseModel):
 
 
 class OutlineAnswer(BaseModel):
-    """The outline of an object. The path is in fractions of the box."""
+    """The outline of an object. The path is in fractions of the object's box."""
 
     request_id: str
     path: str
@@ -162,7 +163,7 @@ class OutlineAnswer(BaseModel):
 
 
 class TextAnswer(BaseModel):
-    """A text, as `answer` or `caption`."""
+    """A generated text, in the field `answer` or `caption`."""
 
     request_id: str
     answer: str | None = None
@@ -172,7 +173,7 @@ class TextAnswer(BaseModel):
 
 
 class Model(BaseModel):
-    """A model, in OpenAI's format."""
+    """A model, in the format of OpenAI's model list."""
 
     id: str
     object: str
@@ -308,7 +309,7 @@ async def _text(asker: Asker, asked: Question | CaptionAsked, task: Query | Capt
 
 
 def _made(task: Callable[[], MadeT]) -> MadeT:
-    """Make a task from values of a request. A ValueError becomes HTTP 400."""
+    """Create a task from the values in a request. A ValueError becomes HTTP status 400."""
     try:
         return task()
     except ValueError as error:
@@ -316,7 +317,7 @@ def _made(task: Callable[[], MadeT]) -> MadeT:
 
 
 def _refs(given: list[list[float]]) -> Any:
-    """Convert spatial references to the format of tasks. The tasks validate them."""
+    """Convert the points and boxes in `spatial_refs` to tuples. The tasks validate them."""
     return tuple(map(tuple, given))
 
 
@@ -326,7 +327,7 @@ def _outlined(outline: Outline) -> dict[str, Any]:
 
 
 def _about(text: Text) -> dict[str, Any]:
-    """Return the reasoning and the probabilities of an answer, if the answer has them."""
+    """Return the response fields for the reasoning and the probabilities of an answer. A missing value has no field."""
     about: dict[str, Any] = {}
     if text.reasoning is not None:
         grounding = [

@@ -4,14 +4,14 @@
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
 
-The texts of all messages are joined to one question, because the model does not distinguish turns. Several images
-become one contact sheet.
+The texts of all messages are joined into one question, because the model does not distinguish turns. Several images
+are combined into one contact sheet.
 
-`response_format` accepts two types of JSON schema. A schema of boxes returns detections, see `box_schema`. A schema of
-one choice returns a choice, see `choice_schema`; its probabilities are returned with `logprobs` and `top_logprobs`.
+`response_format` accepts two kinds of JSON schema. A schema of boxes returns detections, see `box_schema`. A schema of
+one choice returns a choice, see `choice_schema`. `logprobs` and `top_logprobs` return the probabilities of a choice.
 
 `stream`, `max_tokens`, `temperature` (default 0), `top_p`, `stop` and `seed` are supported. A request with an
-unsupported feature is refused.
+unsupported feature is rejected.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ MAX_TOKENS = 768
 
 
 class TextPart(NullIsUnset):
-    """A text part of a message."""
+    """The text part of a chat message."""
 
     type: Literal["text"]
     text: str
 
 
 class ImageUrl(NullIsUnset):
-    """An image, as a data URL."""
+    """An image of a chat message, as a data URL."""
 
     url: str
 
 
 class ImagePart(NullIsUnset):
-    """An image part of a message."""
+    """The image part of a chat message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -71,32 +71,32 @@ _Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("i
 
 
 class Message(NullIsUnset):
-    """A message, with a text or with text and image parts."""
+    """A chat message. Its content is a text, or a list of text parts and image parts."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part] | None = None
 
     @property
     def text(self) -> str:
-        """The texts of all parts, joined."""
+        """The texts of all parts of the message, joined."""
         parts = self.content if isinstance(self.content, list) else []
         return self.content if isinstance(self.content, str) else "\n".join(p.text for p in parts if p.type == "text")
 
     @property
     def images(self) -> list[str]:
-        """The data URLs of the images."""
+        """The data URLs of the images in the message."""
         parts = self.content if isinstance(self.content, list) else []
         return [part.image_url.url for part in parts if part.type == "image_url"]
 
 
 class JsonSchema(NullIsUnset):
-    """The schema of an answer."""
+    """The JSON schema that the answer must match."""
 
     schema_: dict[str, Any] = Field({}, alias="schema")
 
 
 class ResponseFormat(NullIsUnset):
-    """The format of an answer."""
+    """The format of the answer: text or JSON with a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
@@ -109,7 +109,7 @@ class StreamOptions(NullIsUnset):
 
 
 class Chat(NullIsUnset):
-    """A chat request. Keys that have no effect, such as `user`, are ignored."""
+    """A chat completion request. Keys that have no effect, such as `user`, are ignored."""
 
     messages: list[Message] = Field(min_length=1, max_length=256)
     model: str = ""
@@ -131,7 +131,7 @@ class Chat(NullIsUnset):
     @classmethod
     def _without_tools(cls, value: object) -> object:
         if value:
-            raise ValueError("are not supported: remove tools from the request")
+            raise ValueError("function calling is not supported: remove tools from the request")
         return value
 
     @model_validator(mode="after")
@@ -146,7 +146,7 @@ routes = Routes("v1", ModelRoute)
 
 @routes.post("/v1/chat/completions", role="operator", limited="always")
 async def complete(chat: Chat, engines: Engines) -> Response:
-    """Return a completion, as one response or as a stream of chunks."""
+    """Return a chat completion, as one response or as a stream of chunks."""
     image, images = await _image(engines.finding, chat)
     wanted = chat.response_format
     schema = wanted.json_schema.schema_ if wanted and wanted.type == "json_schema" and wanted.json_schema else None
@@ -176,7 +176,10 @@ async def complete(chat: Chat, engines: Engines) -> Response:
 
 
 async def _image(asker: Asker, chat: Chat) -> tuple[RgbImage, int]:
-    """Return the image of the request, and the number of images that were combined."""
+    """Return the image of a chat request, and the number of images.
+
+    Several images are combined into a contact sheet.
+    """
     urls = [url for message in chat.messages for url in message.images]
     if not urls:
         raise HttpError(400, "messages: no image found; add a part of type image_url with a data URL")
@@ -196,7 +199,7 @@ def _prompt_tokens(asker: Asker, task: Query) -> int:
 async def _chosen(
     asker: Asker, chat: Chat, schema: ChoiceSchema, image: RgbImage, answer: _Answer
 ) -> AsyncGenerator[str]:
-    """Yield the choice of the model as JSON, in the format of the schema."""
+    """Yield the answer that the model chose, as JSON that matches the schema."""
     task = _query(chat, schema.choices)
     answer.prompt_tokens = _prompt_tokens(asker, task)
     text = (await asker.result(image, [task])).texts[0]
@@ -207,7 +210,7 @@ async def _chosen(
 
 
 async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbImage, images: int) -> AsyncGenerator[str]:
-    """Yield the detections as JSON in the format of the schema."""
+    """Yield the detections as JSON that matches the schema."""
     if images > 1:
         raise HttpError(400, "boxes need exactly one image per request")
     try:
@@ -221,7 +224,7 @@ async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbIma
 
 
 class _Answer:
-    """Formats the completion of one request, as one response or as chunks."""
+    """Formats one chat completion, as one response or as chunks."""
 
     def __init__(self, chat: Chat, model: str) -> None:
         self._chat = chat
@@ -232,24 +235,24 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """Record the complete result of the engine. It is not called for boxes."""
+        """Store the engine's complete result, for the token counts. Detections have no such result."""
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:
-        """Return the complete response for a text."""
+        """Return the complete response with a generated text."""
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "logprobs": self.logprobs, "finish_reason": self._reason}
         return {**self._about, "object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunk(self, piece: str) -> dict[str, Any]:
-        """Return the chunk for a piece of the text."""
+        """Return the response chunk for a piece of the generated text."""
         role = {} if self._begun else {"role": "assistant"}
         self._begun = True
         delta = {**role, "content": piece}
         return self._chunk([{"index": 0, "delta": delta, "logprobs": self.logprobs, "finish_reason": None}])
 
     def end(self) -> list[Any]:
-        """Return the chunks after the last piece."""
+        """Return the response chunks that follow the last piece of text."""
         last: list[Any] = [self._chunk([{"index": 0, "delta": {}, "finish_reason": self._reason}])]
         if self._chat.stream_options and self._chat.stream_options.include_usage:
             last.append({**self._chunk([]), "usage": self._usage})
@@ -264,7 +267,7 @@ class _Answer:
 
     @property
     def _usage(self) -> dict[str, int] | None:
-        """The token counts. Image tokens count as prompt tokens. None for boxes."""
+        """The token counts of the request. Image tokens count as prompt tokens. None for detections."""
         if self.prompt_tokens is None or self._text is None:
             return None
         total = self.prompt_tokens + self._text.tokens

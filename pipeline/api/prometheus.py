@@ -1,4 +1,4 @@
-"""Exports metrics of streams, sinks and engines in the text format of Prometheus. Every request collects them."""
+"""Exports metrics of streams, sinks and engines in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EDGES = [f"{ms / 1000:g}" for ms in BUCKETS_MS] + ["+Inf"]
 
 
 class Metrics:
-    """Makes the content of `/metrics`: metrics of every stream, of the engines and of the process.
+    """Provides the content of `/metrics`: Prometheus metrics of every stream, of the engines and of the process.
 
     Args:
         runner: provides the streams and engines.
@@ -36,7 +36,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Collect all metrics. The Prometheus registry calls this method."""
+        """Yield all metrics. The Prometheus registry calls this method."""
         statuses = self._runner.statuses()
         yield from _streams(statuses)
         yield from _latencies(statuses)
@@ -174,9 +174,10 @@ def _counts(statuses: list[StreamStatus]) -> Iterable[Metric]:
 
 
 def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
-    """Yield the metrics of sinks. Each metric has the name of the sink's stream.
+    """Yield the Prometheus metrics of sinks.
 
-    The name is empty for a shared sink.
+    Args:
+        statuses: pairs of a stream name and the status of a sink. The name is empty for a sink that all streams share.
     """
     two = ["sink", "stream"]
     up = GaugeMetricFamily(
@@ -214,9 +215,9 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
 
 
 def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
-    """Yield the sum of each counter over all engines.
+    """Yield each counter of the engines, summed over all engines.
 
-    If there are several engines, also yield the counters of each.
+    With several engines, also yield the counters of each.
     """
     each: dict[str, dict[str, float]] = {}
     for worker in workers:

@@ -1,4 +1,4 @@
-"""Routes for recordings: the recorded time spans, one MP4 file, or an HLS playlist.
+"""Routes for recorded video: the recorded time spans, an MP4 file, or an HLS playlist.
 
 Times in requests are Unix times in seconds, or ages such as 2h.
 """
@@ -38,13 +38,13 @@ _HLS = "application/vnd.apple.mpegurl"
 
 @dataclass(slots=True)
 class Exports:
-    """Limits exports to one MP4 at a time, because each export reads and writes up to some GB."""
+    """Limits MP4 exports to one at a time, because an export can read and write several GB."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class PlayablePart(BaseModel):
-    """A byte range of a recorded file. A player loads the first `head` bytes of the file before it."""
+    """A byte range of a recorded file. A player must load the first `head` bytes of the file (the MP4 header) first."""
 
     file: str
     codecs: str
@@ -59,7 +59,7 @@ class PlayablePart(BaseModel):
 class Recording(BaseModel):
     """The recorded time spans between two times.
 
-    With `?parts=1`, it also has the parts of the files, for a player.
+    `?parts=1` adds the byte ranges of the recorded files, for a player.
     """
 
     recorded: bool = True
@@ -68,7 +68,7 @@ class Recording(BaseModel):
 
 
 class Between(BaseModel):
-    """The start and the end of the requested part of a recording."""
+    """The start and end time of the requested recording."""
 
     since: str = Field("1d", alias="from", description="a Unix time in seconds, or an age such as 2h")
     until: str = Field("0s", alias="to", description="a Unix time in seconds, or an age such as 2h")
@@ -82,7 +82,7 @@ InThisProcess = Annotated[Here, the(Here)]
 
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
-    """Return the recorded time spans. Each span has the reason for the gap before it."""
+    """Return the recorded time spans of a stream, each with the reason for the gap before it."""
     since, until = _times(asked)
     if (archive := _archive_or_none(here, name)) is None:
         return Recording(recorded=False, spans=[])
@@ -96,9 +96,9 @@ async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
 
 @routes.get("/streams/{name}/recording/index.m3u8", role="viewer", response_class=Response)
 async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
-    """Return an HLS playlist of the recording between two times.
+    """Return an HLS playlist of a stream's recording between two times.
 
-    Its segments are byte ranges of the recorded files.
+    The segments of the playlist are byte ranges of the recorded files.
     """
     archive, since, until = _archive(here, name), *_times(asked)
     token = f"?{urlencode({'token': asked.token})}" if asked.token else ""
@@ -113,7 +113,7 @@ async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording/files/{file:path}", role="viewer", response_class=Response)
 async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
-    """Return a file of the recording. Range requests are supported."""
+    """Return a recorded video file. Range requests are supported."""
     try:
         path = await asyncio.to_thread(_archive(here, name).file, file)
     except ArchiveError as error:
@@ -123,9 +123,9 @@ async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording", role="viewer", response_class=Response)
 async def download(name: str, asked: Asked, here: InThisProcess, exports: Annotated[Exports, the(Exports)]) -> Response:
-    """Return the recording between two times as one MP4. Gaps are removed.
+    """Return the recording between two times as one MP4 file. Gaps are removed.
 
-    The video is copied, so it starts at the last key frame before the start.
+    The video is not re-encoded. It therefore starts at the last keyframe before the requested start.
     """
     archive, since, until = _archive(here, name), *_times(asked)
     if not exports.lock.acquire(blocking=False):
@@ -165,9 +165,9 @@ def _times(asked: Between) -> tuple[float, float]:
 
 
 def _export(archive: Archive, since: float, until: float, exports: Exports) -> tuple[int, int]:
-    """Export an MP4 and release the lock. Return the open file and its size.
+    """Export a recording to a temporary MP4 file, then release the export lock.
 
-    The file has no name on disk any more.
+    Return the file descriptor and the file size in bytes. The file has already been unlinked.
     """
     try:
         handle, text = tempfile.mkstemp(prefix=".export-", suffix=".mp4", dir=archive.root)

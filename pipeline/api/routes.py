@@ -1,11 +1,11 @@
-"""Defines routes of the HTTP API. Each route declares the role that it requires.
+"""Defines routes of the HTTP API. Each route declares the role that a client needs.
 
     routes = Routes("streams")
 
     @routes.get("/streams/{name}", role="viewer")
     async def show(name: str, controller: Wanted) -> Stream: ...
 
-A route without a role requires an admin. Request bodies have size limits. Every answer is ASCII JSON.
+A route that declares no role requires an admin. Request bodies have size limits. Every response is ASCII JSON.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Json(JSONResponse):
-    """A response with ASCII JSON. Bytes of file names that are not UTF-8 are escaped."""
+    """A response with ASCII JSON. In file names, bytes that are not UTF-8 are escaped."""
 
     def render(self, content: Any) -> bytes:
-        """Return the encoded body of the response."""
+        """Return the response body, encoded as ASCII JSON."""
         return json.dumps(content).encode()
 
 
 def the(kind: type[T]) -> Any:
-    """Return a FastAPI dependency that provides the application's object of a class to a handler; see `Wanted`."""
+    """Return a FastAPI dependency that provides the application's object of a class to a route handler."""
 
     async def find(request: Request) -> T:
         part: T | None = request.app.state.parts.get(kind)
@@ -81,14 +81,15 @@ class Error(BaseModel):
 
 
 class ApiRoute(APIRoute):
-    """A route of the API.
+    """A route of the HTTP API.
 
     Attributes:
-        role: lowest role that may call the route.
-        limited: whether a client that can access only some streams may call the route.
-        most: maximum size of the body, in bytes.
-        mistake: HTTP status if the body does not match its model.
-        surrogates: whether texts in the body may contain lone surrogates, as in file names that are not UTF-8.
+        role: lowest role that can call the route.
+        limited: whether a client with access to only some streams can call the route: always, never, or only with a
+            `stream` parameter in the URL ("asked").
+        most: maximum size of the request body, in bytes.
+        mistake: HTTP status if the body does not match its schema.
+        surrogates: whether texts in the body can contain lone surrogates, as in file names that are not UTF-8.
     """
 
     role: Role = "admin"
@@ -98,7 +99,7 @@ class ApiRoute(APIRoute):
     surrogates = True
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match the path of a request. Percent-encoded slashes become slashes in the parameters."""
+        """Match a route to the path of a request. In path parameters, %2F is decoded to a slash."""
         match, child = super().matches(scope)
         if match is not Match.NONE:
             given = child["path_params"].items()
@@ -106,7 +107,10 @@ class ApiRoute(APIRoute):
         return match, child
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a handler that limits the size of the body and reports an invalid body in one line."""
+        """Return a request handler that limits the size of the body.
+
+        An invalid body causes an error message of one line.
+        """
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
@@ -130,7 +134,7 @@ class ApiRoute(APIRoute):
 
 
 class _BoundedRequest(Request):
-    """A request whose JSON body is read within the limits of its route."""
+    """A request with a limit on the size of its JSON body."""
 
     def __init__(self, request: Request, route: ApiRoute) -> None:
         super().__init__(request.scope, request.receive)
@@ -156,19 +160,19 @@ class _BoundedRequest(Request):
 
 
 class _Verb(Protocol):
-    """A shortcut for `Routes.add` with one HTTP method."""
+    """The type of the route decorators `get`, `post`, `put`, `patch` and `delete`."""
 
     def __call__(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]: ...
 
 
 class Routes:
-    """The routes of one part of the API.
+    """A group of routes, such as all routes for streams.
 
     Attributes:
-        all: all routes.
+        all: all routes of the group.
 
     Args:
-        tag: name of the part in the schema.
+        tag: name of the group in the OpenAPI schema.
         kind: class of the routes.
     """
 
@@ -185,14 +189,14 @@ class Routes:
     def add(
         self, method: str, path: str, *, role: Role = "admin", limited: Limited = "never", **options: Any
     ) -> Callable[[Handler], Handler]:
-        """Return a decorator that adds a route for a handler.
+        """Return a decorator that adds a route with the decorated function as its handler.
 
         Args:
-            method: HTTP method. GET also answers HEAD.
+            method: HTTP method. A GET route also accepts HEAD.
             path: path in FastAPI's format.
-            role: lowest role that may call the route.
-            limited: whether a client that can access only some streams may call the route. It is ignored if the path
-                has a stream.
+            role: lowest role that can call the route.
+            limited: whether a client with access to only some streams can call the route. It is ignored if the path
+                names a stream.
             options: see `fastapi.routing.APIRoute`.
         """
 
@@ -214,7 +218,7 @@ SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"s
 
 
 async def read_model(request: Request, kind: type[Model]) -> Model:
-    """Parse the JSON body of a request. For handlers that also accept other content types."""
+    """Parse the JSON body of a request. For route handlers that also accept other content types."""
     values = await request.json()
     try:
         return kind.model_validate(values)
@@ -223,7 +227,12 @@ async def read_model(request: Request, kind: type[Model]) -> Model:
 
 
 def json_body(model: str, *others: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a body that the handler parses itself: a JSON model, or other text types."""
+    """Return the OpenAPI description of a request body that the route handler parses itself.
+
+    Args:
+        model: name of the JSON model.
+        others: additional content types, for text.
+    """
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
     content |= {other: {"schema": {"type": "string"}} for other in others}
     return {"requestBody": {"required": True, "content": content}}

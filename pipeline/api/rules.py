@@ -31,7 +31,7 @@ _BODY = json_body("RuleList", YAML)
 
 
 class RuleShown(BaseModel):
-    """The state of a rule: whether the condition holds, the probability of yes, and the open event."""
+    """The state of a rule: whether its condition holds, the probability of the answer "yes", and the event in progress."""
 
     name: str
     when: str | None
@@ -46,14 +46,17 @@ class RuleShown(BaseModel):
 
 
 class RuleStates(BaseModel):
-    """The states of all rules. null if the stream does not support rules."""
+    """The states of all rules of a stream. null if the stream does not support rules."""
 
     rules: list[RuleShown] | None
 
 
 @routes.get(_PATH, role="viewer", response_model=RuleList)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Return the rules of a stream, as in a configuration. `Accept: application/yaml` returns them as a YAML list."""
+    """Return the rules of a stream in the format of the configuration.
+
+    `Accept: application/yaml` returns a YAML list.
+    """
     await known(controller, name)
     rules = controller.stream(name).rules
     if YAML in request.headers.get("Accept", ""):
@@ -80,7 +83,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.post(f"{_PATH}/check", role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def check(name: str, request: Request, controller: Wanted) -> Response:
-    """Check rules without applying them. The response is the same as that of PUT."""
+    """Validate rules without applying them. The response is the same as the response of PUT."""
     try:
         return _listed(await _wanted(request, controller, name))
     except TextError as error:
@@ -89,7 +92,7 @@ async def check(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.get(f"{_PATH}/state", role="viewer", response_model=RuleStates)
 async def states(name: str, controller: Wanted) -> Response:
-    """Return the state of each rule."""
+    """Return the current state of each rule of a stream."""
     await known(controller, name)
     found = await asyncio.to_thread(controller.runner.rule_states, name)
     if found is None:
@@ -101,7 +104,7 @@ async def states(name: str, controller: Wanted) -> Response:
 async def _wanted(
     request: Request, controller: Controller, name: str, *, needs_worker: bool = True
 ) -> list[RuleSettings]:
-    """Parse the rules in a request. If a worker is ready, also check that the stream supports them."""
+    """Parse the rules in a request. If a worker is ready, also check that the stream supports the rules."""
     await known(controller, name)
 
     def check(rules: list[RuleSettings]) -> None:
@@ -125,7 +128,7 @@ def _mistake(error: TextError) -> Response:
 
 
 def _described(rule: RuleSettings, state: RuleState | None, regions: Regions) -> dict[str, Any]:
-    """Return a rule in the format that the console reads."""
+    """Convert a rule and its state to the JSON format that the web console reads."""
     described: dict[str, Any] = {"name": rule.name, "when": rule.when, "ask": rule.ask, "expect": rule.expect}
     problem = None
     try:

@@ -1,6 +1,6 @@
-"""Sends JSON values as server-sent events, each one as soon as it is available.
+"""Sends JSON values as server-sent events, each value as soon as it is available.
 
-Nothing is sent before the first value. So a failure before it is a regular HTTP error.
+The response starts with the first value. A failure before the first value is therefore a regular HTTP error.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 async def event_stream(
     pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
 ) -> Response:
-    """Return a response with an event for each piece, followed by the events of `last`.
+    """Return a response with one server-sent event for each piece, followed by the events of `last`.
 
-    If the client disconnects, `pieces` is closed. If it fails after the first event, an event with `error` is sent,
-    and the response ends.
+    If the client disconnects, `pieces` is closed. If `pieces` fails after the first event, the response ends with an
+    event that has an `error`.
     """
     events = _events(pieces, event, last)
     try:

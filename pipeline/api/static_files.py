@@ -1,4 +1,4 @@
-"""The files of the console, with restrictive security headers."""
+"""The files of the web console, served with restrictive security headers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _HEADERS = {
 
 
 class FileRoute(Route):
-    """Serves one file of the console. It needs no token. The page sends the token with its API requests.
+    """A route that serves one file of the web console without a token. The page sends the token with its API requests.
 
     Args:
-        place: path on the server.
+        place: path in the URL.
         path: path of the file.
     """
 

@@ -1,7 +1,7 @@
-"""Routes for streams: show, add, change and remove them.
+"""Routes for streams: show, add, change and remove streams.
 
-The keys of a stream are those of a configuration. Blocking calls, such as opening a source, run in a limited number of
-threads. Health checks run on the event loop and never wait for threads.
+The JSON keys of a stream are the same as in the configuration file. Blocking calls, such as opening a video source, run
+in a limited number of threads. Health checks run on the event loop and never wait for threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ routes = Routes("streams")
 
 
 class Calls:
-    """Runs changes for clients.
+    """Runs the changes of streams that HTTP clients request, in threads.
 
     Args:
         controller: makes the changes.
@@ -63,7 +63,7 @@ Changing = Annotated[Calls, the(Calls)]
 
 
 class Ok(BaseModel):
-    """Whether the check passed."""
+    """The result of a health check: `ok` is true if the check passed."""
 
     ok: bool
 
@@ -80,7 +80,7 @@ class Health(Ok):
 
 
 class LatencyMs(BaseModel):
-    """The latency of recent results, in milliseconds. null if unknown."""
+    """The latency of recent results of a stream, in milliseconds. null if unknown."""
 
     p50: float | None
     p99: float | None
@@ -99,7 +99,7 @@ class StreamState(BaseModel):
 
 
 class Stream(ShareSettings, Prompts, StreamState):
-    """The state of a stream, and its prompts in the labels that the model uses. They are null if unknown."""
+    """The state of a stream, and its prompts as labels of the model. The prompts are null if unknown."""
 
     fps: float
     age_ms: float | None
@@ -112,7 +112,7 @@ class Stream(ShareSettings, Prompts, StreamState):
 
 
 class StreamDetails(Stream):
-    """A stream with its configuration."""
+    """The state of a stream, with its configuration."""
 
     config: dict[str, Any] | None
 
@@ -124,7 +124,7 @@ class Streams(BaseModel):
 
 
 class Worker(BaseModel):
-    """A process with an engine."""
+    """A worker process, which runs an inference engine."""
 
     name: str
     state: str
@@ -145,7 +145,7 @@ class Workers(BaseModel):
 
 @routes.get("/livez", role="anyone")
 async def live() -> Ok:
-    """Return 200 while the server runs. No token is needed."""
+    """Return 200 while the HTTP server runs. No token is needed."""
     return Ok(ok=True)
 
 
@@ -179,20 +179,20 @@ async def metrics(shown: Annotated[Metrics, the(Metrics)]) -> Response:
 
 @routes.get("/workers", role="viewer")
 async def workers(controller: Wanted) -> Workers:
-    """List the workers with their streams, load, memory and restart times."""
+    """List the worker processes with their streams, load, memory and restart times."""
     found = await asyncio.to_thread(controller.runner.workers)
     return Workers(workers=[Worker.model_validate(one, from_attributes=True) for one in found])
 
 
 @routes.get("/streams", role="viewer", limited="always", response_model_exclude_unset=True)
 async def list_streams(controller: Wanted, who: Who) -> Streams:
-    """List all streams."""
+    """List all streams that the client can access."""
     return Streams.model_construct(streams=[shown(one) for one in controller.runner.statuses() if who.sees(one.name)])
 
 
 @routes.post("/streams", role="admin", status_code=201, response_model=Stream, response_model_exclude_unset=True)
 async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stream:
-    """Add a stream. The keys are those of a configuration, but output files are not allowed."""
+    """Add a stream. The JSON keys are the same as in the configuration file, but output files are not allowed."""
     if wanted.nothing:
         raise HttpError(422, wanted.nothing)
     if wanted.heatmap:  # clients must not choose files on the server
@@ -204,7 +204,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
         raise HttpError(422, "record: not available over HTTP; set it in the configuration file")
 
     def undo(status: StreamStatus) -> None:
-        """Remove a stream that was opened too late: its client has already received an error."""
+        """Remove a stream that opened after the timeout, because the client has already received an error."""
         threading.Thread(target=calls.controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
 
     status = await calls.opening.ask(calls.controller.add, wanted, undo=undo)
@@ -214,7 +214,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
 
 @routes.get("/streams/{name}", role="viewer", response_model=StreamDetails, response_model_exclude_unset=True)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Return a stream. `Accept: application/yaml` returns only the configuration."""
+    """Return a stream. `Accept: application/yaml` returns only its configuration."""
     status = await known(controller, name)
     if YAML in request.headers.get("Accept", "") and status.config is not None:
         return Response(text_of_stream(status.config), media_type=f"{YAML}; charset=utf-8")
@@ -224,14 +224,14 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.patch("/streams/{name}", role="operator", response_model_exclude_unset=True)
 async def change(name: str, wanted: Changes, calls: Changing) -> Stream:
-    """Change settings of a stream from the next frame on."""
+    """Change settings of a stream. The next frame uses the new settings."""
     await calls.update(name, changes_of(wanted))
     return shown(await known(calls.controller, name))
 
 
 @routes.delete("/streams/{name}", role="admin", status_code=204)
 async def remove(name: str, calls: Changing) -> None:
-    """Stop a stream and remove it. A failed stream is only removed."""
+    """Stop a stream and remove it from the list."""
     await known(calls.controller, name)
     try:
         await calls.ending.ask(calls.controller.remove, name)
@@ -249,13 +249,13 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.post("/streams/{name}/restart", role="operator", response_model_exclude_unset=True)
 async def restart(name: str, calls: Changing) -> Stream:
-    """Stop a stream and reopen it with its desired configuration. A failed stream is reopened, too."""
+    """Stop a stream, and open it again with its current configuration. This also restarts a failed stream."""
     await known(calls.controller, name)
     return shown(await calls.reopening.ask(calls.controller.restart, name))
 
 
 async def known(controller: Controller, name: str) -> StreamStatus:
-    """Return the status of a stream. The stream may have failed.
+    """Return the status of a stream, even if the stream has failed.
 
     Raises:
         HttpError: with status 404 if the stream does not exist.
@@ -267,12 +267,12 @@ async def known(controller: Controller, name: str) -> StreamStatus:
 
 
 def changes_of(wanted: BaseModel) -> dict[str, Any]:
-    """Return the values that the body of a request sets."""
+    """Return the values that the body of a request sets explicitly."""
     return {key: getattr(wanted, key) for key in wanted.model_fields_set}
 
 
 def shown(status: StreamStatus) -> Stream:
-    """Return a stream in the format of the API. Times are in milliseconds."""
+    """Convert the status of a stream to the JSON format of the API. Times are in milliseconds."""
     report, now = status.report, status.report.recent
     share = status.config or ShareSettings()
     values: dict[str, Any] = (status.prompts or Prompts()).model_dump()

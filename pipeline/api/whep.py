@@ -1,8 +1,8 @@
-"""WHEP: sends the live video of any stream to browsers and players.
+"""WHEP (WebRTC-HTTP egress protocol): sends the live video of a stream to browsers and players.
 
-`?overlay=off` requests video without the overlay, and `?width=480` requests smaller video. A viewer can open a data
-channel named "results". It then receives the record of each frame, with the RTP timestamp of the frame. All code runs
-on the event loop of the application. Tokens and SDP are never logged.
+`?overlay=off` requests video without boxes and labels, and `?width=480` requests smaller video. A viewer can open a
+data channel named "results". Over this channel, the viewer receives a record of each frame with the frame's RTP
+timestamp. All code runs on the event loop of the application. Tokens and SDP are never logged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _WIDTHS = (64, 1920)
 
 
 class WhepServer(Signaling[ViewerPeer]):
-    """The WHEP endpoint. `close` ends all sessions.
+    """The WHEP endpoint, which sends live video to viewers. `close` ends all sessions.
 
     Args:
         videos: the videos of all streams. The caller closes it.
         ice_servers, media_hosts, silence_s: see `Signaling`.
         max_viewers: maximum number of viewers of all streams together.
-        answer: called with the name of the stream and each message on a viewer's data channel. The returned value is
+        answer: called with the name of the stream and each message on a viewer's data channel. The returned text is
             sent back to the viewer. It must not block.
-        on_viewers: called when the number of viewers of a stream changes, with the name of the stream and the number.
+        on_viewers: called with the name of a stream and its number of viewers when this number changes.
     """
 
     activity = "are watching"
@@ -89,7 +89,7 @@ class WhepServer(Signaling[ViewerPeer]):
         except NoSuchStreamError:  # it has ended in the meantime
             await peer.close()
             raise HttpError(404, "the stream has ended") from None
-        log.info("%s: a viewer is connecting with %s", stream, peer.codec)
+        log.info("%s: a viewer is connecting (video codec %s)", stream, peer.codec)
         if session in self._peers:  # otherwise it has already disconnected
             self._watched[session] = stream
             self._note_viewers(stream)
@@ -106,7 +106,7 @@ class WhepServer(Signaling[ViewerPeer]):
 
 
 def width_of(request: Request) -> int | None:
-    """Return the requested width in pixels, or None.
+    """Return the video width that a request asks for, in pixels. Return None if the request sets no width.
 
     Raises:
         HttpError: with status 400 if the width is invalid.
@@ -125,11 +125,14 @@ Whep = Annotated[WhepServer, the(WhepServer)]
 
 @routes.post("/whep/{stream}", role="viewer", status_code=201, response_class=Response, openapi_extra=SDP_BODY)
 async def watch(stream: str, request: Request, whep: Whep) -> Response:
-    """Watch a stream. The body is an SDP offer. The `Location` header of the response is the session."""
+    """Watch the live video of a stream (WHEP).
+
+    The body is an SDP offer. The `Location` header has the URL of the session.
+    """
     return await whep.post(request)
 
 
 @routes.delete("/whep/{stream}/{session}", role="viewer", response_class=Response)
 async def leave(stream: str, session: str, request: Request, whep: Whep) -> Response:
-    """End a viewing session."""
+    """End a session that receives live video."""
     return await whep.end(request)

@@ -1,7 +1,7 @@
-"""A WebRTC viewer. It receives frames that are already encoded, and their records.
+"""A WebRTC connection that sends encoded frames and their records to a viewer.
 
-aiortc encodes the frames of a track, but sends encoded packets without change. This module uses three private parts of
-aiortc: the requests for key frames, the start of the RTP clock, and the SSRC of a sender.
+aiortc encodes the frames of a track, but sends already encoded packets unchanged. This module uses three private parts
+of aiortc: the keyframe requests, the start of the RTP clock, and the SSRC of a sender.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SOON_S, _TRIES = 0.01, 50  # interval and number of attempts to send the first 
 
 
 class _Track(VideoStreamTrack):
-    """The track of encoded frames that the connection sends. Each record is sent with its frame."""
+    """The WebRTC video track with encoded frames. Each record is sent together with its frame."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _Track(VideoStreamTrack):
         self._changed.set()
 
     async def recv(self) -> Any:
-        """Wait for the next frame and return it as an `av.Packet`."""
+        """Wait for the next encoded frame and return it as an `av.Packet`."""
         while True:
             frame = self.viewer.take() if self.viewer is not None else None
             if frame is not None:
@@ -84,17 +84,18 @@ class ViewerPeer(Peer):
         self.codec: Codec = "H264"
 
     def watch(self, join: Callable[[Callable[[], None]], Viewer]) -> None:
-        """Start to send a video.
+        """Start to send video over this WebRTC connection.
 
         Args:
-            join: returns the viewer of the video. It receives a thread-safe function that wakes this peer.
+            join: subscribes to the video and returns the subscription. Its argument is a thread-safe callback, which
+                announces a new frame.
         """
         self._track.viewer = join(partial(self._call_soon, self._wake))
         self._wake()
 
     def _select_transceiver(self) -> RTCRtpTransceiver:
         if "send" not in (self._transceiver._offerDirection or ""):
-            raise OfferError("the offer does not ask for video", understood=True)
+            raise OfferError("the SDP offer does not request video", understood=True)
         return self._transceiver
 
     def _start_media(self, transceiver: RTCRtpTransceiver) -> None:
@@ -125,15 +126,15 @@ class ViewerPeer(Peer):
             viewer.set_halvings(self._loss.halvings)
 
     def _ask(self) -> None:
-        """Request a key frame from the encoder for this viewer."""
+        """Request a keyframe from the video encoder for this viewer."""
         if self._track.viewer is not None:
             self._track.viewer.request_key_frame()
 
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
         """Send a record just before its frame, with the RTP timestamp of the frame.
 
-        aiortc starts the RTP clock at a random number. The number is known only after the first frame is sent, so the
-        first record follows its frame. Every later record precedes its frame.
+        aiortc starts the RTP clock at a random number. This number is known only after the first frame has been sent.
+        Therefore the first record is sent after its frame.
         """
         if self._clock is None and self._last_pts is not None:
             self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)
@@ -144,9 +145,9 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the first record after its frame.
+        """Send the first record after its frame, when the start of the RTP clock is known.
 
-        The record waits until the data channel opens. A newer record replaces it.
+        Retry up to `tries` times.
         """
         if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 before the first frame
             self._clock = pts, stamp
@@ -161,7 +162,11 @@ class ViewerPeer(Peer):
 
 
 def _chosen_codec(answer: str) -> Codec:
-    """Return the codec of the first payload type in the SDP answer. The connection uses this codec."""
+    """Return the video codec of the first payload type in an SDP answer. WebRTC uses this codec.
+
+    Raises:
+        OfferError: if the answer contains no supported codec.
+    """
     for number in re.findall(r"^m=video \d+ \S+ (.*)$", answer, re.MULTILINE)[0].split():
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):

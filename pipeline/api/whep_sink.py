@@ -44,9 +44,9 @@ _MODEL: dict[str, Any] = {
 
 
 class ViewerSink:
-    """Serves the annotated video of any number of streams.
+    """A sink that serves the annotated video of any number of streams to viewers.
 
-    While a stream has no viewers, its video is not drawn or encoded.
+    The video of a stream without viewers is not annotated or encoded.
 
     Attributes:
         url: URL of the page.
@@ -55,7 +55,7 @@ class ViewerSink:
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token of viewers; None for no authentication.
-        origins: additional web origins that may connect.
+        origins: additional web origins that can connect.
         tls: TLS context with the server's certificate; None for no encryption.
         ice: addresses of STUN and TURN servers, see `ice_server`.
 
@@ -100,17 +100,17 @@ class ViewerSink:
         self._videos.write(frame, result, latency)
 
     def end(self, stream: str) -> None:
-        """Disconnect the viewers of a stream that has ended."""
+        """Disconnect all viewers of a stream that has ended."""
         self._videos.end(stream)
 
     def close(self) -> None:
-        """Disconnect all viewers and close the port. A second call does nothing."""
+        """Disconnect all viewers and close the HTTP port. A second call does nothing."""
         self._videos.close()
         self._server.close()
 
 
 def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
-    """Open the sink for `whep:PORT` or `whep://HOST:PORT?token=…`. `hints` is not used.
+    """Open the sink for the address `whep:PORT` or `whep://HOST:PORT?token=…`. `hints` is not used.
 
     Raises:
         SinkError: if the address is invalid, or the sink cannot be opened.
@@ -142,5 +142,5 @@ async def _list(videos: Annotated[BroadcastSink, the(BroadcastSink)]) -> dict[st
 
 @_routes.get("/model", role="viewer")
 async def _model() -> dict[str, Any]:
-    """Return an empty model, because a sink has no model. The page then shows only video."""
+    """Return an empty description of the model, because a sink has no model. The web page then shows only video."""
     return _MODEL

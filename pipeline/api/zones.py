@@ -1,6 +1,6 @@
-"""Routes for the zones, lines and counts of a stream.
+"""Routes for the zones, lines and object counts of a stream.
 
-Times are Unix times for live streams, and seconds from the start of the file for files.
+Times of live streams are Unix times. Times of video files are seconds from the start of the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Counts = dict[str, dict[str, dict[str, int]]]
 
 
 class CountedTotals(BaseModel):
-    """The number of objects by label, and the counts of each zone and line."""
+    """The number of objects of each label, and the object counts of each zone and line."""
 
     objects: dict[str, int]
     zones: Counts
@@ -37,13 +37,13 @@ class CountedTotals(BaseModel):
 
 
 class CountedMinute(CountedTotals):
-    """The counts of one minute. `start` is the time of the first second."""
+    """The object counts of one minute. `start` is the time at which the minute starts, in seconds."""
 
     start: int
 
 
 class Counted(BaseModel):
-    """The counts since the start of the stream, and the counts of each requested minute."""
+    """The object counts since the start of the stream, and the counts of each requested minute."""
 
     totals: CountedTotals
     minutes: list[CountedMinute]
@@ -51,14 +51,14 @@ class Counted(BaseModel):
 
 @routes.get("/streams/{name}/zones", role="viewer", response_model=Regions)
 async def show(name: str, controller: Wanted) -> Response:
-    """Return the zones and lines of a stream, as in a configuration."""
+    """Return the zones and lines of a stream in the format of the configuration."""
     await known(controller, name)
     return _regions(controller.stream(name))
 
 
 @routes.put("/streams/{name}/zones", role="operator", response_model=Regions)
 async def replace(name: str, wanted: Regions, calls: Changing) -> Response:
-    """Replace the zones and lines of a stream from the next frame on. Unchanged zones and lines continue counting."""
+    """Replace the zones and lines of a stream from the next frame on. Unchanged zones and lines continue to count."""
     return _regions(await calls.update(name, {"zones": wanted.zones, "lines": wanted.lines}))
 
 
@@ -70,7 +70,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.get("/streams/{name}/counts", role="viewer")
 async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
-    """Return the total counts, and the counts per minute since a time within the last day."""
+    """Return the total object counts of a stream, and the counts of each minute since a time within the last day."""
     try:
         start = float(since)
     except ValueError:

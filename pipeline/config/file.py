@@ -196,7 +196,7 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+        raise ConfigError(f"{path}: not valid UTF-8; save the file as UTF-8 text") from None
 
 
 def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
@@ -230,11 +230,11 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
         mark = error.problem_mark or error.context_mark
         where = (mark.line + 1, mark.column + 1) if mark else ()
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise TextError(f"broken YAML: {problem}", *where) from None
+        raise TextError(f"invalid YAML: {problem}", *where) from None
     except RecursionError:
         raise TextError(f"nested more than {MAX_DEPTH} levels deep") from None
     except yaml.YAMLError as error:
-        raise TextError(f"broken YAML: {' '.join(str(error).split())}") from None
+        raise TextError(f"invalid YAML: {' '.join(str(error).split())}") from None
 
 
 def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:

@@ -176,11 +176,11 @@ def test_each_change_is_a_line_of_the_audit(server: Server) -> None:
     [
         ("clients: [{name: a, role: boss, token: x}]", "clients"),
         ("clients: [{name: a, role: anyone, token: x}]", "clients"),  # the role of routes that need no token
-        ("clients: [{name: a, role: admin}]", "needs either a token or a token_file"),
+        ("clients: [{name: a, role: admin}]", "needs either token or token_file"),
         ("clients: [{name: a, role: admin, token: x}, {name: b, role: viewer, token: x}]", "the same token"),
         ("clients: [{name: a, role: admin, token: x, strems: [y]}]", "strems"),
         ("proxy: {addresses: [nonsense], user: X-User}", "address or a network"),
-        ("clients: [", "broken YAML"),
+        ("clients: [", "invalid YAML"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(text: str, message: str, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_rules_as_text_are_read_back_as_they_were() -> None:
         ("- name: a\n  whn: person\n", 2, 3, "unknown key 'whn'; did you mean 'when'?"),
         ("- name: a\n", 1, 3, "when is missing"),
         ("- name: a\n  when: dog\n  cooldwn: 1s\n", 3, 3, "did you mean 'cooldown'?"),
-        ("- name: a\n   when: u", 2, 8, "broken YAML"),
+        ("- name: a\n   when: u", 2, 8, "invalid YAML"),
         ("- name: a\n  when: u\n  when: v", 3, 3, "defined twice, first in line 2"),
         ("a: 3", 1, 1, "should be a list, such as [{name: visitor, "),
     ],

@@ -30,10 +30,10 @@ def test_the_command_line_alone_is_enough() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("source: [\n", ":2:1: broken YAML: while parsing a flow node, expected the node content"),
-        ("source: a\n  b: c: d\n", ":2:4: broken YAML: mapping values are not allowed here"),
-        ("source: a\n\tmodel: b\n", ":2:1: broken YAML"),
-        ("source: a\x07\n", ": broken YAML: unacceptable character"),
+        ("source: [\n", ":2:1: invalid YAML: while parsing a flow node, expected the node content"),
+        ("source: a\n  b: c: d\n", ":2:4: invalid YAML: mapping values are not allowed here"),
+        ("source: a\n\tmodel: b\n", ":2:1: invalid YAML"),
+        ("source: a\x07\n", ": invalid YAML: unacceptable character"),
         ("- a\n", ":1:1: should be a mapping of keys to values, not a list"),
         ("source: a\n\n  \ndetct: [person]\n", ":4:1: unknown key 'detct'; did you mean 'detect'?"),
         ("source: a\nvid-stride: 2\n", ":2:1: unknown key 'vid-stride'; did you mean 'vid_stride'?"),

@@ -87,7 +87,7 @@ def test_only_what_has_changed_is_touched(config: Config) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("streams:", "streams: [", "broken YAML"),
+        ("streams:", "streams: [", "invalid YAML"),
         ("conf:", "confidence:", "unknown key 'confidence'"),
         ("detect: [person]", "detect: [zebra]", "'zebra' is not a class"),
         ("name: hall", "source: nothing.mp4\n  - name: hall", "nothing.mp4"),
