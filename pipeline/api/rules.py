@@ -31,7 +31,7 @@ _BODY = json_body("RuleList", YAML)
 
 
 class RuleShown(BaseModel):
-    """The state of a rule: whether its condition holds, the probability of the answer "yes", and the event in progress."""
+    """The state of a rule: whether its condition holds, the probability of "yes", and the open event."""
 
     name: str
     when: str | None

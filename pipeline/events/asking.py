@@ -1,7 +1,6 @@
-"""Asks a model the questions of rules about crops of frames, without blocking the frames.
+"""Asks a model the questions of rules about image crops. Frame processing is not blocked.
 
-The number of questions in flight is limited, and each question has a deadline. An answer after the deadline is
-ignored.
+The number of questions in flight is limited, and each question has a timeout. An answer after the timeout is ignored.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ _MAX_TOKENS = 24  # for an attribute in free text
 
 
 class AskEngine(Protocol):
-    """The interface of a question-answering engine."""
+    """The interface of an engine that answers questions about images."""
 
     def ask(
         self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float
     ) -> Future[tuple[str, Mapping[str, float]]]:
-        """Submit a question and return at once.
+        """Submit a question about an image without waiting for the answer.
 
         Args:
             image: (height, width, 3) uint8 RGB. It must not change afterwards.
             text: the question.
             choices: the allowed answers; empty for free text.
-            deadline_s: time limit in seconds. When it has passed, the question is cancelled and the future fails.
+            deadline_s: timeout in seconds. After the timeout, the question is cancelled and the future fails.
 
         Returns:
             A future of the answer and the probability of each choice.
@@ -59,11 +58,12 @@ class AskEngine(Protocol):
 class ModelAskEngine:
     """Answers questions with an engine that supports `Query` tasks.
 
-    In the engine, the questions of all streams form one stream. A new question never replaces a waiting one.
+    For scheduling in the engine, the questions of all streams form one stream. A new question never replaces a queued
+    question.
 
     Args:
         engine: the engine. The caller closes it.
-        weight: scheduling weight of all questions together. A camera has a weight of 1 by default.
+        weight: scheduling weight of all questions together. A camera stream has a weight of 1 by default.
     """
 
     def __init__(self, engine: Engine, weight: float = 4.0) -> None:
@@ -73,7 +73,7 @@ class ModelAskEngine:
     def ask(
         self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float
     ) -> Future[tuple[str, Mapping[str, float]]]:
-        """Submit a question as a `Query` task; see `AskEngine.ask`."""
+        """Submit a question as a `Query` task, without waiting for the answer."""
         task = Query(text, max_tokens=_MAX_TOKENS, choices=choices)
         asked = self._engine.submit(image, [task], deadline_s=deadline_s, stream=_STREAM)
         answered: Future[tuple[str, Mapping[str, float]]] = Future()
@@ -99,12 +99,12 @@ class _Asked:
 
 
 class Asker:
-    """Asks the questions of one stream. Not thread-safe.
+    """Asks a model the questions about one stream. Not thread-safe.
 
     Args:
         engine: answers the questions.
-        deadline_s: time limit for an answer, in seconds.
-        wait: whether to block until the answers arrive, as for a file. Otherwise, answers arrive with a later frame.
+        deadline_s: timeout for an answer, in seconds.
+        wait: whether to block until the answers arrive, as for a video file. Otherwise, answers apply to a later frame.
     """
 
     def __init__(self, engine: AskEngine, *, deadline_s: float = 2.0, wait: bool = False) -> None:
@@ -115,7 +115,13 @@ class Asker:
         self._failing = ""
 
     def ask(self, question: Question, scene: Scene, image: NDArray[np.uint8]) -> bool:
-        """Ask a question about the frame of a scene. Return False if too many questions are in flight."""
+        """Ask a question about a frame. Return False if too many questions are in flight.
+
+        Args:
+            question: the question.
+            scene: tracks of the frame, which determine the image crop.
+            image: (height, width, 3) uint8 RGB.
+        """
         if len(self._asked) >= MAX_ASKED and not self._wait:
             return False
         track = None if question.track == FRAME else scene.tracks[question.track]
@@ -129,7 +135,7 @@ class Asker:
         return True
 
     def answers(self) -> list[Answer]:
-        """Return the answers since the last call. A failed question has an answer without text."""
+        """Return the answers that arrived since the last call. The answer to a failed question has no text."""
         done = [one for one in self._asked if self._wait or one.future.done()]
         self._asked = [one for one in self._asked if one not in done]
         return [self._answer(one) for one in done]
@@ -148,7 +154,7 @@ class Asker:
                 "the deadline has passed" if isinstance(error, DeadlineError) else str(error) or type(error).__name__
             )
             if reason != self._failing:
-                log.warning("rule %s: the model did not answer a question: %s", asked.question.rule, reason)
+                log.warning("rule %s: the model failed to answer a question: %s", asked.question.rule, reason)
             self._failing = reason
             return Answer(asked.question, None)
         self._failing = ""
@@ -156,7 +162,7 @@ class Asker:
 
 
 def crop(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Return the part of an image inside a box, plus a margin. The box is in fractions of the image."""
+    """Return the part of an image inside a box, plus a margin. The box is in fractions of the image size."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = box[0] * width, box[1] * height, box[2] * width, box[3] * height
     dx = max(_MARGIN * (x2 - x1), (_LEAST - (x2 - x1)) / 2)

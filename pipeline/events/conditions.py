@@ -6,7 +6,7 @@
     car stationary in yard for 5m              person moving in yard
     parcel appeared in porch                   parcel removed from porch
 
-`GRAMMAR` defines the language, and lark parses it. An error names the column and the words that are expected there.
+`GRAMMAR` defines the language, and the library lark parses it. A syntax error names the column and the expected words.
 """
 
 from __future__ import annotations
@@ -93,20 +93,21 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass(slots=True, frozen=True)
 class Condition:
-    """The condition of a rule.
+    """The condition of a rule, such as "person in door for 10s".
 
     Attributes:
-        kind: `present` and `inside` apply to each track. `crosses` applies to a track, on the frame on which it
-            crosses. `removed` applies to a track, on the frame on which its place has been empty for long enough.
-            `count` and `absent` apply to the whole frame.
-        labels: labels of the objects to consider; empty for all.
-        place: name of the zone, or of the line for `crosses`; None for the whole image.
-        direction: direction of a crossing; None for both.
-        compare, number: operator and number of a `count` condition.
+        kind: kind of condition. `present` and `inside` hold for single tracks. `crosses` holds for a track on the frame
+            on which the track crosses a line. `removed` holds for a track on the frame on which its place has been
+            empty
+            for long enough. `count` and `absent` hold for the whole frame.
+        labels: labels of the objects to consider; empty for all labels.
+        place: name of the zone, or name of the line for `crosses`; None for the whole image.
+        direction: direction of a crossing; None for both directions.
+        compare, number: comparison operator and number of a `count` condition.
         for_s: how long the condition must hold before the event begins, in seconds.
-        between: start and end of the time of day in which the condition may hold. A start after the end spans
-            midnight.
-        place_at: position of the place name in the text.
+        between: start and end of the time of day in which the condition can hold. The period spans midnight if the
+            start is later than the end.
+        place_at: character position of the place name in the text.
         motion: consider only objects that are moving, are stationary or have appeared; None for all objects.
     """
 
@@ -126,7 +127,7 @@ class Condition:
         return _COMPARE[self.compare](count, self.number)
 
     def open_at(self, now: time) -> bool:
-        """Return whether a time of day is within `between`."""
+        """Return whether a time of day is within the period `between`."""
         if self.between is None:
             return True
         begin, end = self.between
@@ -135,10 +136,11 @@ class Condition:
 
 @lru_cache(256)
 def parse(text: str) -> Condition:
-    """Parse a condition.
+    """Parse the condition of a rule.
 
     Raises:
-        PlacedError: if the text is not a condition. The message names the expected words, and `offset` their position.
+        PlacedError: if the text is not a valid condition. The message names the expected words, and `offset` is the
+            character position of the error.
     """
     try:
         tree = _parser().parse(text)
@@ -146,9 +148,9 @@ def parse(text: str) -> Condition:
         raise PlacedError(_explain(error, text), _offset(error, text)) from None
     condition: Condition = _Reader().transform(tree)
     if condition.kind == "crosses" and condition.for_s:
-        raise PlacedError("a crossing is instantaneous: remove 'for'", text.lower().rindex("for"))
+        raise PlacedError("'crosses' cannot have a duration: remove 'for'", text.lower().rindex("for"))
     if condition.between is not None and condition.between[0] == condition.between[1]:
-        raise PlacedError("'between' needs two different times", text.lower().rindex("between"))
+        raise PlacedError("'between' requires two different times of day", text.lower().rindex("between"))
     if condition.kind == "count" and condition.number == 0 and condition.compare in ("<", ">="):
         never = "never" if condition.compare == "<" else "always"
         raise PlacedError(
@@ -163,13 +165,13 @@ def _parser() -> Lark:
 
 
 class _Reader(Transformer[Token, Condition]):
-    """Builds a condition from a parse tree. Each method handles one rule of the grammar."""
+    """Builds a condition from a parse tree. Each method handles one grammar rule."""
 
     def name(self, words: list[Token]) -> Token:
         return Token("NAME", words[0].strip('"'), start_pos=words[0].start_pos)
 
     def labels(self, names: list[Token]) -> tuple[str, ...]:
-        """Return the label names as a tuple. `any` gives an empty tuple."""
+        """Return the label names as a tuple. The word `any` gives an empty tuple."""
         return tuple(str(name) for name in names if name.type == "NAME")
 
     def present(self, found: list) -> Condition:  # type: ignore[type-arg]
@@ -205,7 +207,7 @@ class _Reader(Transformer[Token, Condition]):
         return self.absent([(), *found])
 
     def start(self, found: list) -> Condition:  # type: ignore[type-arg]
-        """Return the condition with the `for` and `between` clauses."""
+        """Build the complete condition, including its `for` and `between` clauses."""
         condition, _, duration, _, begin, _, end = found
         for_s = 0.0 if duration is None else _seconds(duration)
         between = None if begin is None else (time.fromisoformat(_padded(begin)), time.fromisoformat(_padded(end)))
@@ -247,7 +249,7 @@ def _explain(error: UnexpectedInput, text: str) -> str:
 
 
 def _hint(text: str, at: int) -> str:
-    """Return a hint if the text at an offset is a common mistake. Otherwise return an empty string."""
+    """Return a hint if the condition has a common mistake at an offset. Otherwise return an empty string."""
     if text[at : at + 1] == '"':
         return ": the quote is not closed" if text.count('"') % 2 else ""
     if re.match(r"and\b", text[at:], re.IGNORECASE):

@@ -1,9 +1,9 @@
-"""Publishes events to all subscribers, in order.
+"""Publishes the changes of events to all subscribers, in order.
 
-A separate thread calls them, so a slow subscriber never delays frames.
+A separate thread calls the subscribers, so that a slow subscriber never delays frames.
 
-The queue is bounded. Changes that do not fit are dropped and counted. A subscriber that receives the begin of an event
-always receives its end.
+The queue is bounded. If the queue is full, changes are dropped and counted. A subscriber that receives the begin of an
+event always receives the end of the event.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Listener = Callable[[Mapping[str, Any]], None]
 
 
 class ChangeQueue:
-    """A bounded queue of changes that are not published yet, oldest first. Not thread-safe.
+    """A bounded FIFO queue of event changes that are not published yet. Not thread-safe.
 
-    A full queue refuses changes, with two exceptions. It accepts lists of rules, because they set retention times. It
-    accepts the end of an event if it has accepted the begin, so the extra entries are at most one per open event. If
-    the begin of an event was refused, the next accepted update of the event becomes the begin.
+    A full queue rejects changes, with two exceptions. It accepts lists of rules, because they set retention times. It
+    also accepts the end of an event if it accepted the begin. The queue can therefore exceed its limit by one entry per
+    open event. If the begin of an event was rejected, the next accepted update of the event becomes the begin.
 
     Args:
         limit: number of changes at which the queue is full.
@@ -56,9 +56,9 @@ class ChangeQueue:
         return len(self._waiting)
 
     def put(self, item: Change | RuleList | History | threading.Event) -> bool:
-        """Add a change. Return False if the queue refuses it.
+        """Add a change to the queue. Return False if the queue is full.
 
-        A marker, which `flush` waits for, is always accepted.
+        A `threading.Event`, for which `flush` waits, is always accepted.
         """
         full = len(self._waiting) >= self._limit
         if isinstance(item, Change):
@@ -69,7 +69,7 @@ class ChangeQueue:
         return True
 
     def take(self) -> Change | RuleList | History | threading.Event:
-        """Remove and return the oldest change.
+        """Remove the oldest change from the queue and return it.
 
         Raises:
             IndexError: if the queue is empty.
@@ -98,7 +98,7 @@ class ChangeQueue:
 
 
 class EventHub:
-    """Distributes the events of all streams to subscribers. Thread-safe.
+    """Publishes the events of all streams to subscribers. Thread-safe.
 
     Up to 10,000 changes are queued. Further changes are dropped, counted and logged, see `ChangeQueue`.
     """
@@ -116,11 +116,11 @@ class EventHub:
         """Number of changes dropped because the queue was full."""
 
     def add(self, listener: Listener, stream: str | None = None, *, history: bool = False) -> Callable[[], None]:
-        """Subscribe a listener, and return a function that unsubscribes it.
+        """Subscribe a listener to events, and return a function that unsubscribes the listener.
 
         Args:
-            listener: called with every change.
-            stream: name of a stream, to receive only its changes; None for all streams.
+            listener: called with every change of an event.
+            stream: name of a stream, to receive only changes of this stream; None for all streams.
             history: also call the listener with track paths, counts per minute and finished media files.
         """
         entry = listener, stream, history
@@ -134,7 +134,7 @@ class EventHub:
         return remove
 
     def publish(self, change: Change | RuleList | History) -> None:
-        """Queue a change for publication and return at once."""
+        """Queue a change for publication without waiting."""
         with self._changed:
             if self._closed:
                 return
@@ -149,7 +149,7 @@ class EventHub:
                 self._report_lost()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until all changes so far are published. Return False on timeout."""
+        """Wait until all queued changes are published. Return False after a timeout."""
         done = threading.Event()
         with self._changed:
             if self._thread is None or self._closed:
@@ -159,7 +159,7 @@ class EventHub:
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Publish the queued changes and stop. Drop changes that cannot be published within some seconds.
+        """Publish the queued changes and stop. Changes that cannot be published within some seconds are dropped.
 
         A second call does nothing.
         """
@@ -176,7 +176,7 @@ class EventHub:
     def _report_lost(self) -> None:
         now = time.monotonic()
         if self._lost and now - self._logged_at >= _LOG_EVERY_S:
-            log.warning("an output is too slow; dropped changes of events: %d", self._lost)
+            log.warning("an output for events is too slow; dropped event changes: %d", self._lost)
             self._lost, self._logged_at = 0, now
 
     def _work(self) -> None:
@@ -204,7 +204,9 @@ class EventHub:
             except Exception as error:
                 if id(listener) not in self._failing:  # log once until the listener works again
                     log.warning(
-                        "events of %s: %s", record["stream"], " ".join(str(error).split()) or type(error).__name__
+                        "an output for events of stream %s failed: %s",
+                        record["stream"],
+                        " ".join(str(error).split()) or type(error).__name__,
                     )
                 self._failing.add(id(listener))
             else:

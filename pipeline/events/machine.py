@@ -1,7 +1,7 @@
 """Evaluates one rule in one stream as a state machine.
 
-The machine receives scenes, and returns begins, updates and ends of events. It reads no clock, because each scene has
-its times. A rule has at most one open event. The event lists every track that has fulfilled the condition.
+The state machine receives scenes, and returns begins, updates and ends of events. It reads no clock, because each scene
+contains its times. A rule has at most one open event. The event lists every track that has fulfilled the condition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Names = Mapping[str, Collection[str]]
 
 
 class Moment(NamedTuple):
-    """A time on three clocks: stream time in seconds, `Frame.steady_at`, and the capture time that users see."""
+    """A time on three clocks: stream time, `Frame.steady_at` (monotonic), and capture time. All are in seconds."""
 
     seconds: float
     steady_at: float
@@ -52,13 +52,13 @@ class Moment(NamedTuple):
 
 
 class Watch:
-    """Evaluates one condition on each scene of a stream.
+    """Evaluates the condition of a rule on each scene of a stream.
 
     Args:
         condition: the condition.
-        names: the labels that the model uses for each label of the condition.
-        gap_s: maximum time between two frames, in seconds. After a longer gap, the evaluation starts again.
-        confirm: (k, n): ignore a track until it was detected on k of its last n frames.
+        names: the model's labels for each label of the condition.
+        gap_s: maximum time between two frames, in seconds. After a longer gap, the evaluation restarts.
+        confirm: (k, n): ignore a track until it has been detected on k of its last n frames.
     """
 
     def __init__(
@@ -86,8 +86,10 @@ class Watch:
         """Evaluate the condition on the next scene.
 
         Returns:
-            For each track that fulfils the condition, the time since when it does; None if no track fulfils it. For a
-            condition on the whole frame, the counted tracks, and key -1 with the time since when the condition holds.
+            A dict from the ID of each track that fulfils the condition to the time since when it does. None if no track
+            fulfils the condition. For a condition on the whole frame, the dict contains the counted tracks, and the key
+            -1
+            with the time since when the condition holds.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
@@ -120,7 +122,7 @@ class Watch:
     def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
         """Return the tracks of objects that fulfil the condition for the first time, or without interruption.
 
-        So a parked car starts only one event.
+        Thanks to this filter, a parked car starts only one event, even if its track is lost and found again.
         """
         places = {number: rest.place for number in held if (rest := scene.tracks[number].rest) is not None}
         kept = {n: held[n] for n, place in places.items() if place in self._holding or place not in self._told}
@@ -129,7 +131,7 @@ class Watch:
         return kept
 
     def _removed(self, scene: Scene, now: Moment) -> dict[int, Moment] | None:
-        """Return the objects whose places became empty long enough ago on this frame."""
+        """Return the objects that are removed on this frame, because their places have been empty for long enough."""
         due = {}
         for number, (track, empty_s) in scene.empty.items():
             place = self.condition.place
@@ -140,7 +142,7 @@ class Watch:
         return {track.number: now for track in due.values()} if due and self.condition.open_at(scene.clock) else None
 
     def _confirmed_of(self, scene: Scene, tracks: Iterable[Track]) -> Iterable[Track]:
-        """Return the tracks that `confirm` accepts, on this frame or an earlier one."""
+        """Return the confirmed tracks: tracks that have been detected on k of n frames, now or earlier."""
         if self._least == 1:
             return tracks
         fresh = {one.number for one in tracks if (one.looks & self._looks).bit_count() >= self._least}
@@ -148,15 +150,15 @@ class Watch:
         return [track for track in tracks if track.number in self._confirmed]
 
     def _has_place(self, scene: Scene) -> bool:
-        """Return whether the zone or line of the condition exists. A user can remove it at any time.
+        """Return whether the zone or line of the condition exists. Users can remove zones and lines at any time.
 
-        Without the zone, an `absent` condition does not hold.
+        Without its zone, an `absent` condition does not hold.
         """
         place = self.condition.place
         return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
 
     def _concerned(self, scene: Scene) -> Iterable[Track]:
-        """Return the tracks that match the labels, motion and place of the condition."""
+        """Return the tracks that match the labels, the motion and the zone or line of the condition."""
         tracks: Iterable[Track] = scene.tracks.values()
         place, kind = self.condition.place, self.condition.kind
         if self._labels:
@@ -174,7 +176,7 @@ class Watch:
         return tracks
 
     def _moves(self, scene: Scene, track: Track) -> bool:
-        """Return whether a track fulfils the motion of the condition: it moves, is stationary or has appeared."""
+        """Return whether the object of a track moves, is stationary or has appeared, as the condition requires."""
         rest, motion = track.rest, self.condition.motion
         if rest is None:
             return False
@@ -189,7 +191,7 @@ class Watch:
         return 0.0 if scene.seconds <= self.carried_until else self.condition.for_s
 
     def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
-        """Return whether a track has fulfilled the condition for `for` seconds. In a zone, this is the dwell time."""
+        """Return whether a track has fulfilled the condition for its `for` time. In a zone, the dwell time counts."""
         if self.condition.motion == "stationary":
             return True  # its time counts from when it came to its place
         if self.condition.motion == "moving":
@@ -208,10 +210,10 @@ class RuleState:
     Attributes:
         name: name of the rule.
         holds: whether the condition is fulfilled. Answers of the model are not considered.
-        p_yes: the model's probability of yes, for the track that is closest to the expected answer. None if there is
-            no answer about a track that fulfils the condition.
+        p_yes: the model's probability of "yes", for the track that is closest to the expected answer. None if the model
+            has not answered about any track that fulfils the condition.
         event: ID of the open event, or None.
-        since: start of the open event, on the clock of `captured_at`.
+        since: start time of the open event, on the clock of `Frame.captured_at`.
     """
 
     name: str
@@ -222,18 +224,19 @@ class RuleState:
 
 
 class RuleMachine:
-    """Makes the events of one rule in one stream.
+    """Evaluates one rule in one stream, and creates its events.
 
     Args:
         rule: the rule to evaluate.
         stream: name of the stream.
-        names: the labels that the model uses for each label of the rule.
-        gap_s: see `Watch`.
+        names: the model's labels for each label of the rule.
+        gap_s: maximum time between two frames, in seconds. After a longer gap, the evaluation restarts.
         chance: returns random numbers from 0 to 1, used for event IDs.
         resumed: last event of the rule on the previous worker of the stream. An open event continues under the same ID
-            under two conditions: the first frame here follows its last frame within `RESUME_S`, and the condition
-            holds again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its last frame. The
-            cooldown of an ended event continues.
+            under two conditions: the first frame on this worker follows the event's last frame within `RESUME_S`, and
+            the condition holds again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its last
+            frame.
+            The cooldown of an ended event continues.
     """
 
     def __init__(
@@ -271,7 +274,7 @@ class RuleMachine:
 
     @property
     def event(self) -> Event | None:
-        """The open event, or None."""
+        """The open event of the rule, or None."""
         return self._event
 
     @property
@@ -283,7 +286,7 @@ class RuleMachine:
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:
-        """Evaluate the rule on the next scene and return the changes of events."""
+        """Evaluate the rule on the next scene. Return the begins, updates and ends of events."""
         changes: list[Change] = []
         if self._first_s is None:
             self._first_s = scene.seconds
@@ -323,29 +326,32 @@ class RuleMachine:
         return changes
 
     def questions(self, scene: Scene) -> list[Question]:
-        """Return the questions to ask about the last scene. Call `refuse` for each question that cannot be asked."""
+        """Return the questions to ask the model about the last scene.
+
+        Call `refuse` for each question that cannot be asked.
+        """
         return self._questions.due(scene, self._held) if self.rule.asks else []
 
     def refuse(self, question: Question) -> None:
-        """Handle a question that was not asked, because too many are in flight."""
+        """Mark a question as not asked, because too many questions are in flight."""
         self._questions.refuse(question)
 
     def take(self, answer: Answer) -> None:
-        """Handle an answer. It is used from the next step on."""
+        """Store the model's answer to a question. The next `step` uses it."""
         self._questions.take(answer)
 
     def attributes(self, track: int) -> dict[str, str]:
-        """Return the known attributes of a track, by attribute name."""
+        """Return the known attributes of a track: the model's answers, by attribute name."""
         return self._questions.attributes(track)
 
     def end(self) -> list[Change]:
-        """End the open event, because the stream has ended or frames were missing for too long."""
+        """End the open event, because the stream has ended or no frames arrived for too long."""
         return self._stop(self._last_s)
 
     def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """For a `crosses` rule with questions, add earlier crossings to the tracks that hold.
+        """Add earlier line crossings to the tracks that fulfil the condition, for a `crosses` rule with questions.
 
-        A crossing lasts one frame. It is remembered until its questions are answered.
+        A crossing lasts one frame. It is remembered until the model has answered the questions about it.
         """
         if self.rule.condition.kind != "crosses" or not self.rule.asks:
             return held
@@ -442,10 +448,9 @@ class RuleMachine:
 
 
 def _end_time(event: Event) -> float:
-    """Return the end time of an event for users: its start time plus its measured duration.
+    """Return the end time of an event: its start time plus its measured duration.
 
-    Reading the system clock at the end would be wrong if the clock was set during the event, or if the event ends on
-    another worker.
+    The system clock is not used: a user can set it during the event, and another worker can have a different clock.
     """
     lasted = event.frame_at - event.start_at
     if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:
@@ -454,8 +459,8 @@ def _end_time(event: Event) -> float:
 
 
 def _soon_after(event: Event, scene: Scene) -> bool:
-    """Return whether the gap between two workers is short enough for an event to continue.
+    """Return whether the gap after an event's last frame is short enough to continue the event on a new worker.
 
-    For a file, return False.
+    Return False for a video file.
     """
     return scene.capture_clock != "file" and abs(scene.captured_at - event.frame_time) <= RESUME_S

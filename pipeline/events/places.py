@@ -1,6 +1,6 @@
-"""Distinguishes moving from stationary objects, and remembers the places of stationary objects.
+"""Distinguishes moving objects from stationary objects, and remembers the places of stationary objects.
 
-A remembered place exists longer than the track. If an object is lost and later detected at the same place with another
+A place is remembered after the track of its object ends. If an object is detected again at the same place with another
 track ID, it is treated as the same object. The caller passes all times.
 """
 
@@ -28,14 +28,14 @@ _FORGET_S = 86400.0
 
 @dataclass(slots=True, frozen=True)
 class Rest:
-    """The motion state of a track.
+    """The motion state of a tracked object.
 
     Attributes:
-        place: ID of the object's place. The object gets a new ID each time it moves by its own size.
+        place: ID of the object's place. The object gets a new place ID each time it moves by its own size.
         since_s: stream time at which the object arrived at the place, in seconds.
-        moved: whether the object has moved by its own size since it was first seen.
-        known: whether the object was present at the start, or is at a remembered place.
-        at: box of the object on arrival.
+        moved: whether the object has moved by its own size since its first detection.
+        known: whether the object was present when the stream started, or is at a remembered place.
+        at: box of the object on arrival, in fractions of the image size.
     """
 
     place: int
@@ -45,11 +45,19 @@ class Rest:
     at: Rect
 
     def stationary_for(self, seconds: float) -> float:
-        """Return how long the object has been at its place, in seconds."""
+        """Return how long the object has been at its place, in seconds.
+
+        Args:
+            seconds: current stream time, in seconds.
+        """
         return seconds - self.since_s
 
     def moving(self, seconds: float) -> bool:
-        """Return whether the object has moved by its own size within the last `STILL_S` seconds."""
+        """Return whether the object has moved by its own size within the last `STILL_S` seconds.
+
+        Args:
+            seconds: current stream time, in seconds.
+        """
         return self.moved and seconds - self.since_s < STILL_S
 
 
@@ -60,7 +68,7 @@ class Place:
     Attributes:
         track: track ID of the object.
         label: label of the object.
-        box: last box of the object.
+        box: last box of the object, in fractions of the image size.
         since_s: stream time at which the object arrived, in seconds.
         empty_s: how long the place has been visible without the object, in seconds.
         left: whether the object was seen to move away.
@@ -75,13 +83,13 @@ class Place:
 
 
 class Places:
-    """Tracks the objects of one stream and their places. It remembers up to `MAX_PLACES` places, each for a day."""
+    """Remembers the places of the objects in one stream: up to `MAX_PLACES` places, each for a day."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Delete all objects and places, for example when a looped file restarts."""
+        """Delete all objects and places, for example when a looped video file restarts."""
         self._rests: dict[int, Rest] = {}
         self._places: dict[int, Place] = {}
         self._ids = itertools.count(1)
@@ -94,10 +102,10 @@ class Places:
         return self._places
 
     def update(self, seconds: float, seen: Mapping[int, tuple[str, Rect]], alive: Mapping[int, object]) -> None:
-        """Update the places with the objects of one frame.
+        """Update the places with the objects that were detected on one frame.
 
         Args:
-            seconds: stream time of the frame.
+            seconds: stream time of the frame, in seconds.
             seen: label and box of each track that was detected on the frame, by track ID.
             alive: IDs of all current tracks, including tracks that were not detected on this frame.
         """
@@ -137,13 +145,13 @@ class Places:
                 place.empty_s += passed
 
     def of(self, track: int) -> Rest | None:
-        """Return the motion state of a track. Return None if the track was never seen."""
+        """Return the motion state of a track. Return None for an unknown track ID."""
         return self._rests.get(track)
 
     def _recognized(self, label: str, box: Rect, alive: Mapping[int, object]) -> Rest | None:
-        """Return the motion state of a lost object with this label at this box, for a new track.
+        """Return the motion state for a new track, if a lost object with the same label was at this box.
 
-        Return None without a match.
+        Otherwise return None.
         """
         for number, place in self._places.items():
             lost = place.track not in alive and not place.left and place.label == label
@@ -161,7 +169,7 @@ class Places:
 
 
 def has_moved(old: Rect, new: Rect) -> bool:
-    """Return whether the centre of a box has moved by the box's width horizontally, or by its height vertically."""
+    """Return whether the centre of a box has moved by the box's width in x, or by its height in y."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1

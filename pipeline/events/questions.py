@@ -1,8 +1,7 @@
-"""Decides which questions of a rule to ask about its tracks, and evaluates the answers.
+"""Decides which questions of a rule to ask the model about its tracks, and evaluates the answers.
 
-It handles verification, hysteresis and attributes, and remembers the answers for each track. It is a pure state
-machine:
-it receives scenes and answers, and returns questions.
+The module handles verification, hysteresis and attributes, and stores the answers for each track. It is a pure state
+machine: it receives scenes and answers, and returns questions.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ Kind = Literal["verify", "ask", "attribute"]
 
 @dataclass(slots=True, frozen=True)
 class Question:
-    """A question about a track or the whole frame.
+    """A question to the model about a track or the whole frame.
 
     Attributes:
         rule: name of the rule.
-        kind: purpose of the question.
-        name: name of the attribute; empty for other kinds.
+        kind: purpose of the question: `verify`, `ask` or `attribute`.
+        name: name of the attribute; empty for the other kinds of question.
         track: track ID, or `FRAME` for the whole frame.
         text: text of the question.
         choices: the allowed answers; empty for free text.
@@ -57,7 +56,7 @@ class Answer:
 
     Attributes:
         question: the question.
-        text: the answer; None if the question failed or the deadline passed.
+        text: text of the answer; None if the question failed or timed out.
         probabilities: probability of each choice; empty for free text.
     """
 
@@ -68,7 +67,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _State:
-    """The state of one question about one track: when it was asked, how large the track was then, and the answer."""
+    """The state of one question about one track: the time it was last asked, the object's size then, and the answer."""
 
     pending: bool = False
     asked_s: float = float("-inf")
@@ -81,10 +80,10 @@ class _State:
 
 
 class Questions:
-    """The questions of one rule in one stream.
+    """Stores the questions of one rule in one stream, with the model's answers.
 
     Args:
-        rule: the rule.
+        rule: settings of the rule.
     """
 
     def __init__(self, rule: RuleSettings) -> None:
@@ -92,7 +91,12 @@ class Questions:
         self._states: dict[tuple[Kind, str, int], _State] = {}
 
     def due(self, scene: Scene, candidates: Collection[int]) -> list[Question]:
-        """Return the questions to ask now about the tracks that fulfil the condition, and mark them as asked."""
+        """Return the questions to ask now about tracks that fulfil the condition. The questions are marked as asked.
+
+        Args:
+            scene: tracks of the current frame.
+            candidates: IDs of the tracks that fulfil the condition.
+        """
         rule, questions = self._rule, list[Question]()
         self._forget(scene, candidates)
         tracks = [number for number in candidates if number != FRAME] or ([FRAME] if candidates else [])
@@ -116,7 +120,7 @@ class Questions:
         return questions
 
     def take(self, answer: Answer) -> None:
-        """Handle an answer. An answer about an ended track is ignored."""
+        """Store the model's answer to a question. An answer about an ended track is ignored."""
         question = answer.question
         state = self._states.get((question.kind, question.name, question.track))
         if state is None:
@@ -138,13 +142,20 @@ class Questions:
             state.on = False
 
     def refuse(self, question: Question) -> None:
-        """Mark a question as not asked, because too many are in flight. The next frame asks it again."""
+        """Mark a question as not asked, because too many questions are in flight.
+
+        It is asked again for the next frame.
+        """
         state = self._states.get((question.kind, question.name, question.track))
         if state is not None:
             state.pending, state.asked_s = False, float("-inf")
 
     def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
-        """Return the tracks that fulfil the condition and for which every answer is as expected."""
+        """Return the tracks for which the model gave every expected answer.
+
+        Args:
+            held: IDs of the tracks that fulfil the condition, and since when they do.
+        """
         rule = self._rule
         if not (rule.ask or rule.verify):
             return dict(held)
@@ -157,7 +168,7 @@ class Questions:
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
     def may_agree(self, track: int, there: bool) -> bool:
-        """Return whether all answers about a track are as expected, or can still become so.
+        """Return whether the model gave, or can still give, every expected answer about a track.
 
         Args:
             track: track ID.
@@ -171,7 +182,7 @@ class Questions:
         return there and (asked.text is None or asked.failed)
 
     def lacks(self, track: int, there: bool) -> bool:
-        """Return whether an attribute of a track is missing and can still be answered.
+        """Return whether an attribute of a track is unknown, and the model can still be asked for it.
 
         Args:
             track: track ID.
@@ -181,7 +192,7 @@ class Questions:
         return any(state.pending or (there and state.text is None and not state.failed) for state in states)
 
     def p_yes(self, tracks: Collection[int]) -> float | None:
-        """Return the probability of yes to `ask`, for the track that is closest to the expected answer."""
+        """Return the probability of "yes" to the `ask` question, for the track closest to the expected answer."""
         numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
         known = [p for number in numbers if (p := self._state("ask", "", number).p_yes) is not None]
         if not known:
@@ -189,7 +200,7 @@ class Questions:
         return max(known) if self._rule.expect == YES else min(known)
 
     def answers(self, tracks: Collection[int]) -> dict[str, str]:
-        """Return the newest answer to each question, about one of the tracks or the whole frame, by question text."""
+        """Return the newest answer to each question about the tracks or the whole frame, by question text."""
         found = {}
         for kind, text in (("verify", self._rule.verify), ("ask", self._rule.ask)):
             for number in (FRAME, *tracks):
@@ -199,7 +210,7 @@ class Questions:
         return found
 
     def attributes(self, track: int) -> dict[str, str]:
-        """Return the known attributes of a track, by attribute name."""
+        """Return the known attributes of a track: the model's answers, by attribute name."""
         states = {name: self._states.get(("attribute", name, track)) for name in self._rule.attributes}
         return {name: state.text for name, state in states.items() if state is not None and state.text is not None}
 
@@ -232,14 +243,11 @@ class Questions:
         return self._states.get((kind, name, number)) or _State()
 
     def _subject(self, track: int) -> int:
-        """Return what the `ask` question of a track is about: the track ID, or `FRAME`."""
+        """Return the subject of the `ask` question: the track ID, or `FRAME` for the whole frame."""
         return FRAME if self._rule.scope == "frame" else track
 
     def _forget(self, scene: Scene, candidates: Collection[int]) -> None:
-        """Delete answers about ended tracks.
-
-        Also delete old `ask` answers about tracks that do not fulfil the condition.
-        """
+        """Delete answers about ended tracks, and old `ask` answers about tracks that do not fulfil the condition."""
         wanted = {*candidates, FRAME} if candidates else set()
         for key, state in list(self._states.items()):
             kind, _, number = key

@@ -1,4 +1,4 @@
-"""Defines the event, and the JSON record that files, WebSocket, MQTT, webhooks and the store share."""
+"""Defines the event, and its JSON record. Files, WebSocket, MQTT, webhooks and the event store use the same record."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STILL = 0.02  # in image sizes per second; a slower object is stationary
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """An event of a rule.
+    """An event: a period in which the condition of a rule holds.
 
     Attributes:
-        id: ID in Frigate's format: start time and six random letters or digits.
+        id: event ID in Frigate's format: start time and six random letters or digits.
         rule: name of the rule.
         stream: name of the stream.
         label: label of the best object; if there is no object, the label of the rule.
@@ -32,17 +32,17 @@ class Event:
         zones: zones that contain these tracks now.
         entered_zones: zones that these tracks have entered.
         since: time since when the condition holds, in seconds on the capture clock.
-        start_time: time at which the event began. The condition had held for `for` seconds then.
+        start_time: time at which the event began, after the condition had held for `for` seconds.
         end_time: time at which the condition last held; None while the event is open.
         frame_time: time of the newest frame that shows the event.
         capture_clock: `rtcp` or `arrival` (Unix time), or `file` (seconds from the start of the file).
-        score: current score of the best object.
+        score: current score of the best object, from 0 to 1.
         top_score: highest score so far.
-        box: box of the best object as x1, y1, x2, y2 in fractions of the image, or None.
+        box: box of the best object as x1, y1, x2, y2 in fractions of the image size, or None.
         width, height: size of the image, in pixels.
         speed: speed of the best object, in image sizes per second.
         count: number of objects that fulfil the condition now.
-        p_yes: the model's probability of yes to the rule's question; None if there is no answer.
+        p_yes: the model's probability of "yes" to the rule's question; None if the model has not answered.
         answers: the model's answers, by question text.
         attributes: attributes by name, from the newest track that has an answer.
         snapshot, clip: HTTP paths of the media files, or None.
@@ -82,7 +82,7 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A begin, an update or an end of an event."""
+    """A change of an event: its begin, an update or its end."""
 
     kind: Kind
     event: Event
@@ -90,7 +90,7 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class RuleList:
-    """The current rules of a stream, and the retention in seconds of each rule that sets one."""
+    """The current rules of a stream. For each rule that sets a retention time, it has this time in seconds."""
 
     stream: str
     rules: tuple[str, ...]
@@ -99,7 +99,7 @@ class RuleList:
 
 @dataclass(slots=True, frozen=True)
 class TrackPath:
-    """The path of an ended track: time, x and y of each point. x and y are fractions of the image."""
+    """The path of an ended track: points of time, x and y. x and y are fractions of the image size."""
 
     stream: str
     number: int
@@ -112,7 +112,7 @@ class TrackPath:
 
 @dataclass(slots=True, frozen=True)
 class MinuteCounts:
-    """The counts of a stream in one minute, as JSON values."""
+    """The object counts of a stream in one minute, as JSON values."""
 
     stream: str
     start: int
@@ -121,7 +121,7 @@ class MinuteCounts:
 
 @dataclass(slots=True, frozen=True)
 class MediaDone:
-    """Says that a media file of an event, `clip` or `snapshot`, is complete. If `path` is None, writing it failed."""
+    """Reports that a media file of an event is complete, or that writing the file failed (`path` is None)."""
 
     stream: str
     event: str
@@ -131,7 +131,7 @@ class MediaDone:
 
 @dataclass(slots=True, frozen=True)
 class EventLook:
-    """The appearance of an event's object, as float16 values; see `Engine.look`."""
+    """The appearance descriptor (embedding) of an event's object, as float16 values; see `Engine.look`."""
 
     stream: str
     event: str
@@ -143,18 +143,18 @@ _HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media", Even
 
 
 def make_history_record(part: History) -> dict[str, Any]:
-    """Return the record of a history item, ready for JSON."""
+    """Convert a track path, minute counts or another history item to a JSON record."""
     return {"type": _HISTORY[type(part)], **asdict(part)}
 
 
 def new_id(start_time: float, chance: Callable[[], float] = random.random) -> str:
-    """Return a new event ID that contains the start time."""
+    """Return a new event ID, which contains the start time."""
     letters = "".join(_LETTERS[int(chance() * len(_LETTERS)) % len(_LETTERS)] for _ in range(6))
     return f"{start_time:.6f}-{letters}"
 
 
 def read_event(record: Mapping[str, Any]) -> Event:
-    """Return the event in a record that `make_event_record` made.
+    """Convert a record from `make_event_record` to an event.
 
     Raises:
         KeyError, TypeError: if the record has another format.
@@ -165,7 +165,10 @@ def read_event(record: Mapping[str, Any]) -> Event:
 
 
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:
-    """Return the record of a change, ready for JSON. It has boxes in pixels and in fractions of the image."""
+    """Convert a change of an event to a JSON record.
+
+    The record has boxes in pixels and in fractions of the image size.
+    """
     if isinstance(change, RuleList):
         listed = {"rules": list(change.rules), "keep_s": dict(change.keep_s)}
         return {"schema": SCHEMA, "type": "rules", "stream": change.stream, **listed}

@@ -1,4 +1,4 @@
-"""A scene is the input of rules: the tracks, zones and lines of one frame."""
+"""Builds scenes, which are the input of rules. A scene contains the tracks, zones and lines of one frame."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _POINT = 0.05  # half the side of the box around a point, as a fraction of the i
 
 @dataclass(slots=True, frozen=True)
 class Track:
-    """A tracked object, as it was on the last frame on which it was detected.
+    """A tracked object at its last detection.
 
     Attributes:
         number: track ID.
         label: label of the object.
-        score: score, 0 to 1.
-        box: x1, y1, x2, y2 in fractions of the image.
+        score: detection score, from 0 to 1.
+        box: x1, y1, x2, y2 in fractions of the image size.
         zones: zones that contain the object.
         speed: speed in image sizes per second.
         first_s: stream time of the first detection, in seconds.
         seen_s: stream time of the last detection, in seconds.
-        looks: bit mask of the last 64 frames; a bit is set if the track was detected on the frame. The lowest bit is
+        looks: bit mask of the last 64 frames. A bit is set if the track was detected on the frame. The lowest bit is
             the newest frame.
         rest: motion state of the object; None if unknown.
     """
@@ -62,7 +62,7 @@ class Track:
 
     @property
     def area(self) -> float:
-        """The area of the box, as a fraction of the image."""
+        """The area of the box, as a fraction of the image area."""
         return (self.box[2] - self.box[0]) * (self.box[3] - self.box[1])
 
 
@@ -75,12 +75,12 @@ class Scene:
         captured_at, capture_clock, width, height: see `Frame`.
         clock: local time of day.
         steady_at: capture time on a monotonic clock, in seconds.
-        tracks: tracks by track ID: those detected on this frame, and missed tracks that may still return.
+        tracks: tracks by track ID: tracks that were detected on this frame, and lost tracks that can still return.
         zones: for each zone name, the dwell time in seconds of each track inside.
         crossed: for each line name, the direction of each track that crossed the line on this frame, `forward` or
             `backward`.
         sharpness: function that measures the sharpness of a track's image.
-        empty: for each place ID whose object is missing now: the object as last seen, and for how many seconds the
+        empty: for each place ID with a missing object: the object at its last detection, and for how many seconds the
             place has been visible without the object.
     """
 
@@ -103,11 +103,11 @@ class Scene:
 
 
 class SceneReader:
-    """Builds the scenes of one stream, in stream order.
+    """Builds a scene from each frame of one stream and its result. Frames must be passed in order.
 
     Args:
-        file_began: Unix time at which a file starts. The time of day is derived from it. Frames of live streams have
-            their own time.
+        file_began: Unix time at which a video file starts. The time of day is derived from it. Frames of live streams
+            have their own time.
     """
 
     def __init__(self, file_began: float) -> None:
@@ -120,7 +120,7 @@ class SceneReader:
         self._last_s = 0.0
 
     def read(self, frame: Frame, result: Result) -> Scene:
-        """Return the scene of the next frame."""
+        """Return the scene of the next frame and its result."""
         seconds = time_of(frame)
         if seconds < self._last_s:  # the clock restarted, for example because a file loops
             for track in list(self._tracks.values()):
@@ -175,12 +175,12 @@ class SceneReader:
         return ended
 
     def end(self, stream: str) -> None:
-        """End all tracks, because no more frames follow."""
+        """End all tracks at the end of the stream."""
         for track in list(self._tracks.values()):
             self._drop(track, stream)
 
     def _rest(self, seconds: float) -> None:
-        """Set the motion state of each track."""
+        """Update the motion state of each track."""
         seen = {track.number: (track.label, track.box) for track in self._tracks.values() if track.seen_s == seconds}
         self._places.update(seconds, seen, self._tracks)
         places = self._places.places
@@ -201,7 +201,7 @@ class SceneReader:
 
 
 def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> float:
-    """Return the sharpness of an image region, 0 to 1: the variance of the Laplacian, divided by the brightness."""
+    """Return the sharpness of an image region, from 0 to 1: the Laplacian's variance, divided by the brightness."""
     height, width = image.shape[:2]
     x1, y1 = int(box[0] * width), int(box[1] * height)
     crop = image[y1 : max(y1 + 2, round(box[3] * height)), x1 : max(x1 + 2, round(box[2] * width))]
@@ -219,7 +219,7 @@ def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float
 
 
 class _Path:
-    """The path of a track. It has a point every half second. After 256 points, the interval doubles."""
+    """The path of a track, with one point every half second. Every 256 points, the interval between points doubles."""
 
     def __init__(self, first_time: float) -> None:
         self.first_time = self.last_time = first_time

@@ -1,4 +1,4 @@
-"""The settings of rules."""
+"""The settings of rules, questions and the event store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_RULES = 64
 
 
 class Threshold(NullIsUnset):
-    """The hysteresis of an answer. A probability between the two thresholds does not change the state."""
+    """The hysteresis of an answer: a probability between the two thresholds does not change the state."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,7 +40,7 @@ class Threshold(NullIsUnset):
 
 
 class AttributeSettings(NullIsUnset):
-    """A question asked once about each track."""
+    """A question that the model is asked once about each track."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,7 +51,7 @@ class AttributeSettings(NullIsUnset):
     @classmethod
     def _a_choice(cls, value: list[str]) -> list[str]:
         if len(value) == 1:
-            raise ValueError("should be two or more choices, or none for free text")
+            raise ValueError("should be empty for free text, or a list of two or more choices")
         return value
 
 
@@ -69,7 +69,7 @@ def _question(value: object) -> object:
 
 
 def _named_keys(value: object) -> object:
-    """Rename the keys True and False to `on` and `off`, because YAML parses these words as booleans."""
+    """Rename the keys True and False to `on` and `off`, because YAML parses `on` and `off` as booleans."""
     if isinstance(value, Mapping):
         return {
             {True: "on", False: "off"}.get(key, key) if isinstance(key, bool) else key: v for key, v in value.items()
@@ -81,7 +81,7 @@ Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
 class RuleSettings(NullIsUnset):
-    """The settings of one rule. They define when an event begins and how long it lasts."""
+    """The settings of one rule: when an event begins, and when it ends."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -136,7 +136,7 @@ class RuleSettings(NullIsUnset):
     @classmethod
     def _of_a_question(cls, value: Any, info: Any) -> Any:
         if info.data.get("ask", "") is None and value != cls.model_fields[info.field_name].default:
-            raise ValueError("needs a rule with ask")
+            raise ValueError("requires the key ask in the same rule")
         return value
 
     @field_validator("attributes")
@@ -163,12 +163,12 @@ class RuleSettings(NullIsUnset):
 
     @property
     def condition(self) -> Condition:
-        """The condition that `when` describes."""
+        """The parsed condition of the key `when`."""
         return parse(self.when)
 
 
 def _named(value: object) -> object:
-    """Parse texts such as `name=condition` from the command line."""
+    """Parse rules from the command line, given as texts such as `name=condition`."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):
@@ -193,7 +193,7 @@ Rules = Annotated[list[RuleSettings], BeforeValidator(_named), Field(max_length=
 
 
 class EventSettings(NullIsUnset):
-    """The event settings of a stream, as in a configuration file or the HTTP API."""
+    """The event settings of one stream, in the configuration file or the HTTP API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -241,7 +241,7 @@ class EventSettings(NullIsUnset):
 
 
 def check_places(rules: list[RuleSettings], regions: Regions) -> None:
-    """Check that every zone and line that a rule names exists.
+    """Check that every zone and line in the rules exists.
 
     Raises:
         PlacedError: if a zone or line is missing.
@@ -266,7 +266,7 @@ def _model(value: object) -> object:
 
 
 class AskSettings(NullIsUnset):
-    """The settings of a separate model for questions."""
+    """The settings of a separate model that answers questions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""The stage of a stream that evaluates the rules and publishes events. Results pass through the stage unchanged.
+"""The stage of a stream that evaluates its rules and publishes events.
 
 Any thread can change the rules while the stream runs.
 """
@@ -40,7 +40,7 @@ Publish = Callable[[Change | RuleList | History], None]
 
 @dataclass(slots=True, frozen=True)
 class Attributes:
-    """The attributes of a track: the model's answers, by attribute name. They are added to the result."""
+    """The attributes of a track: the model's answers, by attribute name. The stage adds them to the result."""
 
     key: ClassVar[str] = "attributes"
     track_id: int
@@ -52,22 +52,22 @@ class Attributes:
 
 
 class EventStage:
-    """Evaluates the rules of one stream. It must run after the analytics stage.
+    """Evaluates the rules of one stream. This stage must run after the analytics stage.
 
     Args:
         rules: the rules to evaluate.
         publish: called with every change of an event, in the thread of the stream.
-        names: returns the labels that the model uses for a label of a rule.
-        asker: asks the model the questions of rules. If None, rules with questions make no events.
-        file_began: Unix time at which a file starts, used for `between`; default: now.
+        names: returns the model's labels for a label of a rule.
+        asker: asks the model the questions of rules. If None, rules with questions create no events.
+        file_began: Unix time at which a video file starts, used for `between`; default: now.
         flush: called after the last change of the stream.
-        gap_s: see `RuleMachine`. It must be longer than the longest pause between frames that a gate causes.
-        recorder: records clips and snapshots of the events; None disables them.
+        gap_s: see `RuleMachine`. It must be longer than the longest pause that a motion gate causes between frames.
+        recorder: records clips and snapshots of the events; None disables recording.
         minutes: returns the counts of the minutes that ended since the last call. Called with True, it also returns
-            the current minute. If it is set, the stage also publishes track paths, and counts per minute of live
+            the current minute. If `minutes` is set, the stage also publishes track paths, and counts per minute of live
             streams.
-        look: describes the appearance of an object, see `Engine.look`. If it is set, the stage publishes the
-            appearance of the object of each new event.
+        look: returns the appearance descriptor of an object, see `Engine.look`. If `look` is set, the stage publishes
+            the descriptor of the object of each new event.
     """
 
     def __init__(
@@ -107,19 +107,23 @@ class EventStage:
         """The open events that `close` has left for `resume`."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue the last event of each rule, which began on another worker. Call this before the first frame."""
+        """Continue events that began on another worker. Call this before the first frame.
+
+        Args:
+            events: last event of each rule.
+        """
         self._resumed = {event.rule: event for event in events}
 
     def configure(self, settings: EventSettings) -> None:
-        """Replace the rules from the next frame on. Events of unchanged rules continue. All other events end.
+        """Replace the rules from the next frame on. Thread-safe.
 
-        Thread-safe.
+        Events of unchanged rules continue. All other events end.
         """
         self._rules = tuple(settings.rules)
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of open events, and the bytes of video that are buffered for clips."""
+        """The number of open events, and the size in bytes of the video that is buffered for clips."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 
@@ -130,7 +134,7 @@ class EventStage:
 
     @property
     def states(self) -> list[RuleState]:
-        """The state of each rule on the newest frame. Thread-safe."""
+        """The state of each rule after the newest frame. Thread-safe."""
         return [machine.state for machine in self._machines.values()]
 
     @property
@@ -140,7 +144,7 @@ class EventStage:
         return {event.id: event.frame_time for event in going if event is not None and event.end_time is None}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Evaluate every rule on the frame. Return the result, with the attributes of its tracks."""
+        """Evaluate every rule on a frame. Return the result with the attributes of its tracks."""
         rules = self._rules
         if not rules and not self._machines and not self._resumed and self._minutes is None:
             return result
@@ -179,7 +183,7 @@ class EventStage:
         return result
 
     def close(self) -> None:
-        """End the open events, unless the stream moves to another worker."""
+        """End the open events. If the stream moves to another worker, the events stay open."""
         if self.moves:
             self.left = self._going()
         else:
@@ -198,7 +202,7 @@ class EventStage:
             self._flush()
 
     def _going(self) -> list[Event]:
-        """Return the last event of each rule, in the form in which it was published."""
+        """Return the last event of each rule, as it was published."""
         found = [*self._resumed.values(), *(one.event for one in self._machines.values() if one.event is not None)]
         return [read_event(make_event_record(Change("update", self._with_media(event)))) for event in found]
 
@@ -244,7 +248,11 @@ class EventStage:
         return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)
 
     def _tell_history(self, last: bool = False) -> None:
-        """Publish the ended tracks and the counts of ended minutes."""
+        """Publish the paths of ended tracks, and the counts of ended minutes.
+
+        Args:
+            last: whether this is the last call, which also publishes the current minute.
+        """
         for path in self._reader.take_ended():
             self._publish(path)
         if self._minutes is not None and self._live:
@@ -273,5 +281,5 @@ class EventStage:
 
 
 def event_stage(stages: Iterable[object]) -> EventStage | None:
-    """Return the `EventStage` among the stages of a stream. Return None if there is none."""
+    """Return the `EventStage` of a stream, or None if the stream has no such stage."""
     return next((stage for stage in stages if isinstance(stage, EventStage)), None)

@@ -1,8 +1,9 @@
-"""Holds back finds that look and lie like a false alarm.
+"""Suppresses detections that are similar to a false alarm.
 
-A user marks an event as a false alarm. The verdict keeps the place, the score and the appearance of its object. A later
-find is held back if it lies in the same place, looks alike, and its score is not clearly higher. An operator can remove
-the verdict. Without a model that describes the appearance, only the place and size are compared.
+A user marks an event as a false alarm. The mark stores the position, the score and the appearance of the event's
+object. A later detection is suppressed if it has a similar position and appearance, and its score is not clearly
+higher. An operator can remove the mark. Without a model that describes the appearance, only position and size are
+compared.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ Look = Callable[[NDArray[np.uint8], Rect], NDArray[np.float32]]
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """The verdict that an event is a false alarm.
+    """An event that a user marked as a false alarm.
 
     Attributes:
         event: ID of the event.
-        stream, label: those of the event.
-        score: highest score of the event.
-        box: box of the event's object, as fractions of the image.
-        look: description of its appearance, as float16 values. None if the model has none.
+        stream, label: stream and label of the event.
+        score: highest score of the event, from 0 to 1.
+        box: box of the event's object, in fractions of the image size.
+        look: appearance descriptor of the object, as float16 values. None if the model computes none.
     """
 
     event: str
@@ -58,11 +59,14 @@ class Verdict:
     look: bytes | None = None
 
     def lies_like(self, box: Box) -> bool:
-        """Return whether a find has the same label and lies in the same place, with a similar size."""
+        """Return whether a detection has the label, the position and the size of the false alarm."""
         return box.label == self.label and overlap(self.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
 
     def looks_like(self, look: NDArray[np.float32] | None) -> bool:
-        """Return whether an object looks like the false alarm. If one of them has no description, it does."""
+        """Return whether an object looks like the false alarm.
+
+        Also return True if an appearance descriptor is missing.
+        """
         if self.look is None or look is None:
             return True
         own = np.frombuffer(self.look, np.float16).astype(np.float32)
@@ -70,16 +74,16 @@ class Verdict:
 
     @property
     def needed(self) -> float:
-        """The score above which a similar find passes."""
+        """The score above which a similar detection is not suppressed."""
         return 1 - CLEARLY * (1 - self.score)
 
 
 class VerdictStage:
-    """Removes finds that look and lie like a false alarm. It must run before the analytics stage.
+    """Suppresses detections that are similar to a false alarm. This stage must run before the analytics stage.
 
     Args:
-        look: describes the appearance of an object; None compares only place and size.
-        verdicts: the verdicts of the stream.
+        look: returns the appearance descriptor of an object. None compares only position and size.
+        verdicts: the false alarms of the stream.
     """
 
     def __init__(self, look: Look | None = None, verdicts: Iterable[Verdict] = ()) -> None:
@@ -88,16 +92,16 @@ class VerdictStage:
         self._held: Counter[str] = Counter()
 
     def configure(self, verdicts: Sequence[Verdict]) -> None:
-        """Replace the verdicts from the next frame on. Thread-safe."""
+        """Replace the false alarms from the next frame on. Thread-safe."""
         self._verdicts = tuple(verdicts)
 
     @property
     def held_back(self) -> dict[str, int]:
-        """The number of finds that were held back, by event. A find counts once per frame."""
+        """The number of suppressed detections, by the ID of the false alarm. An object counts once per frame."""
         return dict(self._held)
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result without the finds that are held back."""
+        """Return the result without the detections that are similar to a false alarm."""
         verdicts = self._verdicts
         if not verdicts:
             return result
@@ -120,5 +124,5 @@ class VerdictStage:
 
 
 def verdict_stage(stages: Iterable[object]) -> VerdictStage | None:
-    """Return the `VerdictStage` among the stages of a stream. Return None if there is none."""
+    """Return the `VerdictStage` of a stream, or None if the stream has no such stage."""
     return next((stage for stage in stages if isinstance(stage, VerdictStage)), None)

@@ -153,8 +153,14 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         ("rules: [{name: a}]\n", ":1:9: when is missing"),
         ("rules: [{name: a, when: person, wen: 1}]\n", ":1:33: unknown key 'wen'"),
         ("rules: [{name: a, when: person, cooldown: long}]\n", ":1:33: rules[0].cooldown: should be a valid number"),
-        ("rules: [{name: a, when: dog, expect: no}]\n", ":1:30: rules[0].expect: needs a rule with ask"),
-        ("rules: [{name: a, when: dog, scope: frame}]\n", ":1:30: rules[0].scope: needs a rule with ask"),
+        (
+            "rules: [{name: a, when: dog, expect: no}]\n",
+            ":1:30: rules[0].expect: requires the key ask in the same rule",
+        ),
+        (
+            "rules: [{name: a, when: dog, scope: frame}]\n",
+            ":1:30: rules[0].scope: requires the key ask in the same rule",
+        ),
         (
             "rules: [{name: a, when: absent, attributes: {hat: Is there a hat}}]\n",
             ":1:33: rules[0].attributes: cannot be used with absent",

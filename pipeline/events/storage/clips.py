@@ -1,6 +1,6 @@
-"""Makes clips of events from encoded packets, either of a live stream's packet ring or of a file.
+"""Writes video clips of events from encoded packets. The packets come from a live stream's ring buffer or from a file.
 
-A clip starts at the last key frame before the requested start. Codecs that browsers can play from MP4 are copied.
+A clip starts at the last keyframe before the requested start. Codecs that browsers can play from MP4 are copied.
 Other codecs, such as a camera's MJPEG or a browser's VP8, are transcoded to H.264.
 """
 
@@ -47,22 +47,22 @@ _ROUNDING_S = 0.002  # the reports of two streams differ by that much for the sa
 
 @dataclass(slots=True, frozen=True)
 class Moment:
-    """A time, on two clocks.
+    """A time on two clocks.
 
     Attributes:
-        steady: seconds on the clock of `Frame.steady_at` and `CodedPacket.arrived_at`.
-        captured: Unix time by the camera's RTCP reports; None if unknown, or if the first clock is exact.
+        steady: seconds on the monotonic clock of `Frame.steady_at` and `CodedPacket.arrived_at`.
+        captured: Unix time from the camera's RTCP reports; None if unknown, or if `steady` is exact.
     """
 
     steady: float
     captured: float | None = None
 
     def later(self, seconds: float) -> Moment:
-        """Return the time some seconds later, or earlier if negative."""
+        """Return the time that is a number of seconds later, or earlier if the number is negative."""
         return Moment(self.steady + seconds, None if self.captured is None else self.captured + seconds)
 
     def until(self, packet: CodedPacket) -> float:
-        """Return the seconds from this time to a packet, by capture times if both are known and plausible."""
+        """Return the seconds from this time to a packet. Capture times are used if both are known and plausible."""
         passed = packet.arrived_at - self.steady
         if self.captured is None or packet.captured_at is None:
             return passed
@@ -73,11 +73,11 @@ class Moment:
 class PacketRing:
     """A ring buffer of the newest packets of one live stream. Thread-safe.
 
-    It contains the packets of the last `keep_s` seconds and starts at a key frame. A hold keeps older packets, too,
-    until it is released. `keep_s` and holds refer to `CodedPacket.arrived_at`, on a monotonic clock.
+    The buffer contains the packets of the last `keep_s` seconds and starts at a keyframe. A hold also retains older
+    packets until the hold is released. `keep_s` and holds refer to `CodedPacket.arrived_at`, on a monotonic clock.
 
     Args:
-        keep_s: how long packets are kept without a hold, in seconds.
+        keep_s: how long packets are retained without a hold, in seconds.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -90,9 +90,9 @@ class PacketRing:
         self._held: dict[str, float] = {}
 
     def add(self, packet: CodedPacket) -> None:
-        """Add the next packet.
+        """Add the next packet to the ring buffer.
 
-        After a jump of the timestamps, for example on a reconnect, packets are ignored until the next key frame. If
+        After a jump of the timestamps, for example on a reconnect, packets are ignored until the next keyframe. If
         the codec parameters have changed, all older packets are deleted.
         """
         with self._lock:
@@ -122,27 +122,30 @@ class PacketRing:
 
     @property
     def newest(self) -> float | None:
-        """The arrival time of the newest packet. None if the ring is empty."""
+        """The arrival time of the newest packet, in seconds. None if the buffer is empty."""
         with self._lock:
             return self._packets[-1].arrived_at if self._packets else None
 
     def hold(self, name: str, since: float) -> None:
-        """Keep all packets that arrived at or after a time, until `release` is called with the same name."""
+        """Retain all packets that arrived at or after a time, until `release` is called with the same name."""
         with self._lock:
             self._held[name] = since
 
     def release(self, name: str) -> None:
-        """Remove a hold, by name."""
+        """Release a hold, so that the buffer can delete the packets that it retained."""
         with self._lock:
             self._held.pop(name, None)
 
     def reaches(self, time: Moment) -> bool:
-        """Return whether a packet later than a time has arrived."""
+        """Return whether the buffer has received a packet later than a time."""
         with self._lock:
             return bool(self._packets) and time.until(self._packets[-1]) > _ROUNDING_S
 
     def cut(self, begin: Moment, end: Moment) -> list[CodedPacket]:
-        """Return the packets between two times, starting with the key frame before `begin` if present."""
+        """Return the packets between two times.
+
+        They start with the keyframe before `begin`, if the buffer contains it.
+        """
         with self._lock:
             packets = list(self._packets)
         while packets and end.until(packets[-1]) > _ROUNDING_S:  # in decode order, which B-frames need
@@ -167,9 +170,9 @@ class PacketRing:
 
 
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
-    """Return presentation times without jumps.
+    """Return the presentation times of packets, without jumps.
 
-    A jump of the sender's clock is replaced by the time between the arrivals.
+    A jump of the sender's clock is replaced by the time between the arrivals of the two packets.
     """
     placed: list[int] = []
     shift, step = 0, round(Fraction(1, 25) / CLOCK)
@@ -188,10 +191,10 @@ def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
 
 
 def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None = None) -> float:
-    """Write packets as an MP4 that browsers can play. Return its duration in seconds.
+    """Write packets to an MP4 file that browsers can play. Return the duration of the file in seconds.
 
     Args:
-        packets: packets in decode order, starting with a key frame.
+        packets: packets in decode order, starting with a keyframe.
         path: path of the new file.
         before: an earlier clip to prepend. It is ignored if it is unreadable or has another codec or size.
 
@@ -234,9 +237,9 @@ def _matrix_of(packets: Sequence[CodedPacket]) -> tuple[int, ...] | None:
 
 
 def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPacket]:
-    """Return the packets of an earlier clip, shifted to end just before `packets`.
+    """Return the packets of an earlier clip, with timestamps shifted to end just before `packets`.
 
-    Return none if the formats differ.
+    Return an empty list if the formats differ.
     """
     head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
     codec, found = packets[0].codec, []
@@ -263,7 +266,7 @@ def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPac
 
 
 def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
-    """Write the part of a file between two times as a clip. Return its duration in seconds.
+    """Copy the part of a video file between two times to a clip. Return the duration of the clip in seconds.
 
     The times are in seconds, on the clock of the file's frames. The clip has the rotation and the pixel aspect ratio
     of the file.
@@ -298,9 +301,9 @@ def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
 
 
 def _between(packets: Iterable[Packet[VideoStream]], first: int, last: int) -> Iterator[Packet[VideoStream]]:
-    """Yield the packets between two times. They start with the last key frame at or before `first`.
+    """Yield the packets between two timestamps, starting with the last keyframe at or before `first`.
 
-    If there is no such key frame, they start with the first key frame.
+    Without such a keyframe, the packets start with the first keyframe.
     """
     held: list[Packet[VideoStream]] | None = []
     for packet in packets:
@@ -338,11 +341,11 @@ def _copy(taken: VideoStream, packets: Iterable[Packet[VideoStream]], out: Outpu
 
 
 def image_at(packets: Sequence[CodedPacket], time: Moment) -> tuple[RgbImage, Fraction] | None:
-    """Return the newest frame up to a time and its pixel aspect ratio; None if no frame can be decoded.
+    """Decode the newest frame at or before a time. Return the image and its pixel aspect ratio, or None on failure.
 
     Args:
-        packets: packets in decode order, starting with a key frame.
-        time: the time.
+        packets: packets in decode order, starting with a keyframe.
+        time: latest time of the frame.
     """
     if not packets:
         return None
@@ -359,7 +362,7 @@ def image_at(packets: Sequence[CodedPacket], time: Moment) -> tuple[RgbImage, Fr
 
 @dataclass(slots=True, frozen=True)
 class _Shown:
-    """A frame to be encoded, already rotated upright.
+    """A decoded frame that is to be encoded. It is already rotated upright.
 
     Attributes:
         image: (height, width, 3) uint8 RGB.
@@ -383,7 +386,7 @@ def _frames_between(file: FileIndex, begin: float, end: float) -> Iterator[_Show
 
 
 def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
-    """Yield the decoded images of packets."""
+    """Decode packets and yield the upright images."""
     converter, orientation = RgbConverter(), orientation_of_matrix(_matrix_of(packets))
     for frame, aspect in _frames_of(packets):
         if frame.pts is not None:
@@ -391,7 +394,7 @@ def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
 
 
 def _frames_of(packets: Sequence[CodedPacket]) -> Iterator[tuple[VideoFrame, Fraction]]:
-    """Yield decoded frames, each with the pixel aspect ratio of its image. Skip packets that cannot be decoded."""
+    """Decode packets and yield frames, each with its pixel aspect ratio. Packets that cannot be decoded are skipped."""
     decoder = av.CodecContext.create(packets[0].codec, "r")
     assert isinstance(decoder, VideoCodecContext)
     if packets[0].parameter_sets:
@@ -410,7 +413,7 @@ def _frames_of(packets: Sequence[CodedPacket]) -> Iterator[tuple[VideoFrame, Fra
 
 
 def _code(frames: Iterable[_Shown], path: Path) -> float:
-    """Encode frames as H.264. Return the duration in seconds."""
+    """Encode frames to an H.264 file. Return the duration in seconds."""
     with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
         stream: VideoStream | None = None
         muxer, reformatter = Muxer(out), VideoReformatter()

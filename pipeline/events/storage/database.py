@@ -1,4 +1,4 @@
-"""The SQLite file of a store: schema migrations, and recovery from a damaged file.
+"""The SQLite file of an event store: schema migrations, and recovery from a corrupt file.
 
 `PRAGMA user_version` is the number of migrations that have been applied.
 """
@@ -23,15 +23,17 @@ _TROUBLE = {
 
 
 class NewerError(Exception):
-    """A newer version of Saccade has written the file. The file was not changed."""
+    """Raised if a newer version of Saccade has written the database. The database was not changed."""
 
 
 def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
-    """Migrate a file to the newest schema. Each migration is one transaction, so a crash leaves the previous schema.
+    """Migrate a database to the newest schema.
+
+    Each migration is one transaction, so a crash leaves the previous schema.
 
     Raises:
-        NewerError: if a newer version of Saccade has written the file.
-        sqlite3.Error: if the file cannot be read or written.
+        NewerError: if a newer version of Saccade has written the database.
+        sqlite3.Error: if the database cannot be read or written.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > len(ladder):
@@ -45,12 +47,12 @@ def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
 
 
 def check_version(path: Path, ladder: Ladder) -> None:
-    """Check that no newer version of Saccade has written a file. Call this before any other access to the file.
+    """Check that no newer version of Saccade has written a database. Call this before any other access to the file.
 
     A missing or unreadable file passes, because opening it reports the error.
 
     Raises:
-        NewerError: if a newer version has written the file.
+        NewerError: if a newer version has written the database.
     """
     if not path.is_file():
         return
@@ -64,21 +66,21 @@ def check_version(path: Path, ladder: Ladder) -> None:
 
 
 def is_damaged(error: Exception) -> bool:
-    """Return whether an error means that the content of the file is damaged.
+    """Return whether an error means that the database file is corrupt.
 
-    A full disk, for example, is no damage.
+    A full disk, for example, does not corrupt the file.
     """
     code = _code(error)
     return code & 0xFF in _DAMAGED or code in _DAMAGED_EXTENDED
 
 
 def is_index_damaged(error: Exception) -> bool:
-    """Return whether an error means that a full-text index is damaged. `is_sound` does not check these indexes."""
+    """Return whether an error means that a full-text index is corrupt. `is_sound` does not check these indexes."""
     return _code(error) == sqlite3.SQLITE_CORRUPT_VTAB or "vtable constructor failed" in str(error)
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether SQLite finds every page intact. The check reads the whole file."""
+    """Return whether SQLite finds every page of the database intact. The check reads the whole file."""
     try:
         return bool(db.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
     except sqlite3.Error:
@@ -86,12 +88,12 @@ def is_sound(db: sqlite3.Connection) -> bool:
 
 
 def is_trouble(error: Exception) -> bool:
-    """Return whether the disk or another process causes an error, so that the file may be usable later."""
+    """Return whether an error is caused by the disk or another process, so that a retry can succeed."""
     return isinstance(error, OSError) or (_code(error) & 0xFF in _TROUBLE and not is_damaged(error))
 
 
 def move_aside(paths: Iterable[Path]) -> Path | None:
-    """Move existing files to a new folder `damaged-TIME` next to them.
+    """Move files to a new folder `damaged-TIME` next to them. Missing files are ignored.
 
     Args:
         paths: files, all in one folder.
@@ -115,7 +117,7 @@ def move_aside(paths: Iterable[Path]) -> Path | None:
         for path in there:
             path.rename(aside / path.name)
         return aside
-    raise FileExistsError(f"a thousand folders named {stamp} exist: delete some")
+    raise FileExistsError(f"1000 folders named {stamp} already exist: delete some of them")
 
 
 def _code(error: Exception) -> int:

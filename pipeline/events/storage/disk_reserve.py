@@ -1,6 +1,6 @@
-"""Reserves 1 MB of disk space.
+"""Reserves 1 MB of disk space for an SQLite database.
 
-The reserve is released when the disk is full, so that SQLite can still record deletions.
+The reserved space is released when the disk is full, so that SQLite can still record deletions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DiskReserve:
         self._path = path
 
     def take(self) -> None:
-        """Create the file. Do nothing if it exists or the disk is full."""
+        """Create the file that reserves disk space. Do nothing if the file exists or the disk is full."""
         if self._path.exists():
             return
         try:
@@ -34,7 +34,7 @@ class DiskReserve:
             self.release()
 
     def release(self) -> bool:
-        """Delete the file to free the disk space. Return False if the file does not exist."""
+        """Delete the file to free its disk space. Return False if the file does not exist."""
         try:
             self._path.unlink()
         except FileNotFoundError:

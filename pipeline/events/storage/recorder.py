@@ -1,7 +1,8 @@
-"""Records media files of events: a clip and a snapshot.
+"""Records media files of events: a video clip and a snapshot.
 
 The clip has some seconds of video before and after the event. The snapshot shows the best frame. One thread writes the
-files from a bounded queue, so a slow disk never delays frames. If the queue is full, files are dropped and counted.
+files from a bounded queue, so that a slow disk never delays frames. If the queue is full, files are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ Noted = Callable[[MediaDone], None]
 
 
 class MediaWriter:
-    """Writes media files in a separate thread. A file is named NAME.part until it is complete.
+    """Writes media files in a separate thread. While a file is incomplete, its name ends with `.part`.
 
     Args:
-        folder: target folder.
+        folder: folder for the media files.
         noted: called with each file that is complete or has failed.
     """
 
@@ -71,26 +72,27 @@ class MediaWriter:
         self._thread.start()
 
     def path(self, event: str, kind: str) -> Path:
-        """Return the path of a media file of an event. The file may not exist."""
+        """Return the path of a media file of an event, even if the file does not exist."""
         return self._folder / f"{event}{MEDIA[kind]}"
 
     def write(self, file: MediaDone, work: Callable[[Path], object] | None, *, whole: bool = True) -> None:
-        """Queue a media file and return at once.
+        """Queue a media file for writing and return at once.
 
         Args:
             file: the media file.
-            work: writes the file to the path that it receives. None if the file exists and only `noted` is called.
-            whole: whether this completes the file. `noted` is not called for an incomplete file.
+            work: writes the file to the path that it receives. None if the file already exists; then only `noted` is
+                called.
+            whole: whether the file is complete after this call. `noted` is not called for an incomplete file.
         """
         try:
             self._waiting.put_nowait((file, work, whole))
         except queue.Full:
-            log.warning("event %s: %s dropped because the disk is too slow", file.event, file.kind)
+            log.warning("event %s: the %s was dropped, because the disk is too slow", file.event, file.kind)
             if whole:
                 self._noted(file)
 
     def close(self) -> None:
-        """Write the queued files, for up to 20 s, and stop. A second call does nothing."""
+        """Write the queued files for up to 20 s, and stop. A second call does nothing."""
         if self._thread.is_alive():
             deadline = time.monotonic() + _CLOSE_S
             self._closed = True
@@ -118,9 +120,9 @@ class MediaWriter:
             if (
                 isinstance(error, OSError) and not self._failing
             ):  # for example a full disk; log once until it works again
-                log.warning("%s: snapshots and clips of events cannot be written: %s", self._folder, error.strerror)
+                log.warning("%s: cannot write snapshots and clips of events: %s", self._folder, error.strerror)
             elif not isinstance(error, OSError):
-                log.warning("event %s: %s not written: %s", file.event, file.kind, error)
+                log.warning("event %s: cannot write the %s: %s", file.event, file.kind, error)
             self._failing = isinstance(error, OSError)
             with suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -130,7 +132,7 @@ class MediaWriter:
 
 @dataclass(slots=True)
 class _Best:
-    """The frame that shows an event best."""
+    """The frame with the best view of an event's object, used as the snapshot."""
 
     image: NDArray[np.uint8]
     size: tuple[int, int]  # with square pixels
@@ -141,7 +143,7 @@ class _Best:
 
 @dataclass(slots=True)
 class _Recording:
-    """The recording of one event."""
+    """The state of the clip and snapshot of one event while they are recorded."""
 
     begin: Moment
     end: Moment
@@ -154,17 +156,17 @@ class _Recording:
 
 
 class Recorder:
-    """Records clips and snapshots of the events of one stream.
+    """Records video clips and snapshots of the events of one stream.
 
-    Call `note` and `close` in the thread of the stream. Packets may come from any thread.
+    Call `note` and `close` in the thread of the stream. Any thread can add packets.
 
     Args:
         writer: writes the files.
         before_s, after_s: seconds of video before and after an event.
-        file: the source file, from `FileSource.index`. None for a live source, whose packets are added with
+        file: index of the source file, from `FileSource.index`. None for a live source, which adds packets with
             `ring.add`.
-        second: whether the packets are those of a second stream of the camera, with larger images than the frames.
-            Capture times align the two, or else arrival times.
+        second: whether the packets come from a second stream of the camera with a larger image. The two streams are
+            aligned by capture times if known, otherwise by arrival times.
     """
 
     def __init__(
@@ -189,19 +191,19 @@ class Recorder:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The bytes of video that are buffered for clips, and the number of unwritten clips. Thread-safe."""
+        """The size in bytes of the video that is buffered for clips, and the number of unwritten clips. Thread-safe."""
         return {"clip_bytes": self.ring.bytes, "clips": len(self._recordings) + len(self._ending)}
 
     @property
     def has_clips(self) -> bool:
-        """Whether there is video from which clips can be cut."""
+        """Whether video for clips is available."""
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:
         """Continue the media files of an event that began on another worker, if the files are on this machine.
 
-        New video is appended to the clip, and the snapshot stays as it is. A snapshot is always written before the
-        clip. So if it is missing here, another machine has the files, and the event is not recorded here.
+        New video is appended to the clip. The snapshot does not change. A snapshot is always written before the
+        clip. A missing snapshot therefore means that another machine has the files, and the event is not recorded here.
         """
         if not self._writer.path(event.id, "snapshot").exists():
             self._stream = event.stream
@@ -215,12 +217,12 @@ class Recorder:
         self.ring.hold(event.id, begin.steady)
 
     def note(self, event: Event, frame: Frame, outlines: Sequence[Outline] = ()) -> None:
-        """Record an event that is open or has just ended.
+        """Add a frame to the recording of an event that is open or has just ended.
 
         Args:
             event: the event.
-            frame: the frame that shows the event.
-            outlines: outlines to draw into the snapshot.
+            frame: frame that shows the event.
+            outlines: object outlines to draw on the snapshot.
         """
         if event.id in self._elsewhere:
             return
@@ -237,7 +239,7 @@ class Recorder:
             self._end(event)
 
     def advance(self, now: float) -> None:
-        """Cut each clip whose end time has passed. Also save a partial clip of each long event once.
+        """Write each clip that has reached its end time. Also save a partial clip of each long event once.
 
         Args:
             now: time of the newest frame, as in `Frame.steady_at`.
@@ -262,7 +264,7 @@ class Recorder:
                     self._writer.write(file, partial(write_clip, packets), whole=False)
 
     def finish(self, event: Event) -> None:
-        """Record an event that has ended without another frame."""
+        """Finish the recording of an event that has ended without another frame."""
         if event.id in self._elsewhere:
             self._elsewhere.remove(event.id)
             for kind in MEDIA:
@@ -271,7 +273,7 @@ class Recorder:
             self._end(event)
 
     def close(self) -> None:
-        """Cut the clips of all open events from the packets so far."""
+        """Write the clips of all open events with the packets received so far."""
         for name, recording in list(self._recordings.items()):
             self._finish(name, recording.end)
         self.advance(float("inf"))
@@ -299,7 +301,7 @@ class Recorder:
             self._ending[name] = recording
 
     def _moment(self, event: Event, steady: float, captured: float) -> Moment:
-        """Return a time of an event. With one stream only, arrival times are exact."""
+        """Return a time of an event on both clocks. With only one stream, the arrival time is exact and sufficient."""
         return Moment(steady, captured if self._second and event.capture_clock == "rtcp" else None)
 
     def _is_over(self, time: Moment, now: float) -> bool:
@@ -309,7 +311,7 @@ class Recorder:
         return (now > time.steady and self.ring.reaches(time)) or now > time.steady + _SKEW_S
 
     def _take_larger(self, now: float) -> None:
-        """Take the packets of the best frames from the second stream, and write the snapshots that are due."""
+        """Copy the packets of the best frames from the camera's second stream, and write the snapshots that are due."""
         for going in (self._recordings, self._ending):
             for name, recording in going.items():
                 if (best := recording.best) is None:
@@ -320,7 +322,7 @@ class Recorder:
                     self._write_snapshot(name, recording)
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
-        """Use the frame as the snapshot if its best object has a better score, size and sharpness."""
+        """Use a frame as the snapshot if its best object has a better score, size and sharpness than before."""
         if event.frame_at != frame.steady_at:
             return  # this frame does not show the event
         quality = 1e-9

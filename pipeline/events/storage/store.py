@@ -3,15 +3,16 @@
     FOLDER/events.db           the database, see `store_reader.LADDER`; one thread writes it, any thread reads it
     FOLDER/media/ID.jpg, .mp4  media files, named by event ID; NAME.part while a file is incomplete
     FOLDER/reserve             disk space that is released when the disk is full, see `disk_reserve`
-    FOLDER/damaged-TIME/       a damaged database with its media files
+    FOLDER/damaged-TIME/       a corrupt database with its media files
 
-While the disk is full or read-only, records wait in memory, and callers never block. If too many wait, changes are
-dropped and counted. An event whose end was dropped is ended later. Committed data survives `kill -9`.
+While the disk is full or read-only, records wait in memory, and callers never block. If too many records wait, changes
+are dropped and counted. If the end of an event was dropped, the store ends the event later. Committed data survives
+`kill -9`.
 
-At the next start, open events are ended, unless a worker may continue them. Media files without an event are deleted.
-Complete media files that were not recorded are recorded.
+At the next start, the store ends open events, unless a worker can continue them. Media files without an event are
+deleted. Complete media files that are missing in the database are added to it.
 
-If the database is damaged, at any time, it is moved aside and replaced by an empty one.
+A corrupt database is moved aside and replaced by an empty database, at any time.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ Write = Callable[[sqlite3.Connection], Any]
 
 @dataclass(slots=True, frozen=True)
 class _Job:
-    """A job of the writer thread.
+    """A job of the thread that writes the database.
 
     Attributes:
         write: executes the changes.
         lasting: whether to retry the job later if the disk cannot be written now. No caller waits for the result.
-        frees: whether the job deletes data. On a full disk, it runs at once and uses the reserve.
+        frees: whether the job deletes data. On a full disk, it runs at once and uses the reserved disk space.
     """
 
     write: Write
@@ -92,13 +93,14 @@ class _Job:
 
 
 class EventStore(EventReader):
-    """The event store in a folder. Only one process at a time can write it. Thread-safe.
+    """The event store in a folder. Only one process at a time can write the store. Thread-safe.
 
     Args:
         folder: folder of the store. It is created if it is missing.
-        keep_s: retention of events in seconds, unless their rule sets one. None keeps events forever.
-        max_bytes: limit of all media files, in bytes. Beyond it, the oldest events are deleted with their media files.
-            None sets no limit.
+        keep_s: retention time of events in seconds, unless their rule sets a retention time. None retains events
+            forever.
+        max_bytes: limit of all media files, in bytes. Beyond the limit, the oldest events and their media files are
+            deleted. None sets no limit.
         keep_open: keep events open that a previous process left open, because workers may still be writing them.
 
     Raises:
@@ -162,11 +164,11 @@ class EventStore(EventReader):
     # ---- writing
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Queue the record of an event, a track or a minute for storage. Returns at once.
+        """Queue the record of an event, a track or a minute for storage, without waiting.
 
         If 10,000 records already wait for the disk, the record is dropped, counted and logged.
 
-        A record of type `rules` is not stored. It sets the retention of events, by rule.
+        A record of type `rules` is not stored. It sets the retention time of events, by rule.
         """
         kind = record["type"]
         if kind == "rules":
@@ -197,20 +199,20 @@ class EventStore(EventReader):
             return [json.loads(text) for _, text in db.execute(_OPEN)]
 
     def note_media(self, event: str, kind: str) -> None:
-        """Record that a media file of an event is complete, or that writing it failed."""
+        """Record in the database that a media file of an event is complete, or that writing the file failed."""
         self._do(lambda db: self._note(db, event, kind), lasting=True)
 
     def delete(self, event: str) -> bool:
-        """Delete an event with its media files. Return False if the ID is unknown."""
+        """Delete an event and its media files. Return False if the event ID is unknown."""
         return bool(self._result(self._do(lambda db: self._delete(db, [event]), frees=True)))
 
     def judge(self, event: str, *, false_alarm: bool) -> str | None:
-        """Store or remove the verdict that an event is a false alarm.
+        """Mark an event as a false alarm, or remove the mark.
 
-        A stream has at most `MOST_VERDICTS` verdicts; the oldest one is removed.
+        A stream has at most `MOST_VERDICTS` marks. Beyond this limit, the oldest mark is removed.
 
         Returns:
-            The stream of the event, or None if the ID is unknown.
+            The stream of the event, or None if the event ID is unknown.
 
         Raises:
             ValueError: if the event has no box.
@@ -221,7 +223,7 @@ class EventStore(EventReader):
         return found
 
     def flush(self) -> None:
-        """Wait until every record so far is stored."""
+        """Wait until every queued record is stored."""
         self._result(self._do(lambda db: None))
 
     def prune(self) -> int:
@@ -230,7 +232,7 @@ class EventStore(EventReader):
         return count
 
     def close(self) -> None:
-        """Store the queued records and stop. Drop records that cannot be stored within some seconds.
+        """Store the queued records and stop. Records that cannot be stored within some seconds are dropped.
 
         A second call does nothing.
         """
@@ -242,14 +244,14 @@ class EventStore(EventReader):
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             waiting = self._lost + len(self._unwritten) + self._waiting.qsize()
-            log.warning("%s: the disk does not respond; up to %d changes may be lost", self._path, waiting)
+            log.warning("%s: the disk does not respond; up to %d event changes may be lost", self._path, waiting)
         else:
             super().close()
 
     # ---- within
 
     def _lock(self, folder: Path) -> int:
-        """Create the folders and lock the store.
+        """Create the folders of the store, and lock the store. Return the file descriptor of the lock.
 
         Raises:
             BlockingIOError: if another process has the lock.
@@ -257,7 +259,9 @@ class EventStore(EventReader):
         folder.mkdir(parents=True, exist_ok=True)
         strange = [path for path in (self.media_folder, folder / "lock") if path.is_dir() != (path.name == "media")]
         if any(path.exists() for path in strange):
-            log.warning("%s: files that blocked the event store were moved to %s", folder, move_aside(strange))
+            log.warning(
+                "%s: files that prevented opening the event store were moved to %s", folder, move_aside(strange)
+            )
         self.media_folder.mkdir(exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -268,7 +272,10 @@ class EventStore(EventReader):
         return lock
 
     def _open(self, keep_open: bool) -> None:
-        """Migrate the database. A damaged database is first moved aside. On a full disk, the reserve is released."""
+        """Open the database and migrate it.
+
+        A corrupt database is moved aside first. On a full disk, the reserve is released.
+        """
         if os.path.lexists(self._path) and not self._path.is_file():
             self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):
@@ -285,7 +292,7 @@ class EventStore(EventReader):
             self._recover(keep_open)
 
     def _is_empty(self) -> bool:
-        """Return whether the store has never stored a record. The size of the files shows this."""
+        """Return whether the store has never stored a record, judged by the size of its files."""
         files = [self._path, self._path.with_name(self._path.name + "-wal")]
         return not any(path.exists() and path.stat().st_size for path in files)
 
@@ -293,7 +300,7 @@ class EventStore(EventReader):
         """Move the database and its media files aside.
 
         Raises:
-            OSError: if this fails.
+            OSError: if the files cannot be moved.
         """
         paths = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
         elsewhere = self.media_folder.is_symlink()  # possibly on another disk; the media stay there
@@ -307,7 +314,7 @@ class EventStore(EventReader):
         self._generation += 1
         self.media_folder.mkdir(parents=True, exist_ok=True)
         log.warning(
-            "%s cannot be used (%s); a new store was created%s",
+            "event store %s is unusable (%s); a new store was created%s",
             self._path,
             why,
             f". The old store and its media are in {aside}; delete this folder when you no longer need it"
@@ -316,7 +323,10 @@ class EventStore(EventReader):
         )
 
     def _trouble_with_file(self) -> str | None:
-        """Return why the open database is no longer the file on disk, or None. SQLite does not detect this."""
+        """Return a message if the open database is no longer the file on disk. Otherwise return None.
+
+        SQLite does not detect that its file was deleted or replaced.
+        """
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -331,7 +341,7 @@ class EventStore(EventReader):
         return None
 
     def _opened(self) -> sqlite3.Connection:
-        """Open a connection for the writer thread, and remember which file it has opened."""
+        """Open a database connection for the writer thread. Store the identity of the opened file."""
         db = self._connect()
         migrate(db, LADDER)
         found = self._path.stat()
@@ -359,7 +369,7 @@ class EventStore(EventReader):
         self._lost += 1
         self.dropped += 1
         if self._lost == 1:
-            log.warning("%s: %s; changes of events are dropped until the disk recovers", self._path, why)
+            log.warning("%s: %s; event changes are dropped until the disk is writable again", self._path, why)
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
         if is_damaged(error):
@@ -402,10 +412,13 @@ class EventStore(EventReader):
                 if not self._unwritten:
                     self._reserve.take()
         if self._unwritten:
-            log.warning("%s: %d changes could not be stored", self._path, self._lost + len(self._unwritten))
+            log.warning("%s: %d event changes could not be stored", self._path, self._lost + len(self._unwritten))
 
     def _commit(self, jobs: list[_Job]) -> None:
-        """Commit jobs in one transaction. If this fails, commit them one by one, so that a faulty job fails alone."""
+        """Commit jobs in one transaction.
+
+        If the transaction fails, commit the jobs one by one, so that a faulty job fails alone.
+        """
         results: list[Any] = []
         self._deleted_media.clear()
         try:
@@ -419,13 +432,13 @@ class EventStore(EventReader):
         if recovered:
             with self._closing:
                 self._retry_at, lost, self._lost = 0.0, self._lost, 0
-            log.warning("%s: events are stored again; %d changes were dropped", self._path, lost)
+            log.warning("%s: the disk is writable again; %d event changes were dropped", self._path, lost)
         self._unlink_deleted()  # after the commit: an event that survives a crash must keep its media
         for job, result in zip(jobs, results, strict=True):
             job.done.set_result(result)
 
     def _failed(self, jobs: list[_Job], error: Exception) -> None:
-        """Handle jobs that failed. Retry them one by one, postpone them, or drop a faulty job."""
+        """Handle failed jobs: retry them one by one, postpone them, or drop a faulty job."""
         if is_damaged(error):
             if self._begin_anew(error):
                 self._commit(jobs)
@@ -438,7 +451,7 @@ class EventStore(EventReader):
             else:
                 self._put_off(jobs, error)
         elif len(jobs) == 1:
-            log.warning("an event could not be stored and is dropped: %s", error)
+            log.warning("an event was dropped, because it could not be stored: %s", error)
             jobs[0].done.set_exception(StoreError(str(error)))
         else:
             for job in jobs:
@@ -448,14 +461,14 @@ class EventStore(EventReader):
         return isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
 
     def _mend(self, error: Exception) -> bool:
-        """Check the database after a reader's error, which may be temporary. Replace it if it is damaged.
+        """Check the database after a read error, which can be temporary. Replace the database if it is corrupt.
 
-        Return False if it cannot be replaced now.
+        Return False if a corrupt database cannot be replaced now.
         """
         return (is_sound(self._db) and not is_index_damaged(error)) or self._begin_anew(error)
 
     def _begin_anew(self, why: object) -> bool:
-        """Replace a damaged database by an empty one. Return False if this is not possible now."""
+        """Replace a corrupt database by an empty one. Return False if this is not possible now."""
         damaged = self._db
         try:
             with self._opening:
@@ -466,19 +479,19 @@ class EventStore(EventReader):
                 super().close()
                 self._db = self._opened()
         except (sqlite3.Error, OSError) as failure:
-            log.warning("%s cannot be used (%s) and could not be moved aside: %s", self._path, why, failure)
+            log.warning("event store %s is unusable (%s) and could not be moved aside: %s", self._path, why, failure)
             return False
         return True
 
     def _end_lost(self) -> None:
-        """End the stored events whose end was dropped. Otherwise they would stay open until the next start."""
+        """End the stored events that lost their end, because the change was dropped. Otherwise they would stay open."""
         with self._closing:
             going = set(self._going)
         left = [row for row in self._db.execute(_OPEN).fetchall() if row[0] not in going]
         _end_events(self._db, left)
 
     def _prune_first(self) -> None:
-        """Prune the store. If this fails on a full disk, delete the files of expired events first and try again."""
+        """Delete expired events. If this fails on a full disk, delete the files of expired events first and retry."""
         pruning = _Job(self._prune, frees=True)
         self._commit([pruning])
         if pruning.done.exception() is not None and self._deleted_media:
@@ -493,11 +506,11 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Postpone jobs with `lasting` until the disk can be written again. Fail all other jobs."""
+        """Postpone jobs with `lasting` until the disk can be written again. All other jobs fail."""
         if error is not None:
             if not self._retry_at:
                 log.warning(
-                    "%s: events cannot be stored: %s; they are kept in memory until the disk recovers",
+                    "%s: cannot store events: %s; events stay in memory until the disk is writable again",
                     self._path,
                     error,
                 )
@@ -519,7 +532,7 @@ class EventStore(EventReader):
         return db
 
     def _now(self) -> float:
-        """Return the current Unix time, or a slightly later time if an event already has that time."""
+        """Return the current Unix time, or a slightly later time if an event already has the current time."""
         self._stored_at = max(time.time(), self._stored_at + 1e-6)
         return self._stored_at
 
@@ -531,15 +544,15 @@ class EventStore(EventReader):
         return self._ahead + elapsed_s()
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
-        """Return when an event expires, if its rule sets a retention.
+        """Return the time at which an event expires, if its rule sets a retention time.
 
-        Return None if the retention of the store applies.
+        Return None if the retention time of the store applies.
         """
         keep_s = self._rule_keep_s.get(record["stream"], {}).get(record["rule"])
         return None if keep_s is None else self._clock() + keep_s
 
     def _recover(self, keep_open: bool) -> None:
-        """Create the schema, end events left open, and make the stored media states match the files."""
+        """Create the schema, end events that were left open, and update the stored media states from the files."""
         begun = time.time()
         with closing(self._connect()) as db:
             migrate(db, LADDER)
@@ -626,7 +639,7 @@ class EventStore(EventReader):
         return stream
 
     def _write_event(self, db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
-        """Insert or update an event. The stored state of its media files does not change."""
+        """Insert or update the record of an event. The stored state of its media files does not change."""
         zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
         found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
         text = " ".join((record["label"], record["rule"], *found))
@@ -686,7 +699,12 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """End events at their last frame. Each event is given as ID and record."""
+    """End events at their last frame.
+
+    Args:
+        db: connection to the database.
+        rows: event ID and JSON record of each event.
+    """
     for event, text in rows:
         record = json.loads(text)
         record |= {"type": "end", "end_time": record["frame_time"], "count": 0}

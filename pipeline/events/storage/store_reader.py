@@ -1,7 +1,7 @@
-"""Reads an event store. Defines the schema, and queries that return events newest first, in pages.
+"""Reads an event store. Defines the database schema, and queries that return events in pages, newest first.
 
 A query with several conditions first uses the full-text index. The index combines the conditions and starts with the
-rarest one, so a rare condition makes the query fast. Then each match is checked exactly.
+rarest condition. Then each match is checked exactly.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ _WORD = re.compile(r"[^\W_]+")  # the tokenization of the index
 
 @dataclass(slots=True, frozen=True)
 class EventQuery:
-    """A query for events. An attribute that is None or empty matches every event.
+    """A query for stored events. An attribute that is None or empty matches every event.
 
     Attributes:
         stream, rule, label, zone: exact names.
         since: lowest `start_time`, in seconds.
-        words: words that must all appear in labels, answers or attributes. The last word may be a prefix of two or
+        words: words that must all appear in labels, answers or attributes. The last word can be a prefix of two or
             more letters.
         after: return only events that were stored before this Unix time. For the next page, use the storage time of
             the last event.
@@ -135,7 +135,7 @@ class EventQuery:
             raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
     def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
-        """Return an SQL statement that selects `record` and `stored_at`, and the values of its parameters.
+        """Return an SQL statement that selects `record` and `stored_at` of matching events, and its parameters.
 
         Args:
             first_row: lowest row ID that an event since `since` can have.
@@ -174,7 +174,7 @@ class EventQuery:
     def _match(self) -> str:
         """Return the search expression for the full-text index.
 
-        Words are quoted, so they cannot contain query syntax.
+        Words are quoted, so that their characters have no special meaning in the expression.
         """
         parts = []
         for column, value in (
@@ -194,7 +194,7 @@ class EventQuery:
 def walk_pages(
     page: Callable[[EventQuery], list[tuple[dict[str, Any], float]]], query: EventQuery
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield all events of a query with their storage times.
+    """Yield all events that match a query, with the time at which each event was stored.
 
     Args:
         query: the query. Its limit is the page size.
@@ -209,7 +209,7 @@ def walk_pages(
 
 
 def media_path(folder: Path, event: str, kind: str) -> Path | None:
-    """Return the path of a media file, `snapshot` or `clip`, in the media folder.
+    """Return the path of an event's snapshot or clip in the media folder.
 
     Return None for an invalid event ID.
     """
@@ -217,10 +217,10 @@ def media_path(folder: Path, event: str, kind: str) -> Path | None:
 
 
 def time_of_text(text: str) -> float:
-    """Parse a Unix time or an age, such as `1795262111`, `15m` or `1d`. Return the Unix time.
+    """Parse a Unix time or an age, such as `1795262111`, `15m` or `1d`. Return the Unix time in seconds.
 
     Raises:
-        ValueError: if the text is neither.
+        ValueError: if the text is neither a Unix time nor an age.
     """
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNITS[found[2]]
@@ -230,8 +230,12 @@ def time_of_text(text: str) -> float:
 def finite(text: str, complaint: str) -> float:
     """Parse a finite number.
 
+    Args:
+        text: text to parse.
+        complaint: error message if the text is not a finite number.
+
     Raises:
-        ValueError: if the text is not a finite number. The message is `complaint`.
+        ValueError: if the text is not a finite number.
     """
     try:
         number = float(text)
@@ -243,7 +247,7 @@ def finite(text: str, complaint: str) -> float:
 
 
 class StoreError(Exception):
-    """A store cannot be used. The message is one line for the user.
+    """Raised if an event store cannot be used. The message is one line for the user.
 
     Args:
         message: the message.
@@ -256,7 +260,7 @@ class StoreError(Exception):
 
 
 class EventReader:
-    """Reads the event store in a folder. Another process may write the store at the same time. Thread-safe.
+    """Reads the event store in a folder. Another process can write the store at the same time. Thread-safe.
 
     Args:
         folder: folder of the store.
@@ -274,7 +278,7 @@ class EventReader:
 
     @classmethod
     def open(cls, folder: Path) -> EventReader:
-        """Open an existing store.
+        """Open an existing event store for reading.
 
         Raises:
             StoreError: if the store does not exist or cannot be read.
@@ -290,11 +294,13 @@ class EventReader:
         return reader
 
     def search(self, query: EventQuery) -> list[dict[str, Any]]:
-        """Return the records of matching events, newest first."""
+        """Return the records of the events that match a query, newest first."""
         return [record for record, _ in self.page(query)]
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return the records of matching events, newest first. Each comes with the time at which it was stored.
+        """Return the records of the events that match a query, newest first.
+
+        Each comes with the time at which it was stored.
 
         No two events have the same storage time.
 
@@ -314,11 +320,14 @@ class EventReader:
             return [(json.loads(record), stored_at) for record, stored_at in rows]
 
     def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
-        """Yield all events of a query with their storage times. They are read in pages of the query's limit."""
+        """Yield all events that match a query, with the time at which each event was stored.
+
+        The page size is the query's limit.
+        """
         return walk_pages(lambda query: self.page(query, 1), query)
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """Return the record of an event with the paths of its tracks. Return None if the ID is unknown."""
+        """Return the record of an event with the paths of its tracks. Return None if the event ID is unknown."""
         with self._reading() as db:
             found = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
             if found is None:
@@ -335,7 +344,7 @@ class EventReader:
             return record
 
     def verdicts(self, stream: str | None = None) -> list[Verdict]:
-        """Return the verdicts on the events of one stream or of all streams, oldest first."""
+        """Return the false-alarm marks of one stream or of all streams, oldest first."""
         where, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
         with self._reading() as db:
             rows = db.execute(
@@ -359,7 +368,7 @@ class EventReader:
             return sorted(rule for (rule,) in rows)
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the counts of a stream for each minute that starts at or after `since`."""
+        """Return the object counts of a stream for each minute that starts at or after the Unix time `since`."""
         with self._reading() as db:
             rows = db.execute(
                 "SELECT start, counts FROM minutes WHERE stream = ? AND start >= ? ORDER BY start LIMIT 10080",
@@ -368,7 +377,7 @@ class EventReader:
             return [{"start": start, **json.loads(counts)} for start, counts in rows]
 
     def media(self, event: str, kind: str) -> Path | None:
-        """Return the path of a media file of an event, `snapshot` or `clip`.
+        """Return the path of an event's snapshot or clip.
 
         Return None if the file does not exist.
         """
@@ -376,7 +385,7 @@ class EventReader:
         return path if path is not None and path.exists() else None
 
     def media_path(self, event: str, kind: str) -> Path | None:
-        """Return the path at which a media file of an event is stored. Return None for an invalid event ID."""
+        """Return the path at which an event's snapshot or clip is stored. Return None for an invalid event ID."""
         return media_path(self.media_folder, event, kind)
 
     def close(self) -> None:
@@ -387,7 +396,7 @@ class EventReader:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a connection for reading.
+        """Provide a database connection for reading.
 
         Raises:
             StoreError: if the database cannot be read.
@@ -415,10 +424,7 @@ class EventReader:
                 self._readers.put((generation, db))
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
-        """Handle a database that cannot be read.
-
-        Does nothing here, because only the writing process can repair it.
-        """
+        """Handle a database that cannot be read. Only the writing process can repair it, so a reader does nothing."""
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)

@@ -160,7 +160,7 @@ def test_no_path_holds_a_character_that_would_end_it(key: str) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(b"\xff\xfe\x00source")
-    with pytest.raises(ConfigError, match="not a text file"):
+    with pytest.raises(ConfigError, match="not valid UTF-8"):
         load(path, {})
 
 

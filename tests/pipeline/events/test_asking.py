@@ -80,7 +80,7 @@ def test_what_is_late_or_away_is_no_answer(caplog: pytest.LogCaptureFixture) -> 
     engine.futures[1].set_exception(DeadlineError("passed"))
     engine.futures[2].cancel()
     assert [answer.text for answer in asker.answers()] == [None] * 3
-    assert caplog.text.count("the model did not answer a question: the deadline has passed") == 1
+    assert caplog.text.count("the model failed to answer a question: the deadline has passed") == 1
 
     class Away:
         def ask(self, *arguments: object) -> Answered:

@@ -67,7 +67,7 @@ def test_conditions_are_read(text: str) -> None:
             15,
             "expected 'between', 'for' or the end, got 'and': a rule has one condition; write another rule",
         ),
-        ("any between 22:00 and 22:00", 4, "'between' needs two different times"),
+        ("any between 22:00 and 22:00", 4, "'between' requires two different times of day"),
         ("count of dog in hall < 0", 21, "a count is never < 0: use another comparison"),
         ("count >= 0", 6, "a count is always >= 0: use another comparison"),
         ("person in door for ten", 19, "expected a time such as 10s, 5m or 1h, got 'ten'"),
@@ -77,7 +77,7 @@ def test_conditions_are_read(text: str) -> None:
         ("count > many", 8, "expected a whole number, got 'many'"),
         ("person between 25:00 and 6:00", 15, "expected a time of day such as 22:00, got '25:00'"),
         ("person between 22:00", 20, "expected 'and', got the end"),
-        ("person crosses gate for 3s", 20, "a crossing is instantaneous: remove 'for'"),
+        ("person crosses gate for 3s", 20, "'crosses' cannot have a duration: remove 'for'"),
         ('"open', 0, "expected 'absent', 'any', 'count' or a name, got '\"open': the quote is not closed"),
     ],
 )

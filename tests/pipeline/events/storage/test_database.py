@@ -423,5 +423,5 @@ def test_an_event_whose_end_was_lost_is_ended(
     store.flush()
     assert [one["id"] for one in store.going_on()] == ["e4"]
     assert store.get("e0")["end_time"] == 1002.0  # type: ignore[index]
-    assert f"events are stored again; {dropped + 4} changes were dropped" in caplog.text
+    assert f"the disk is writable again; {dropped + 4} event changes were dropped" in caplog.text
     store.close()

@@ -246,7 +246,7 @@ def test_a_slow_disk_delays_no_frame_and_loses_the_rest(
     names = desk.close()
     assert "slow.jpg" in names
     assert 4 <= len(names) <= 6
-    assert "dropped because the disk is too slow" in caplog.text
+    assert "was dropped, because the disk is too slow" in caplog.text
     assert len(desk.done) == 21  # each was noted, whole or not
 
 
@@ -261,7 +261,7 @@ def test_a_failed_file_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogC
         desk.writer.write(MediaDone("door", f"e{number}", "clip"), fail)
     assert desk.close() == set()
     assert [record.message for record in caplog.records] == [
-        f"{tmp_path}: snapshots and clips of events cannot be written: No space left on device"
+        f"{tmp_path}: cannot write snapshots and clips of events: No space left on device"
     ]
 
 

@@ -339,9 +339,9 @@ def test_a_full_disk_is_waited_for_and_logged_once(
     store.close()
     warned = [record.message for record in caplog.records]
     assert warned == [
-        f"{tmp_path}/events.db: events cannot be stored: database or disk is full; "
-        "they are kept in memory until the disk recovers",
-        f"{tmp_path}/events.db: events are stored again; 0 changes were dropped",
+        f"{tmp_path}/events.db: cannot store events: database or disk is full; "
+        "events stay in memory until the disk is writable again",
+        f"{tmp_path}/events.db: the disk is writable again; 0 event changes were dropped",
     ]
 
 
@@ -370,4 +370,4 @@ def test_what_a_full_disk_keeps_out_to_the_end_is_counted(tmp_path: Path, caplog
     kept = EventStore(tmp_path)
     stored = len(ids(kept, limit=500))
     kept.close()
-    assert caplog.records[-1].message == f"{tmp_path}/events.db: {300 - stored} changes could not be stored"
+    assert caplog.records[-1].message == f"{tmp_path}/events.db: {300 - stored} event changes could not be stored"
