@@ -1,4 +1,4 @@
-"""The control layer.
+"""The control layer of a run.
 
-It stores the desired state of a run, and starts, changes and stops streams to match that state.
+It stores the desired state of the streams, and starts, changes and stops streams to match this state.
 """

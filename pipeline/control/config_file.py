@@ -1,4 +1,4 @@
-"""The configuration file of a run. Saccade reloads it after a change and can save streams to it."""
+"""The configuration file of a run. Saccade reloads the file after a change, and can save streams to the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_S = 1.0
 
 
 class ConfigFile:
-    """A configuration file. Command-line values override values of the file.
+    """A configuration file. Command-line values override values in the file.
 
     Attributes:
         path: path of the file.
@@ -41,9 +41,9 @@ class ConfigFile:
         return stamp is not None and stamp != self._stamp
 
     def due(self) -> bool:
-        """Return whether the file should be reloaded: two checks in a row, one second apart, found it changed.
+        """Return whether the file should be reloaded: two checks, at least one second apart, found a change.
 
-        The second check avoids reading a file that an editor is still writing. More frequent calls return False.
+        The second check avoids reading a file that an editor is still writing.
         """
         now = time.monotonic()
         if now < self._looked_at + _LOOK_S:
@@ -65,14 +65,14 @@ class ConfigFile:
 
     @property
     def names_streams(self) -> bool:
-        """Whether the file defines the streams.
+        """Whether the configuration file defines the streams.
 
-        If the command line defines them, the file only provides other settings.
+        If the command line defines the streams, the file only provides other settings.
         """
         return not self._overrides.keys() & {"source", "streams"}
 
     def load(self) -> RunConfig:
-        """Load the file and apply the command-line values.
+        """Load the configuration file and apply the command-line values.
 
         Raises:
             ConfigError: if the file cannot be read or is invalid.
@@ -81,7 +81,7 @@ class ConfigFile:
         return load(self.path, self._overrides)
 
     def parse(self, text: str) -> RunConfig:
-        """Parse a text as if it were the content of the file, and apply the command-line values.
+        """Parse a text as the content of the configuration file, and apply the command-line values.
 
         Raises:
             ConfigError: if the text is invalid.
@@ -89,7 +89,7 @@ class ConfigFile:
         return load_text(text, self._overrides)
 
     def save(self, wanted: RunConfig) -> None:
-        """Save the streams of a configuration to the file. Comments and all other settings of the file are preserved.
+        """Save the streams of a configuration to the configuration file. Comments and all other settings are preserved.
 
         Args:
             wanted: configuration with the streams to save.
@@ -98,7 +98,7 @@ class ConfigFile:
             ConfigError: if saving fails. The file is then unchanged.
         """
         if not self.names_streams:
-            raise ConfigError("the streams are defined on the command line, so they cannot be saved to the file")
+            raise ConfigError("the streams cannot be saved to the file, because the command line defines them")
 
         def check(path: Path) -> None:
             if left := [change.name for change in plan(load(path, self._overrides), wanted)]:

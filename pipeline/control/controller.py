@@ -1,4 +1,4 @@
-"""The controller: every change makes a new `RunConfig`, and `Controller.apply` applies it.
+"""The controller of a run. Every change creates a new `RunConfig`, and `Controller.apply` applies it.
 
     with opened_run(config, ConfigFile(path)) as run:      # saccade.pipeline.run
         controller = run.controller
@@ -10,8 +10,8 @@
         controller.restart("door")
         controller.remove("door")
 
-Each change goes through `apply`, which validates it, **stores it and then acts**. So a completed change survives `kill
--9`. `apply` takes a configuration, or a function that makes the next configuration from the desired one.
+`apply` validates a change, **stores it and then acts**. A completed change therefore survives `kill -9`. `apply`
+accepts a configuration, or a function that returns the next configuration from the desired configuration.
 
 The desired state and the actual state are separate. `config` and `stream(name)` return the desired state.
 `runner.statuses()` returns the actual state of each stream. The desired state is never derived from the actual state.
@@ -19,13 +19,13 @@ The desired state and the actual state are separate. `config` and `stream(name)`
 Every error is an exception with a message of one line:
     `ConfigError`   a setting is invalid; its subclass `NotKeptError` means that the disk failed
     `SourceError`   a source cannot be opened; its subclass `NotAllowedError` means that the policy forbids it
-    `EngineError`   the model refuses a prompt or fails
+    `EngineError`   the model rejects a prompt or fails
     `SinkError`     an output cannot be opened
     `StreamError`   the stream does not exist, its name is taken, or it does not stop
 
 Other methods:
     `reload()`      reloads the file and returns one line per change
-    `save()`        saves all changes to the file, keeps its comments, and returns its name
+    `save()`        saves all changes to the file, preserves its comments, and returns its name
     `preview(text)` returns one line per change that a new text of the file would cause, and applies nothing
     `attach(…)`     runs a stream whose source has no address, such as a browser camera; this stream is never stored
 
@@ -76,11 +76,11 @@ class Outcome:
 
 @dataclass(slots=True, frozen=True)
 class Applied:
-    """The result of `Controller.apply`.
+    """The result of applying a configuration with `Controller.apply`.
 
     Attributes:
         outcomes: results of the stream changes, in the order of the changes.
-        keys: changed settings of the whole run that have been applied. Other changed settings of the run need a
+        keys: changed settings of the whole run that have been applied. Other changed settings of the run require a
             restart of Saccade.
     """
 
@@ -89,11 +89,11 @@ class Applied:
 
     @property
     def changes(self) -> list[Change]:
-        """The stream changes, including failed ones."""
+        """Return the stream changes, including failed changes."""
         return [outcome.change for outcome in self.outcomes]
 
     def check(self) -> None:
-        """Raise the first error of the outcomes, if there is one."""
+        """Raise the first error of the stream changes. Do nothing if all changes succeeded."""
         for outcome in self.outcomes:
             if outcome.error is not None:
                 raise outcome.error
@@ -107,7 +107,7 @@ class _Turn:
 
 
 class Controller:
-    """Stores the desired state of a run and makes the runner follow it.
+    """Stores the desired state of a run, and makes a runner start, change and stop streams to match this state.
 
     Attributes:
         runner: runs the streams.
@@ -115,7 +115,7 @@ class Controller:
     Args:
         runner: runs the streams.
         base: configuration from the command line and the file.
-        desired: desired configuration, if it differs from `base` because of earlier changes.
+        desired: desired configuration, if earlier changes made it differ from `base`.
         first: opened streams that `start` starts first.
         file: configuration file, or None.
         state: file that stores changes, or None.
@@ -156,13 +156,13 @@ class Controller:
 
     @property
     def config(self) -> RunConfig:
-        """The desired configuration."""
+        """The desired configuration of the run."""
         with self._lock:
             return self._desired
 
     @property
     def local(self) -> Local:
-        """The runner as a `Local`. Fails if the streams run on workers."""
+        """The runner, which must run the streams in this process. Fails if the streams run on workers."""
         assert isinstance(self.runner, Local)
         return self.runner
 
@@ -177,7 +177,7 @@ class Controller:
         return self._file
 
     def stream(self, name: str) -> ListedStream:
-        """Return the desired configuration of a stream. The stream may have failed.
+        """Return the desired configuration of a stream, even if the stream has failed.
 
         Raises:
             StreamError: if the stream does not exist.
@@ -187,10 +187,10 @@ class Controller:
     # ---- changes
 
     def start(self) -> list[Run]:
-        """Start all desired streams. Return the runs of those streams of the configuration that run in this process.
+        """Start all desired streams. Return the runs of the configured streams that run in this process.
 
-        A stream that a client added before a restart may fail to open now. It is then listed as failed, without an
-        exception.
+        A stream that a client added before a restart of Saccade can fail to open now. The stream is then listed as
+        failed, and no exception is raised.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream of the configuration cannot be
@@ -205,26 +205,27 @@ class Controller:
                 assert isinstance(outcome.change, Open)
                 if outcome.change.name in self._base.named():
                     raise outcome.error
-                log.warning("%s: %s", outcome.change.name, outcome.error)
+                log.warning("stream %s could not be started: %s", outcome.change.name, outcome.error)
                 self.runner.fail(outcome.change.stream, outcome.error)
         return runs
 
     def apply(self, wanted: RunConfig | Edit, *, base: RunConfig | None = None, again: Collection[str] = ()) -> Applied:
-        """Apply a new configuration: check it, store it, then act.
+        """Apply a new configuration: validate it, store it, then change the streams.
 
         All other methods that change streams call this method.
 
-        A stream can pass the check and then fail to open. It is then listed as failed, and its outcome has the error.
+        A stream can pass validation and then fail to open. The stream is then listed as failed, and its outcome has the
+        error.
 
         Args:
-            wanted: new configuration of the command line and file, or a function that makes the next desired
+            wanted: new configuration of the command line and file, or a function that returns the next desired
                 configuration from the current one. The function is called again if another thread stored a change
                 first.
             base: new configuration of the file, if `wanted` is a function; None if the file has not changed.
             again: names of streams to reopen even if their configuration has not changed.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if the check fails. Nothing has changed
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if validation fails. Nothing has changed
                 then.
         """
         if isinstance(wanted, RunConfig):
@@ -277,10 +278,13 @@ class Controller:
         return outcome.status
 
     def attach(self, stream: OpenedStream) -> Run:
-        """Run a stream whose source has no address. `Local.open` has opened it. The stream is not stored.
+        """Run an opened stream whose source has no address, such as a browser camera. The stream is not stored.
+
+        Args:
+            stream: stream from `Local.open`.
 
         Raises:
-            ConfigError, SinkError, StreamError: see `add`. The stream is then closed.
+            ConfigError, SinkError, StreamError: if the stream cannot be started. The stream is then closed.
         """
         name = stream.config.name
         assert name is not None
@@ -299,7 +303,7 @@ class Controller:
             raise
 
     def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Change settings of a stream and return the new configuration. A failed stream is reopened.
+        """Change settings of a stream and return its new configuration. A failed stream is reopened.
 
         Args:
             name: name of the stream.
@@ -317,7 +321,7 @@ class Controller:
         return self.stream(name)
 
     def check_rules(self, name: str, values: Mapping[str, Any]) -> None:
-        """Check that a stream supports these rules, without applying them.
+        """Check that a stream supports new rules, without applying the rules.
 
         Raises:
             PlacedError: see `runtime.tasks.check_rules`.
@@ -326,7 +330,7 @@ class Controller:
         self.runner.check_rules(_changed(self.stream(name), values))
 
     def remove(self, name: str) -> None:
-        """Stop a stream and remove it from the desired state. A failed stream is only removed.
+        """Stop a stream and remove it from the desired state.
 
         Raises:
             StreamError: if the stream does not exist or does not stop in time.
@@ -337,17 +341,19 @@ class Controller:
         self.apply(partial(_without, [name])).check()
 
     def restart(self, name: str) -> StreamStatus:
-        """Stop a stream and reopen it with its desired configuration. A failed stream is reopened, too.
+        """Stop a stream, and reopen it with its desired configuration. A failed stream is also reopened.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened. It is then listed as
-                failed.
+            ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened. The stream is then listed
+                as failed.
             StreamError: if the stream does not exist or does not stop in time.
         """
         wanted = self.config.named().get(name)
         if wanted is None or name in self._attached:
             self.runner.status(name)
-            raise StreamError(f"'{name}' cannot be changed, because it was started from Python without a configuration")
+            raise StreamError(
+                f"stream '{name}' cannot be changed, because it was started from Python without a configuration"
+            )
         self.apply(lambda desired: desired, again=[name]).check()
         return self.runner.status(name)
 
@@ -374,14 +380,17 @@ class Controller:
         return lines or [f"{file.path}: nothing has changed"]
 
     def reload_lines(self) -> list[str]:
-        """Call `reload` and return its lines for a terminal. An error is returned as a line."""
+        """Reload the configuration file and return the changes as lines for a terminal.
+
+        An error is returned as a line.
+        """
         try:
             return self.reload()
         except ConfigError as error:
             return [str(error)]
 
     def save(self) -> str:
-        """Save all changes since the last load to the file. Return the name of the file.
+        """Save all changes since the last load to the configuration file. Return the name of the file.
 
         Raises:
             ConfigError: if the file cannot be written.
@@ -410,16 +419,16 @@ class Controller:
     # ---- how a change is made
 
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
-        """Return `Reopen` instead of `Open` for a stream of `again` that is running.
+        """Convert the opening of a running stream to its reopening, if the stream is to be restarted.
 
-        Return any other change as it is.
+        Return other changes as is.
         """
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)
         return change
 
     def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[Outcome]:
-        """Apply the changes in order. Each stream gets the desired configuration at the time of its change."""
+        """Apply stream changes in order. Each stream gets its desired configuration at the time of the change."""
         outcomes = []
         for change in changes:
             name = change.name
@@ -441,7 +450,7 @@ class Controller:
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """Lock a stream while it is being changed."""
+        """Hold the lock of a stream while the stream is being changed."""
         with self._lock:
             turn = self._turns.setdefault(name, _Turn())
         with turn.lock:
@@ -460,7 +469,7 @@ class Controller:
         self._base, self._desired = base, desired
 
     def _undo(self, name: str, before: ListedStream | None) -> None:
-        """Undo a change of the desired state after a stream failed to start.
+        """Restore the desired state of a stream that failed to start.
 
         Args:
             name: name of the stream.
@@ -481,7 +490,7 @@ class Controller:
     def _ended(self, ended: Ended) -> None:
         """Handle the end of a stream.
 
-        If a client added the stream and its source has ended, remove it from the desired state.
+        A stream is removed from the desired state if a client added it and its source has ended.
         """
         name = ended.name
         with self._lock:
@@ -498,13 +507,13 @@ class Controller:
                     try:
                         self._store(self._base, _without([name], self._desired))
                     except ConfigError as error:
-                        log.warning("%s has ended: %s", name, error)
+                        log.warning("stream %s has ended: %s", name, error)
                         self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
         """Remove an attached stream from the desired state. The caller holds the lock.
 
-        Does nothing if another stream has taken the name.
+        Does nothing if another stream now has the name.
         """
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
@@ -519,11 +528,16 @@ class Controller:
         self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:
-            raise StreamError(f"'{name}' cannot be changed, because it was started from Python without a configuration")
+            raise StreamError(
+                f"stream '{name}' cannot be changed, because it was started from Python without a configuration"
+            )
         return wanted
 
     def _is_foreign(self, change: Change, base: RunConfig) -> bool:
-        """Return whether a client chose the source of the stream. The source policy applies only to such sources."""
+        """Return whether an HTTP client chose the source of a stream.
+
+        The source policy applies only to these sources.
+        """
         if isinstance(change, Close):
             return False
         given = base.named().get(change.name)
@@ -550,7 +564,7 @@ class Controller:
 
 
 def _listed(config: StreamConfig, name: str) -> ListedStream:
-    """Return the configuration of a stream as an entry of the stream list, with a new name."""
+    """Convert the configuration of a stream to an entry of the stream list, with a new name."""
     values = {key: getattr(config, key) for key in config.model_fields_set}
     return ListedStream.model_construct(config.model_fields_set | {"name"}, **{**values, "name": name})
 
@@ -572,7 +586,7 @@ def _without(names: Collection[str | None], desired: RunConfig) -> RunConfig:
 
 
 def _line(outcome: Outcome) -> str:
-    """Format the outcome of a change as one line."""
+    """Format the result of a stream change as one line."""
     change = outcome.change
     if outcome.error is not None:
         return f"{change.name}: {outcome.error}"

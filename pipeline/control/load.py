@@ -1,4 +1,4 @@
-"""The load of workers, and the selection of the worker for the next stream."""
+"""Measures the load of workers, and selects the worker for the next stream."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _UNMEASURED = 1.0 / MAX_STREAMS
 
 
 class Load:
-    """Computes how busy an engine is from its busy-time counter. The result is updated at most once a second."""
+    """Computes the utilization of an engine from its busy-time counter, at most once a second."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
         self._share = 0.0
 
     def share(self, busy_s: float, now_s: float) -> float:
-        """Return the busy fraction since the previous update, 0 to 1. The first call returns 0.
+        """Return the busy fraction of an engine since the previous update, from 0 to 1. The first call returns 0.
 
         Args:
             busy_s: busy time of the busiest engine since its start, in seconds.
@@ -40,11 +40,11 @@ class Load:
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """A ready worker that can take another stream.
+    """The load of a ready worker, which is a candidate for the next stream.
 
     Attributes:
         name: name of the worker.
-        busy: busy fraction of the worker's engine in the last report, 0 to 1.
+        busy: busy fraction of the worker's engine in the last report, from 0 to 1.
         streams: number of streams on the worker.
         new: number of streams that were opened after the last report.
     """
@@ -56,10 +56,10 @@ class Candidate:
 
 
 def least_loaded(workers: Iterable[Candidate]) -> str | None:
-    """Return the worker with the least load. Return None if every worker has `MAX_STREAMS` streams.
+    """Return the name of the worker with the least load. Return None if every worker has `MAX_STREAMS` streams.
 
     The load of a stream that was opened after the last report is unknown. It is estimated as the average load of the
-    worker's streams. So streams that are opened together are spread over the workers.
+    worker's streams. Streams that are opened together are therefore spread over the workers.
     """
     able = [worker for worker in workers if worker.streams < MAX_STREAMS]
 
@@ -72,7 +72,7 @@ def least_loaded(workers: Iterable[Candidate]) -> str | None:
 
 
 def rss_bytes() -> int:
-    """Return the resident memory of this process in bytes. Outside Linux, return the peak so far."""
+    """Return the resident memory of this process in bytes. Outside Linux, return the peak resident memory."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):  # not Linux

@@ -1,6 +1,6 @@
 """Runs streams in this process.
 
-All streams share one engine and the shared outputs; each stream also has own outputs.
+All streams share one engine and the shared outputs. Each stream can also have its own outputs.
 
 `Local.follow` opens, changes, reopens or stops a stream until it matches a configuration. Only the controller starts
 and changes streams. Steps that can fail quickly run first and leave no files behind. Each worker process also has a
@@ -69,7 +69,7 @@ _EVERY = "every stream"
 
 
 class Local:
-    """Runs streams on one engine, until the `with` block ends or `close` is called.
+    """Runs streams on one engine in this process, until the `with` block ends or `close` is called.
 
     Thread-safe, but calls for the same stream must not overlap.
 
@@ -79,7 +79,7 @@ class Local:
         store: event store, or None.
         asks: engine that answers questions.
         started: runs that `start` has started.
-        on_end: see `Runner`.
+        on_end: called when a stream ends, see `Runner`.
 
     Args:
         streams: runs the streams. It is closed with this object.
@@ -88,7 +88,7 @@ class Local:
         events: receivers of events; None creates them. They are closed with this object.
         store: event store. The caller closes it.
         ask: engine for questions of rules and clients; None uses the engine of the streams.
-        policy: sources that clients may open; None allows all.
+        policy: sources that clients can open; None allows all sources.
         videos: sink that shows the streams to viewers, or None.
     """
 
@@ -126,11 +126,11 @@ class Local:
 
     @property
     def engine(self) -> Engine:
-        """The engine that processes the frames. Questions may use another engine, see `asks`."""
+        """The engine that processes the frames. Questions can use another engine, see `asks`."""
         return self.streams.engine
 
     def archive(self, name: str) -> Archive | None:
-        """Return the recordings of a stream, including those of earlier runs. Return None if recording is off.
+        """Return the recordings of a stream, including recordings of earlier runs. Return None if recording is off.
 
         Raises:
             StreamError: if the stream is not running.
@@ -149,13 +149,13 @@ class Local:
         """Check that the model supports the prompts and questions of a stream.
 
         Raises:
-            ConfigError, EngineError: if it does not.
+            ConfigError, EngineError: if the model does not support a prompt or a question.
         """
         tasks_for(self.engine, stream)
         check_asked(self.asks, stream)
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check that a stream supports these rules.
+        """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.
 
         Raises:
             PlacedError: if a rule is unsupported, see `runtime.tasks.check_rules`.
@@ -163,14 +163,15 @@ class Local:
         check_rules(self.engine, self.asks, stream)
 
     def prepare(self, change: StreamChange, *, checked: bool) -> OpenedStream | None:
-        """Check whether a change is possible, before anything is stored or stopped.
+        """Check whether a change of a stream is possible, before anything is stored or stopped.
 
         Args:
-            change: the change.
+            change: change of the stream.
             checked: whether the source policy applies.
 
         Returns:
-            The opened stream if the change adds one, otherwise None. The caller passes it to `follow` or closes it.
+            The opened stream if the change adds a stream, otherwise None. The caller passes it to `follow` or closes
+            it.
 
         Raises:
             ConfigError, EngineError, SourceError: if the change is not possible.
@@ -208,7 +209,7 @@ class Local:
         return open_stream(stream, self.engine, ask=self.asks, events=self.events, source=source, check=check)
 
     def start(self, stream: OpenedStream) -> Run:
-        """Start a stream whose outputs are open. If this fails, the caller closes the stream.
+        """Start a stream with open outputs. If the start fails, the caller closes the stream.
 
         Raises:
             StreamError: if the name is taken, or too many streams are running.
@@ -230,10 +231,10 @@ class Local:
             checked: whether the source policy applies.
 
         Returns:
-            The status of the stream, or None if it was stopped.
+            The status of the stream, or None if the stream was stopped.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if this is not possible.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if the stream cannot be opened or stopped.
         """
         run = self._running(name)
         opened = prepared if isinstance(prepared, OpenedStream) else None
@@ -255,13 +256,16 @@ class Local:
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
         """Stop a stream and open it again. A stream that cannot be opened is listed as failed.
 
-        Arguments and errors are those of `follow`.
+        Arguments and errors are the same as for `follow`.
         """
         with self.streams.reopening(name):
             return self._status_of(self.begin(self.open(wanted, checked=checked)))
 
     def begin(self, stream: OpenedStream) -> Run:
-        """Open the outputs of a stream and start it. If this fails, close the stream. Errors: see `follow`."""
+        """Open the outputs of a stream and start it.
+
+        If this fails, close the stream and raise an error as `follow` does.
+        """
         name = _name(stream)
         with stream, self.streams.reserve(name):
             self._begin(name, stream)
@@ -274,7 +278,7 @@ class Local:
             return stream.start(self.streams, reserved=True)
 
     def remove(self, name: str) -> None:
-        """Stop a stream, or remove a failed stream from the list.
+        """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
             StreamError: if the stream does not exist or does not stop in time.
@@ -282,7 +286,7 @@ class Local:
         self.streams.remove(name)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Apply nothing and return no keys. The engine and the shared outputs of a running process cannot change."""
+        """Return an empty list, because the engine and the shared outputs of a running process cannot be changed."""
         return []
 
     def _begin(self, name: str, stream: OpenedStream) -> None:
@@ -302,7 +306,7 @@ class Local:
                 raise
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """Add a stream that could not be opened to the list, as failed."""
+        """Add a stream that could not be opened to the list of streams, as failed."""
         source = redact(stream.source)
         reason = one_line(str(error)) or type(error).__name__
         name = stream.name or source
@@ -314,7 +318,7 @@ class Local:
 
     @property
     def names(self) -> list[str]:
-        """The names of streams that are running or are being opened."""
+        """The names of streams that are running or being opened."""
         return self.streams.names
 
     @property
@@ -323,7 +327,7 @@ class Local:
         return self.streams.idle and not self._begun
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Stop all streams; see `Runner.stop`."""
+        """Tell all streams to stop, without waiting. Return how long stopping can still take, in seconds."""
         runs = self.streams.stop()
         if abandon:
             self.streams.abandon()
@@ -331,7 +335,7 @@ class Local:
 
     @property
     def closed(self) -> bool:
-        """Whether `stop` or `close` was called."""
+        """Whether the runner has been stopped or closed."""
         return self.streams.closed
 
     @property
@@ -353,12 +357,16 @@ class Local:
         return [self._with_prompts(status) for status in found]
 
     def status(self, name: str) -> StreamStatus:
-        """Return the status of a stream; raises StreamError if it does not exist."""
+        """Return the status of a stream.
+
+        Raises:
+            StreamError: if the stream does not exist.
+        """
         found = next((status for status in self.streams.snapshot() if status.name == name), None)
         return self._status_of(self.streams.get(name)) if found is None else self._with_prompts(found)
 
     def workers(self) -> list[WorkerStatus]:
-        """Return the status of this process as the only worker."""
+        """Return the status of this process, as the status of the only worker."""
         counters = {engine: engine.counters() for engine in dict.fromkeys((self.engine, self.asks))}
         busy_s = max(one.get("busy_seconds_total", 0.0) for one in counters.values())
         return [
@@ -374,11 +382,11 @@ class Local:
         ]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """Return the status of every sink; see `Streams.sink_statuses`."""
+        """Return the status of every sink, with the name of its stream. The name is empty for a shared sink."""
         return self.streams.sink_statuses()
 
     def lost_changes(self) -> dict[str, int]:
-        """Return the number of dropped changes of events, by queue: `hub` and `store`."""
+        """Return the number of dropped event changes, by queue: `hub` and `store`."""
         return {"hub": self.events.hub.dropped} | ({"store": self.store.dropped} if self.store else {})
 
     def rule_states(self, name: str) -> list[RuleState] | None:
@@ -392,7 +400,7 @@ class Local:
         return None if stage is None or run.config is None else list(stage.states)
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total counts of a stream, and the counts per minute since a time.
+        """Return the total object counts of a stream, and the counts of each minute since a time.
 
         Raises:
             StreamError: if the stream is not running or has no zones.
@@ -403,20 +411,20 @@ class Local:
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events with the model.
+        """Search stored events by a text with the model.
 
         Raises:
-            ConfigError, EngineError: if no events are stored, or the model does not support the search.
+            ConfigError, EngineError: if no events are stored, or the model does not support search.
         """
         if self.store is None:
-            raise ConfigError("this Saccade stores no events: start it with --store DIR")
+            raise ConfigError("Saccade stores no events: restart it with --store DIR")
         return Searched(search_events(self.store, self.asks, text, query, candidates=REQUESTED, progress=progress))
 
     def judge(self, event: str, *, false_alarm: bool) -> str | None:
-        """Store or remove the verdict that an event is a false alarm, and pass the verdicts to its stream.
+        """Mark an event as a false alarm, or remove the mark. The stream then suppresses similar detections.
 
         Returns:
-            The stream of the event, or None if the ID is unknown.
+            The stream of the event, or None if the event ID is unknown.
 
         Raises:
             ValueError: if the event has no box.
@@ -433,7 +441,7 @@ class Local:
         return stream
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of finds that a running stream has held back, by the event of the verdict."""
+        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
         run = self._running(stream)
         stage = None if run is None else verdict_stage(run.stages)
         return {} if stage is None else stage.held_back
@@ -497,7 +505,7 @@ class Local:
                 continue
             if owner in going or (target.replaces and path.exists() and path.stat().st_size):
                 raise ConfigError(
-                    f"{target.flag}: {path} contains results of {owner}; choose another name for the new stream"
+                    f"{target.flag}: {path} already contains results of {owner}; choose another name for the new stream"
                 )
 
     def _note(self, name: str, targets: Sequence[Target]) -> None:
@@ -518,7 +526,7 @@ def opened_local(
     Args:
         config: configuration of the run.
         streams: initial streams, by name.
-        policy: see `Local`.
+        policy: sources that clients can open; None allows all sources.
         watched: whether viewers can watch the streams.
         progress: called with (done, total) while a GPU is prepared.
 
@@ -528,7 +536,7 @@ def opened_local(
     Raises:
         ConfigError: if an output would overwrite a source or another output, or the model does not support a task.
         SourceError, EngineError, SinkError: if a source, the model or an output cannot be opened.
-        RunFailed: see `Local.close`.
+        RunFailed: if a stream does not stop in time, or an output could not be finished.
     """
     targets = targets_of(config)
     each = [target for target in targets if target.each]
@@ -585,22 +593,22 @@ def opened_local(
 
 
 def _verdicts_of(store: EventStore, stream: str) -> Sequence[Verdict]:
-    """Return the verdicts of a stream. Return none if the store cannot be read."""
+    """Return the false alarms of a stream. Return an empty sequence if the event store cannot be read."""
     try:
         return store.verdicts(stream)
     except StoreError as error:
-        log.warning("%s: false alarms are not held back: %s", stream, error)
+        log.warning("%s: false alarms cannot be suppressed: %s", stream, error)
         return ()
 
 
 def max_bytes_of(config: RunConfig) -> int | None:
-    """Return the limit of clips and snapshots in bytes, or None."""
+    """Return the size limit of all clips and snapshots in bytes. Return None without a limit."""
     return None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
 
 
 @contextmanager
 def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[EventStore | None]:
-    """Open the configured event store. Return None if no store is configured or its disk fails.
+    """Open the configured event store. Yield None if no store is configured or its disk fails.
 
     Args:
         config: configuration of the run.
@@ -619,7 +627,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
     except StoreError as error:
         if not error.disk:
             raise ConfigError(f"--store: {error}") from None
-        log.warning("--store: %s; no events are stored until the next start", error)  # everything else continues
+        log.warning("--store: %s; no events are stored until Saccade is restarted", error)  # everything else continues
         yield None
         return
     with closing(store):
@@ -627,7 +635,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
 
 
 def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
-    """Open the outputs of one stream. The stream closes them, even if a later output fails to open."""
+    """Open the outputs of one stream. The stream closes its outputs, even if a later output fails to open."""
     for target in _own_targets(stream.config, each, _name(stream)):
         output = open_output(target, stream.source, stream.config.vid_stride)
         stream.outputs.append(output)
@@ -644,10 +652,10 @@ def _name(stream: OpenedStream) -> str:
 
 
 def _own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
-    """Return the outputs that belong to one stream only."""
+    """Return the outputs that belong to only one stream."""
     return [target.of(name) for target in (*each, *map(Target, stream.sinks))]
 
 
 def _written_by_stages(stream: ListedStream, name: str) -> list[Target]:
-    """Return the files that the stages of a stream write. They are not opened as outputs."""
+    """Return the output files that the stages of a stream write. These files are not opened as sinks."""
     return [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []

@@ -1,8 +1,8 @@
-"""Tracks the open events of each stream outside its worker, so that another worker can continue them.
+"""Tracks the open events of each stream outside its worker, so that another worker can continue the events.
 
 The worker of a stream begins, updates and ends the stream's events. When the stream moves, the next worker receives
-the records of the open events and continues or ends them. If no next worker exists, this module ends the events. So
-each event has exactly one begin and one end.
+the records of the open events, and continues or ends the events. Without a next worker, this module ends the events.
+Each event therefore has exactly one begin and one end.
 
 An event is stored on the machine of the worker that began it, even after the stream moves to another machine.
 """
@@ -23,12 +23,12 @@ MISSED = 5
 
 
 class OpenEvents:
-    """Forwards event records and remembers the open events. Thread-safe.
+    """Forwards event records to their store, and remembers the open events. Thread-safe.
 
     Args:
         publish: called with each record and the name of the machine that stores it.
         find: returns the name of the machine that stores an event, by event ID, or None if no reachable store has the
-            event. Called for an event that began before this process started and is not loaded yet.
+            event. It is called for an event that began before this process started and is not loaded yet.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class OpenEvents:
             return {stream for stream, events in self._open.items() if events}
 
     def load(self, records: Iterable[Record], machine: str = "") -> None:
-        """Load open events that a previous process left in a store. Events that no worker reports soon are ended.
+        """Load open events that a previous process left in a store.
+
+        If no worker reports an event soon, the event is ended.
 
         Args:
             records: last record of each event.
@@ -63,7 +65,7 @@ class OpenEvents:
                     self._note_begin(record, machine)
 
     def take(self, record: Record, machine: str = "") -> None:
-        """Handle a record that a worker sent."""
+        """Forward an event record that a worker sent, and update the open events."""
         kind, stream = record["type"], record["stream"]
         replaced: list[tuple[Record, str]] = []
         if kind in ("update", "end") and not self._knows(record["id"]):
@@ -95,13 +97,13 @@ class OpenEvents:
         self._publish(record, home)
 
     def see(self, stream: str, times: Mapping[str, float]) -> None:
-        """Handle a worker's report of the open events of a stream.
+        """Process a worker's report of the open events of a stream.
+
+        An event that is missing in `MISSED` consecutive reports is ended, because its end record was lost.
 
         Args:
             stream: name of the stream.
             times: time at which each event was last seen, by event ID.
-
-        An event that is missing in `MISSED` consecutive reports is ended, because its end record was lost.
         """
         lost: list[tuple[Record, str]] = []
         with self._lock:
@@ -119,21 +121,21 @@ class OpenEvents:
             self._publish(one, there)
 
     def of(self, stream: str) -> list[Record]:
-        """Return the records for the next worker of a stream: open events and the last ended event of each rule."""
+        """Return the records for the next worker of a stream: open events, and the last ended event of each rule."""
         with self._lock:
             going = list(self._open.get(stream, {}).values())
             rules = {record["rule"] for record in going}
             return [*going, *(one for rule, one in self._last.get(stream, {}).items() if rule not in rules)]
 
     def leave(self, stream: str) -> None:
-        """Mark incomplete files of a stream's ended events as failed, because the worker that wrote them is gone."""
+        """Mark incomplete media files of a stream's ended events as failed, because their worker has ended."""
         with self._lock:
             going = self._open.get(stream, {})
             files = self._take_files(stream, lambda event: event not in going)
         self._report(stream, files)
 
     def end(self, stream: str) -> int:
-        """End the open events of a stopped stream, at the time each was last seen.
+        """End the open events of a stopped stream, each at the time it was last seen.
 
         Return the number of ended events.
         """
@@ -158,7 +160,7 @@ class OpenEvents:
         self._files.setdefault(record["stream"], set()).update(pending)
 
     def _drop(self, record: Record) -> tuple[Record, str]:
-        """Remove an event. Return its end record and the machine that stores it."""
+        """Remove an open event. Return its end record and the name of the machine that stores it."""
         stream, event = record["stream"], record["id"]
         del self._open[stream][event]
         self._missed.pop(event, None)
@@ -176,13 +178,16 @@ class OpenEvents:
             del self._over[next(iter(self._over))]
 
     def _forget(self, stream: str, event: str) -> None:
-        """Forget which machine stores an event, if the event has ended and none of its files is incomplete."""
+        """Forget which machine stores an event, if the event has ended and its media files are complete."""
         if event in self._open.get(stream, {}) or any(one == event for one, _ in self._files.get(stream, ())):
             return
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """Remove the incomplete files of matching events. Return event ID, file kind and machine of each."""
+        """Remove the incomplete media files of selected events from the list.
+
+        Return event ID, file kind and machine of each file.
+        """
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]
         for event, kind, _ in taken:

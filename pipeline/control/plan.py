@@ -1,6 +1,6 @@
 """Compares two configurations, and merges concurrent edits.
 
-The changes of streams are:
+The result of a comparison is a list of stream changes:
     Close(name)                 the stream stops
     Update(name, stream, keys)  the running stream gets new values; only `LIVE` keys have changed
     Reopen(name, stream, keys)  the stream restarts, because a changed key needs another source, queue or output
@@ -33,7 +33,7 @@ class Open:
 
 @dataclass(slots=True, frozen=True)
 class Update:
-    """A change that gives new settings to a running stream.
+    """A change that applies new settings to a running stream.
 
     Attributes:
         keys: the changed keys.
@@ -49,7 +49,7 @@ class Reopen:
     """A change that restarts a stream.
 
     Attributes:
-        keys: the changed keys; empty if the restart was requested.
+        keys: the changed keys; empty if a user requested the restart.
     """
 
     name: str
@@ -68,7 +68,10 @@ Change = Open | Update | Reopen | Close
 
 
 def plan(old: RunConfig, new: RunConfig) -> list[Change]:
-    """Return the changes that lead from one configuration to another. Stops come first, new streams last."""
+    """Return the stream changes that lead from one configuration to another.
+
+    Stops come first, new streams come last.
+    """
     before, after = old.named(), new.named()
     closed: list[Change] = [Close(name) for name in before if name not in after]
     kept = [change_of(name, before[name], stream) for name, stream in after.items() if name in before]
@@ -77,7 +80,7 @@ def plan(old: RunConfig, new: RunConfig) -> list[Change]:
 
 
 def change_of(name: str, old: ListedStream, new: ListedStream) -> Update | Reopen | None:
-    """Return the change of one stream. Return None if nothing changes."""
+    """Return the change that leads from one configuration of a stream to another. Return None if nothing changes."""
     keys = differences(old, new)
     if not keys:
         return None
@@ -85,22 +88,22 @@ def change_of(name: str, old: ListedStream, new: ListedStream) -> Update | Reope
 
 
 def differences(old: ListedStream, new: ListedStream) -> frozenset[str]:
-    """Return the keys that have different values in two streams. The name is not compared."""
+    """Return the keys that have different values in two stream configurations. The name is not compared."""
     return frozenset(
         key for key in ListedStream.model_fields if key != "name" and getattr(old, key) != getattr(new, key)
     )
 
 
 def later(old: RunConfig, new: RunConfig) -> list[str]:
-    """Return the changed settings of the whole run, sorted. They take effect after a restart of Saccade."""
+    """Return the changed settings of the whole run, sorted. These changes take effect after a restart of Saccade."""
     streams = ListedStream.model_fields.keys() - {"sinks"} | {"streams"}
     return sorted(key for key in RunConfig.model_fields.keys() - streams if getattr(old, key) != getattr(new, key))
 
 
 def merge(base: RunConfig, edited: RunConfig, desired: RunConfig) -> RunConfig:
-    """Merge an edited file with changes that were made over HTTP.
+    """Merge an edited configuration file with changes that were made over HTTP.
 
-    If both changed the same key, the file wins. Every other key has its value from `desired`.
+    If both changed the same key, the value in the file wins. Every other key has its value from `desired`.
 
     Args:
         base: the file before the edit.
@@ -129,7 +132,7 @@ def _merged(base: ListedStream | None, edited: ListedStream | None, wanted: List
 
 
 def _in_order(streams: Mapping[str, ListedStream], names: list[str]) -> list[ListedStream]:
-    """Sort the streams by their order in the file. Streams that are not in the file come last."""
+    """Sort streams by their order in the configuration file. Streams that are not in the file come last."""
     return [streams[name] for name in names if name in streams] + [
         stream for name, stream in streams.items() if name not in names
     ]

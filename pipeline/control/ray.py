@@ -1,11 +1,10 @@
-"""Runs streams on workers. A worker is a Ray actor on this machine or in a cluster, and has a `Local`.
+"""Runs streams on workers. A worker is a Ray actor on this machine or in a cluster, and runs streams with a `Local`.
 
 The controller uses `RayWorkers` like a `Local`. If an actor dies, Ray restarts it. Its live streams are reopened on
 the least-loaded worker, and their open events continue under the same IDs. Its file streams fail, because their
 results would have a gap.
 
-This process has the shared parts: the event store of this machine, the shared outputs, and the assignment of streams
-to workers.
+The controller process contains the event store of its machine and the shared outputs, and assigns streams to workers.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ _CHANGES = ("begin", "update", "end", "rules", "media")
 
 
 class _Prepared:
-    """A change that a worker has prepared.
+    """A stream change that a worker has prepared.
 
-    Leaving the `with` block tells the worker to discard it, unless it was used.
+    Leaving the `with` block tells the worker to discard an unused change.
     """
 
     def __init__(self, worker: WorkerSlot, name: str) -> None:
@@ -81,11 +80,11 @@ class _Prepared:
 
 
 class RayWorkers:
-    """Runs streams on workers, between `open` and `close`. Most methods are described in `Runner`.
+    """Runs streams on Ray workers, between `open` and `close`. `Runner` describes most methods.
 
     Args:
         settings: settings of each worker.
-        actor_of: returns the actor of a worker, by worker name; may block.
+        actor_of: returns the actor of a worker, by worker name; can block.
         wanted: names of the desired streams. Any other running stream is stopped.
         outputs: shared outputs. They are closed with this object.
         store: event store of this machine, or None. The caller closes it.
@@ -124,11 +123,11 @@ class RayWorkers:
 
     @property
     def store(self) -> EventStore | MachineStores | None:
-        """The event store, or None."""
+        """The event store of the run, or None."""
         return self._stores or self._own_store
 
     def open(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Start the workers, and wait until each is ready or has failed to start.
+        """Start the workers, and wait until each worker is ready or has failed to start.
 
         Args:
             given_up: returns whether to stop waiting.
@@ -152,10 +151,10 @@ class RayWorkers:
     # ---- what the controller has done
 
     def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
-        """Prepare a change on the stream's worker, or on the least-loaded worker; see `Local.prepare`.
+        """Prepare a change of a stream on the stream's worker, or on the least-loaded worker.
 
-        If no worker is ready, a change of an existing stream is accepted without a check, and the stream may fail
-        later. A new stream is refused, because its source cannot be checked.
+        If no worker is ready, a change of an existing stream is accepted without a check, and the stream can fail
+        later. A new stream is rejected, because its source cannot be checked.
         """
         if isinstance(change, Close):
             return None
@@ -174,9 +173,9 @@ class RayWorkers:
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Start, change or stop a stream; see `Local.follow`.
+        """Open, change, reopen or stop a stream on a worker, so that it matches a configuration. None stops the stream.
 
-        If the worker dies meanwhile, another worker opens the stream.
+        If the worker dies during the call, another worker opens the stream.
         """
         if wanted is None:
             with self._changed:
@@ -203,7 +202,7 @@ class RayWorkers:
                 raise
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """Stop a stream and open it again; see `Local.reopen`."""
+        """Stop a stream and open it again. A stream that cannot be opened is listed as failed."""
         stream = self._stream(name)
         with stream.lock:
             stream.wanted = wanted
@@ -229,7 +228,7 @@ class RayWorkers:
             return self._note(stream, status)
 
     def remove(self, name: str) -> None:
-        """Stop a stream, or remove a failed stream from the list; see `Local.remove`."""
+        """Stop a running stream, or remove a failed stream from the list."""
         stream = self._stream(name)
         with stream.lock:
             worker = self._workers.get(stream.worker or "")
@@ -245,29 +244,32 @@ class RayWorkers:
             self._receiver.wait_end(name, _LAST_S)
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """Add a stream that could not be opened to the list, as failed; see `Local.fail`."""
+        """Add a stream that could not be opened to the list of streams, as failed."""
         with self._changed:
             self._streams[stream.name or ""] = PlacedStream(stream, error=one_line(str(error)) or type(error).__name__)
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check the rules of a stream on any worker; see `Local.check_rules`."""
+        """Check on any worker that a stream supports its rules: the labels, questions, zones and lines in them."""
         self._call(self._any_worker(), "local.check_rules", stream)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Restart the engines of the workers, one after the other, if their settings changed; see `Runner.take`."""
+        """Apply changed settings of the whole run: restart the engines of the workers, one after another.
+
+        Return applied keys.
+        """
         settings = [replace(one.settings, values=worker_values(config)) for one in self._workers.values()]
         before, after = next(iter(self._workers.values())).settings.values, settings[0].values
         keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
         if keys:
             log.warning(
-                "%s: changed; the workers restart their engines one after another, and streams continue",
+                "settings changed: %s; the workers restart their engines one after another, and streams continue",
                 ", ".join(keys),
             )
             self.replace(settings, config.named())
         return keys
 
     def replace(self, settings: Sequence[WorkerSettings], wanted: Mapping[str, ListedStream]) -> None:
-        """Make each worker load a new engine and move its streams to the new engine, one worker after the other.
+        """Replace the engine of each worker and move the worker's streams to the new engine, one worker after another.
 
         Args:
             settings: new settings of each worker.
@@ -322,12 +324,12 @@ class RayWorkers:
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is running or wanted."""
+        """Whether no stream is running or waiting for a worker."""
         return not self.names
 
     @property
     def closed(self) -> bool:
-        """Whether `stop` or `close` was called."""
+        """Whether the runner has been stopped or closed."""
         return self._closing.is_set()
 
     @property
@@ -350,7 +352,11 @@ class RayWorkers:
             return [stream.now() for name, stream in self._streams.items()]
 
     def status(self, name: str) -> StreamStatus:
-        """Return the status of a stream; raises StreamError if it does not exist."""
+        """Return the status of a stream.
+
+        Raises:
+            StreamError: if the stream does not exist.
+        """
         with self._changed:
             return self._stream(name).now()
 
@@ -360,42 +366,45 @@ class RayWorkers:
             return [worker.status(list(self._on(worker))) for worker in self._workers.values()]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """Return the status of every sink; see `Local.sink_statuses`."""
+        """Return the status of every sink, with the name of its stream. The name is empty for a shared sink."""
         with self._changed:
             own = [one for worker in self._workers.values() if worker.ready for one in worker.report.sinks]
         return [*(("", output.guard.status()) for output in self._outputs), *own]
 
     def lost_changes(self) -> dict[str, int]:
-        """Return the number of dropped changes of events; see `Local.lost_changes`."""
+        """Return the number of dropped event changes, by queue: `hub` and `store`."""
         hubs = sum(worker.report.dropped for worker in self._workers.values())
         return {"hub": hubs} | ({"store": self._own_store.dropped} if self._own_store else {})
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """Return the states of a stream's rules; see `Local.rule_states`."""
+        """Return the state of each rule of a stream. Return None if the stream has no rules."""
         states: list[RuleState] | None = self._call(self._worker_of(name), "local.rule_states", name, timeout_s=_ASK_S)
         return states
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the counts of a stream; see `Local.counts`."""
+        """Return the total object counts of a stream, and the counts of each minute since a time."""
         found: tuple[Totals, list[Minute]] = self._call(
             self._worker_of(name), "local.counts", name, since, timeout_s=_ASK_S
         )
         return found
 
     def address(self, stream: str | None) -> Address | None:
-        """Return the address of the server that handles requests for a stream; see `Runner.address`."""
+        """Return the HTTP address of the worker that runs a stream, or of any worker if `stream` is None."""
         if stream is not None:
             return self._worker_of(stream).address()
         return self._any_worker(full=True).address()
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search the stores of all machines; see `search_workers`."""
+        """Search stored events on all machines by a text, with the model."""
         if self.store is None:
-            raise ConfigError("no events are stored: start with --store DIR")
+            raise ConfigError("no events are stored: restart Saccade with --store DIR")
         return search_workers(self.store, self._match_at, len(self._workers), text, query, progress)
 
     def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
-        """Rate snapshots of a machine on the machine's worker with the fewest running searches; see `MatchAt`."""
+        """Let a worker compute how well the snapshots of events match a text. Return None if no worker is available.
+
+        The worker runs on the machine that stores the snapshots. The worker with the fewest running searches is used.
+        """
         with self._changed:
             able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
             worker = min(able, key=lambda one: self._searching[one.name], default=None)
@@ -412,7 +421,7 @@ class RayWorkers:
     # ---- the end
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Tell all workers to finish. Returns at once; `close` waits for the workers."""
+        """Tell all workers to finish, without waiting. Return how long this can still take, in seconds."""
         if self._closing.is_set():
             return 0.0
         self._closing.set()
@@ -436,7 +445,7 @@ class RayWorkers:
             if worker.thread is not None:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
                 if worker.thread.is_alive():
-                    log.warning("worker %s did not end in time", worker.name)
+                    log.warning("worker %s did not stop in time", worker.name)
             if worker.actor is not None:
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.kill(worker.actor)
@@ -455,7 +464,7 @@ class RayWorkers:
     # ---- a worker's thread
 
     def _serve(self, worker: WorkerSlot) -> None:
-        """Run a worker until everything is closed. Restart the worker each time it ends."""
+        """Receive the messages of a worker until everything is closed. Restart the worker each time it ends."""
         while not self._closing.is_set():
             reason = "its actor died"
             try:
@@ -485,7 +494,7 @@ class RayWorkers:
                 self._closing.wait(min(_MOST_BACKOFF_S, 0.5 * 2**worker.failures))
 
     def _on(self, worker: WorkerSlot) -> dict[str, PlacedStream]:
-        """Return the streams of a worker. The caller holds the lock."""
+        """Return the streams that are assigned to a worker. The caller holds the lock."""
         return {name: stream for name, stream in self._streams.items() if stream.worker == worker.name}
 
     def _names_of(self, worker: WorkerSlot) -> list[str]:
@@ -508,7 +517,7 @@ class RayWorkers:
         self._place()
 
     def _take_messages(self, worker: WorkerSlot) -> str:
-        """Handle the messages of a worker until the worker ends. Return why it ended."""
+        """Process the messages of a worker until the worker ends. Return the reason of the end."""
         while True:
             batch = self._poll(worker)
             for data in batch.results:
@@ -575,7 +584,7 @@ class RayWorkers:
                 worker.actor.call.remote("follow", name, None)
 
     def _take_end(self, worker: WorkerSlot, ended: Ended) -> None:
-        """Handle the end of a stream that was not stopped by a call."""
+        """Handle the end of a stream that ended by itself."""
         with self._changed:
             stream = self._streams.get(ended.name)
             if stream is None or stream.worker != worker.name:
@@ -627,7 +636,7 @@ class RayWorkers:
         self._place()
 
     def _kill(self, worker: WorkerSlot) -> None:
-        """Kill an actor that does not respond. Ray restarts it."""
+        """Kill the actor of a worker that does not respond. Ray restarts the actor."""
         if worker.ready is not None and not worker.settings.cluster:
             with contextlib.suppress(OSError):
                 os.kill(worker.ready.pid, signal.SIGKILL)
@@ -659,7 +668,7 @@ class RayWorkers:
             except AwayError:
                 pass  # the next ready worker opens it
             except Exception as error:
-                log.warning("%s: %s", name, error)
+                log.warning("stream %s could not be opened: %s", name, error)
                 self._fail(name, stream, one_line(str(error)) or type(error).__name__)
 
     def _open_at(self, name: str, stream: PlacedStream, place: WorkerSlot | None, *, checked: bool) -> StreamStatus:
@@ -668,12 +677,12 @@ class RayWorkers:
         A stream without a worker is opened on `place`, or on the least-loaded worker if `place` is None.
 
         Raises:
-            AwayError: if the worker is not ready, or no worker is.
+            AwayError: if the worker, or every worker, is not ready.
         """
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
             if worker is None or worker.ready is None:
-                raise AwayError("no worker is ready")
+                raise AwayError("no worker is ready; try again in some seconds")
             again = stream.worker is None and stream.opened > 0
             stream.worker = worker.name
         events = self.events.of(name) if again or not stream.opened else []
@@ -732,7 +741,7 @@ class RayWorkers:
         return worker
 
     def _stream(self, name: str) -> PlacedStream:
-        """Return a desired stream. The stream may have failed.
+        """Return the record of a desired stream, even if the stream has failed.
 
         Raises:
             StreamError: if the stream does not exist.
@@ -746,10 +755,10 @@ class RayWorkers:
         with self._changed:
             stream = self._stream(name)
             if stream.error is not None:
-                raise StreamError(f"'{name}' has failed: {stream.error}")
+                raise StreamError(f"stream '{name}' has failed: {stream.error}")
             worker = self._workers.get(stream.worker or "")
             if worker is None or worker.ready is None:
-                raise AwayError(f"'{name}' waits for a worker; try again in some seconds")
+                raise AwayError(f"stream '{name}' is waiting for a worker; try again in some seconds")
             return worker
 
     def _call(
@@ -761,7 +770,7 @@ class RayWorkers:
             worker: the worker.
             method: name of the method, see `WorkerActor.call`.
             arguments: arguments of the method.
-            timeout_s: time limit of the call, in seconds.
+            timeout_s: timeout of the call, in seconds.
             options: keyword arguments of the method.
 
         Raises:
@@ -771,13 +780,13 @@ class RayWorkers:
         return self._ask(worker, "call", method, *arguments, timeout_s=timeout_s, **options)
 
     def _ask(self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
-        """Call a method of an actor and return its result. Arguments and errors are those of `_call`."""
+        """Call a method of a worker's actor and return its result. Arguments and errors are the same as for `_call`."""
         try:
             answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments, **options), timeout=timeout_s)
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.GetTimeoutError:
-            raise StreamError(f"worker {worker.name} has not responded within {timeout_s:g} s") from None
+            raise StreamError(f"worker {worker.name} did not respond within {timeout_s:g} s; try again") from None
         except ray.exceptions.RayError as error:
             raise AwayError(f"worker {worker.name} died; try again in some seconds") from error
         return taken(answer)
@@ -798,7 +807,7 @@ class RayWorkers:
         return stream is None or stream.status is None or stream.status.live
 
     def _load(self, records: Sequence[Mapping[str, Any]], machine: str) -> None:
-        """Load the open events in a machine's store. End the events of streams that no longer exist."""
+        """Load the open events in the event store of a machine. End the events of streams that no longer exist."""
         self.events.load(records, machine)
         for stream in {record["stream"] for record in records} - {*self._wanted, *self.names}:
             self.events.end(stream)
@@ -816,7 +825,7 @@ class RayWorkers:
                 listener(record)
             except Exception as error:
                 if number not in self._failing:  # log once until it works again
-                    log.warning("events of %s: %s", record["stream"], one_line(str(error)))
+                    log.warning("an output for events of stream %s failed: %s", record["stream"], one_line(str(error)))
                 self._failing.add(number)
             else:
                 self._failing.discard(number)
@@ -827,4 +836,4 @@ def _no_stream(name: str) -> StreamError:
 
 
 def _no_wishes(name: str, values: Mapping[str, Any]) -> ListedStream:
-    raise StreamError("this run does not support changes of streams")
+    raise StreamError("this run does not support changing streams")

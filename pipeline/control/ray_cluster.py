@@ -67,7 +67,7 @@ processes, which exist only while the command runs.
 
 
 class RayCluster:
-    """A connection to Ray. The constructor opens it, `close` ends it.
+    """A connection to Ray. The constructor opens the connection, and `close` ends it.
 
     Args:
         config: configuration. `config.ray` is the address of a cluster, or `auto` for a cluster on this machine. None
@@ -78,7 +78,7 @@ class RayCluster:
         local: whether this process started Ray.
 
     Raises:
-        ConfigError: if the cluster does not exist or refuses this machine.
+        ConfigError: if the cluster does not exist or rejects this machine.
     """
 
     def __init__(self, config: RunConfig, state: Path) -> None:
@@ -120,7 +120,7 @@ class RayCluster:
         return str(ray.get_runtime_context().get_node_id())
 
     def place(self) -> None:
-        """Reserve resources for the workers, spread over the machines.
+        """Reserve resources for the workers, spread over the machines of the cluster.
 
         Do nothing if workers of this run already exist.
 
@@ -148,9 +148,9 @@ class RayCluster:
             )
 
     def _gpus_each(self, workers: int) -> float:
-        """Return the GPU fraction that Ray reserves for each worker of a local Ray.
+        """Return the number of GPUs that Ray reserves for each worker on this machine, from 0 to 1.
 
-        Workers are distributed evenly over the GPUs, and a worker gets at most one GPU.
+        Workers are distributed evenly over the GPUs.
         """
         found: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
         gpus = int(found.get("GPU", 0))
@@ -159,7 +159,7 @@ class RayCluster:
     def actor_of(self, name: str, kind: type) -> Any:
         """Return the actor of a worker.
 
-        If it does not exist yet, create it in the worker's bundle of the placement group.
+        A missing actor is created in the worker's bundle of the placement group.
 
         If the actor dies, Ray restarts it. On a cluster, the actor continues after this process ends.
 
@@ -191,7 +191,7 @@ class RayCluster:
         return made.options(**options).remote()
 
     def end(self) -> None:
-        """Stop all workers of this run and release their reserved resources."""
+        """Stop all workers of this run, and release the resources that were reserved for them."""
         for number in range(1, _MAX_WORKERS + 1):
             if (actor := _actor(str(number))) is not None:
                 with contextlib.suppress(ray.exceptions.RayError):
@@ -233,14 +233,14 @@ def _group() -> Any:
 
 
 def _guard() -> subprocess.Popen[bytes] | None:
-    """Start a process that runs `_GUARD`. Return None on systems without /proc."""
+    """Start a process that kills the child processes of this process when it ends. Return None outside Linux."""
     if sys.platform != "linux":
         return None
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", _GUARD], stdin=subprocess.PIPE)
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
-    """Restore the signal handlers of Saccade. The handlers that Ray installs dump the stack and exit."""
+    """Restore the signal handlers of Saccade, because Ray replaces them by handlers that dump the stack and exit."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -248,7 +248,10 @@ def _restore(handlers: Mapping[int, Any]) -> None:
 
 @contextmanager
 def _without_hangup() -> Iterator[None]:
-    """Make Ray's processes ignore SIGHUP while the block runs. Saccade itself handles a closed terminal."""
+    """Start Ray's processes with SIGHUP ignored, so that they survive a closed terminal.
+
+    Saccade handles SIGHUP itself.
+    """
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if hasattr(signal, "SIGHUP") else None
     try:
         yield

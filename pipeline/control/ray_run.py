@@ -23,17 +23,17 @@ from saccade.processors import usable_processors
 def shared_targets(config: RunConfig) -> list[Target]:
     """Return the outputs that all streams share.
 
-    The video of a single stream is excluded, because its worker writes it.
+    A video file of a single stream is excluded, because the stream's worker writes it.
     """
     alone = len(config.named()) == 1
     return [target for target in targets_of(config) if not target.each and not (alone and is_video(target))]
 
 
 def check_workers(config: RunConfig) -> None:
-    """Check that the configuration has no settings that workers do not support.
+    """Check that workers support all settings of a configuration.
 
     Raises:
-        ConfigError: if it has such a setting.
+        ConfigError: if workers do not support a setting.
     """
     if config.display:
         raise ConfigError("--display: not supported with workers; remove --workers, or watch with --http")
@@ -49,9 +49,9 @@ def is_file(source: str) -> bool:
 
 
 def threads_each(workers: int) -> int:
-    """Return the number of CPU threads for the engine of each worker. 0 means the default of the environment.
+    """Return the number of CPU threads for the engine of each worker. 0 means the default number.
 
-    The engines of all workers together use half of the processors. Decoders and encoders need the other half.
+    The engines of all workers together use half of the CPU cores. Video decoders and encoders use the other half.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return 0

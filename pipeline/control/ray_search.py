@@ -1,7 +1,7 @@
-"""Searches the events of a run with workers. Every store lists candidates, and workers rate their snapshots.
+"""Searches the stored events of a run with workers. The stores list candidates, and workers score their snapshots.
 
-A snapshot is rated by a worker on its machine, so only IDs and probabilities cross the network. If the worker dies,
-another worker of the machine, or the restarted one, continues.
+A worker scores the snapshots of its own machine, so only IDs and probabilities cross the network. If the worker dies,
+another worker of the machine, or the restarted worker, continues.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def search_workers(
     query: EventQuery,
     progress: Progress,
 ) -> Searched:
-    """Search the stores of all machines.
+    """Search the stored events of all machines by a text.
 
     Args:
         store: lists the events.
-        match_at: rates snapshots on workers.
+        match_at: scores snapshots on workers.
         workers: maximum number of concurrent requests.
         text: text to search for.
         query: filters for events.
         progress: called with (done, total), also while no worker responds. An exception from it stops the search.
 
     Raises:
-        ConfigError, EngineError: if the text is empty, or the model does not support the search.
+        ConfigError, EngineError: if the text is empty, or the model does not support search.
     """
     away: set[str] = set()
 
@@ -96,7 +96,7 @@ def _match(
 
 
 def _ask(match: Callable[[], list[float | None] | None], gone: threading.Event) -> list[float | None] | None:
-    """Return the ratings of snapshots by a worker. Return None if no worker responds."""
+    """Return the probabilities with which snapshots match a text, from a worker. Return None if no worker responds."""
     tries, until = 0, time.monotonic() + AWAY_S
     while not gone.is_set() and tries < _TRIES and time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""Records of streams and workers on Ray. `ray.py` changes them under its lock."""
+"""The state of streams and workers on Ray. `ray.py` changes the state under its lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlacedStream:
     Attributes:
         wanted: desired configuration.
         worker: name of the worker; None while the stream waits for a worker.
-        status: status in the worker's last report, received at `told_at`.
+        status: status of the stream in the worker's last report, received at `told_at`.
         error: reason of a failure, or None.
         opened: number of times that a worker has opened the stream.
         lock: held while the stream is opened, changed or closed.
@@ -42,7 +42,7 @@ class PlacedStream:
     closed: threading.Event = field(default_factory=threading.Event)
 
     def now(self) -> StreamStatus:
-        """Return the current status: the last reported status, or the reason why no worker reports it."""
+        """Return the last reported status of the stream, or the reason why no worker reports a status."""
         status = self.status
         if status is None:
             name, source = self.wanted.name or "", redact(self.wanted.source)
@@ -64,11 +64,11 @@ class PlacedStream:
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """A worker of the run. It exists from the start to the end of the run, while its actor may be restarted.
+    """A worker of the run. The slot exists for the whole run, while the worker's actor can be restarted.
 
     Attributes:
         ready: message that the worker sent when it became ready; None while the worker is not ready.
-        reason: reason for not being ready.
+        reason: reason why the worker is not ready.
         failures: number of consecutive failed starts.
         ended: whether the worker has sent its last message.
         loading: whether the worker is loading another engine.
@@ -92,7 +92,11 @@ class WorkerSlot:
     thread: threading.Thread | None = None
 
     def status(self, streams: Sequence[str]) -> WorkerStatus:
-        """Return the status of the worker. `streams` are the streams that run on it."""
+        """Return the status of the worker.
+
+        Args:
+            streams: names of the streams that run on the worker.
+        """
         ready, report = self.ready, self.report
         counters = Counter(self.counted)
         counters.update(report.counters)

@@ -1,6 +1,6 @@
 """Transfers results from the workers to the shared sinks in the controller process.
 
-A transfer contains the result, the latency, and the time and size of the frame. It contains no image.
+A transfer contains the result, the latency, and the time and size of the frame, but no image.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _CARRIED = (
 
 
 class RelaySink:
-    """The sink in a worker that sends the results of every stream to the controller.
+    """A sink in a worker process that sends the results of every stream to the controller process.
 
-    If too many results wait to be sent, `write` blocks. Then a file is processed more slowly, and a live stream drops
+    If too many results wait to be sent, `write` blocks. A file is then processed more slowly, and a live stream drops
     its oldest results.
 
     Args:
-        send: sends a pickled result; may block.
+        send: sends a pickled result; can block.
     """
 
     shared: ClassVar[bool] = True
@@ -69,9 +69,9 @@ class RelaySink:
 
 
 class ResultReceiver:
-    """Receives results in the controller process and passes them to the shared sinks.
+    """Receives results from workers in the controller process, and writes them to the shared sinks.
 
-    Each stream has one outbox per sink, like a stream that runs in this process. Thread-safe.
+    Each stream has one queue per sink, like a stream that runs in this process. Thread-safe.
 
     Args:
         outputs: the shared sinks. The caller closes them.
@@ -87,7 +87,7 @@ class ResultReceiver:
         self._changed = threading.Condition(self._lock)  # notified when a stream has ended
 
     def take(self, data: bytes) -> None:
-        """Handle data that a `RelaySink` sent."""
+        """Process a pickled result or stream end that a worker sent."""
         what = pickle.loads(data)  # trusted: it comes from our own process
         if isinstance(what, str):
             self.end(what)
@@ -118,7 +118,7 @@ class ResultReceiver:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End all streams."""
+        """End all streams that still send results."""
         with self._lock:
             names = list(self._streams)
         for name in names:

@@ -1,7 +1,7 @@
-"""Defines the interface of runners. `Local` runs streams in this process, `RayWorkers` on Ray actors.
+"""Defines the interface of runners, which run streams: `Local` in this process, `RayWorkers` on Ray actors.
 
 Only the controller starts, changes and stops streams. Servers and terminals read the state and do not depend on the
-class of the runner. Requests that need pixels or the engine are sent to `address`.
+class of the runner. Requests that need video frames or the engine are sent to `address`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from saccade.sinks import SinkStatus
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """The address of a worker's HTTP server. It handles requests that need pixels or the engine.
+    """The address of a worker's HTTP server, which handles requests that need video frames or the engine.
 
     Attributes:
         url: URL, such as http://127.0.0.1:40123.
@@ -41,9 +41,9 @@ class ModelInfo:
 
     Attributes:
         name: name of the model, or of its folder.
-        device: device that the model runs on.
+        device: device that the model runs on, such as `cpu`.
         classes: labels that the model can detect; None if it accepts any phrase.
-        skills: supported skills.
+        skills: supported skills, such as detection.
         talks: whether a model answers questions.
     """
 
@@ -56,16 +56,16 @@ class ModelInfo:
 
 @dataclass(slots=True, frozen=True)
 class WorkerStatus:
-    """The status of a process with an engine.
+    """The status of a worker, which is a process with an engine.
 
     Attributes:
         name: name of the worker.
         state: `starting`, `ready` or `ended`.
-        reason: reason for not being ready; None if unknown.
+        reason: reason why the worker is not ready; None if unknown.
         pid: process ID on the worker's machine.
         machine: name of the machine that stores the worker's events; empty for the controller's machine.
         streams: names of the worker's streams.
-        busy: busy fraction of the engine, 0 to 1; None if unknown.
+        busy: busy fraction of the engine, from 0 to 1; None if unknown.
         rss_bytes: resident memory, in bytes.
         starts: number of starts.
         restarted_in_s: duration of each restart, in seconds.
@@ -105,31 +105,34 @@ class Ended:
 
 
 class StoredEvents(Protocol):
-    """Reads and deletes stored events, of this machine or of several machines; see `EventReader`."""
+    """The interface for reading and deleting stored events of one or several machines."""
 
     @property
     def away(self) -> Sequence[str]:
-        """The names of machines whose event store is unreachable."""
+        """The names of machines with an unreachable event store."""
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return the records of matching events, newest first. Each comes with the time at which it was stored."""
+        """Return the records of the events that match a query, newest first.
+
+        Each comes with the time at which it was stored.
+        """
 
     def rules(self, stream: str | None = None) -> list[str]:
         """Return the names of rules that have stored events."""
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """Return the record of an event. Return None if the ID is unknown."""
+        """Return the record of a stored event. Return None if the event ID is unknown."""
 
     def delete(self, event: str) -> bool:
-        """Delete an event and its files. Return whether the event existed."""
+        """Delete an event and its media files. Return whether the event existed."""
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the stored counts of a stream for each minute."""
+        """Return the stored object counts of a stream, for each minute since a Unix time."""
 
     def media(self, event: str, kind: str) -> Path | Address | None:
-        """Return a clip or snapshot of an event. Return None if it does not exist.
+        """Return the path of an event's clip or snapshot. Return None if the file does not exist.
 
-        If the file is on another machine, return the address of the server that has it at `/media/{event}/{kind}`.
+        If the file is on another machine, return the address of the server that serves it at `/media/{event}/{kind}`.
         """
 
 
@@ -144,12 +147,12 @@ class Runner(Protocol):
 
     @property
     def store(self) -> StoredEvents | None:
-        """The event store, or None."""
+        """The event store of the run, or None."""
 
     # ---- what the controller has done: errors are those of `Local`
 
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
-        """Check whether a change is possible.
+        """Check whether a change of a stream is possible.
 
         Pass the result to `follow`, or leave its `with` block to discard it.
         """
@@ -157,26 +160,26 @@ class Runner(Protocol):
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Open, change, reopen or stop a stream, so that it matches a configuration. None stops it.
+        """Open, change, reopen or stop a stream, so that it matches a configuration. None stops the stream.
 
-        Return its status.
+        Return the status of the stream.
         """
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
-        """Stop a stream and open it again. A failed stream is also opened."""
+        """Stop a stream and open it again. This also opens a failed stream."""
 
     def remove(self, name: str) -> None:
-        """Stop a stream, or remove a failed stream from the list.
+        """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
             StreamError: if the stream does not exist or does not stop in time.
         """
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """Add a stream that could not be opened to the list, as failed."""
+        """Add a stream that could not be opened to the list of streams, as failed."""
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check that a stream supports these rules.
+        """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.
 
         Raises:
             PlacedError: if a rule is unsupported.
@@ -186,18 +189,18 @@ class Runner(Protocol):
         """Apply changed settings of the whole run. Restart streams if needed.
 
         Returns:
-            The applied keys. Other changed settings need a restart of Saccade.
+            The applied keys. Other changed settings require a restart of Saccade.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if this is not possible. Nothing has changed
-                then.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if the settings cannot be applied. Nothing
+                has changed then.
         """
 
     # ---- how it is doing
 
     @property
     def names(self) -> list[str]:
-        """The names of streams that are running or are being opened."""
+        """The names of streams that are running or being opened."""
 
     @property
     def idle(self) -> bool:
@@ -212,7 +215,7 @@ class Runner(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the runner is being closed."""
+        """Whether the runner has been stopped or closed."""
 
     @property
     def ready(self) -> bool:
@@ -233,33 +236,33 @@ class Runner(Protocol):
         """
 
     def workers(self) -> list[WorkerStatus]:
-        """Return the status of all processes with an engine."""
+        """Return the status of all workers, which are processes with an engine."""
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
         """Return each sink's status with the name of its stream. The name is empty for a shared sink."""
 
     def lost_changes(self) -> dict[str, int]:
-        """Return the number of dropped changes of events, by queue: `hub` and `store`."""
+        """Return the number of dropped event changes, by queue: `hub` and `store`."""
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """Return the state of each rule of a stream. Return None if the stream has no rules. May block.
+        """Return the state of each rule of a stream. Return None if the stream has no rules. Can block.
 
         Raises:
             StreamError: if the stream is not running.
         """
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total counts of a stream, and the counts per minute since a time. May block.
+        """Return the total object counts of a stream, and the counts of each minute since a time. Can block.
 
         Raises:
             StreamError: if the stream is not running or has no zones.
         """
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events with a model. Blocks until the search ends.
+        """Search stored events by a text with a model. Blocks until the search ends.
 
         Raises:
-            ConfigError, EngineError: if no events are stored, or the model does not support the search.
+            ConfigError, EngineError: if no events are stored, or the model does not support search.
         """
 
     def address(self, stream: str | None) -> Address | None:

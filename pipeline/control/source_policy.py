@@ -1,14 +1,14 @@
-"""The source policy decides which paths, addresses and networks clients of the HTTP API may open.
+"""The source policy: which paths, addresses and networks clients of the HTTP API can open as video sources.
 
     allow_sources: ["/srv/videos/*.mp4", "rtsp://camera-*.example.org/*", 192.168.7.0/24]
 
 A path is allowed if its resolved form, without symbolic links, matches a glob of the list.
 
-An address is allowed in two cases. Its host is in a network of the list. Or the address without user name and query
-matches a glob, and the host is either public or written out in the glob. So a name that resolves to a private address
-is refused.
+An address is allowed in two cases:
+    1. its host is in a network of the list
+    2. the address without user name and query matches a glob, and its host is public or written out in the glob
 
-`*` also matches `/`.
+The second case rejects names that resolve to a private address (DNS rebinding). `*` also matches `/`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class NotAllowedError(SourceError):
-    """The source policy refuses a source. The client sees the message, so the message gives no reason."""
+    """Raised if the source policy rejects a source.
+
+    The message gives no reason, because the client sees the message.
+    """
 
     def __init__(self, line: str = _NOT_ALLOWED) -> None:
         super().__init__(line)
 
 
 class SourcePolicy:
-    """The source policy of one server.
+    """Decides which video sources the clients of an HTTP server can open.
 
     Args:
         allowed: globs of paths and addresses, and networks.
@@ -66,20 +69,20 @@ class SourcePolicy:
             elif "://" in entry or entry.startswith("webrtc:"):
                 self._addresses.append(entry)
             elif re.fullmatch(r"[\d.:a-fA-F]+/\d+", entry):
-                raise ConfigError(f"allow_sources: {entry} is not a network, such as 192.168.7.0/24")
+                raise ConfigError(f"allow_sources: {entry} is not a valid network; write it as in 192.168.7.0/24")
             else:
                 self._paths.append(_resolved_glob(entry))
 
     def check(self, source: str, addresses: Sequence[IpAddress] | None = None) -> None:
-        """Check that a client may open a source.
+        """Check that a client is allowed to open a source.
 
         Args:
             source: path or address.
             addresses: resolved IP addresses of the host, to which the caller will connect. None resolves the host,
-                which may take seconds.
+                which can take seconds.
 
         Raises:
-            NotAllowedError: if the policy refuses the source.
+            NotAllowedError: if the policy rejects the source.
             SourceError: if the address is malformed.
         """
         source = with_plain_zone(source)
@@ -117,7 +120,7 @@ def _network(entry: str) -> Network | None:
 
 
 def _resolved_glob(entry: str) -> str:
-    """Make the part of a path glob before the first wildcard absolute, and resolve its symbolic links."""
+    """Make a path glob absolute, and resolve symbolic links in the part before its first wildcard."""
     if entry.isdecimal():
         return entry
     parts = os.path.abspath(entry).split(os.sep)
@@ -126,12 +129,12 @@ def _resolved_glob(entry: str) -> str:
 
 
 def _authority(address: str) -> str:
-    """Return host and port of an address, split as FFmpeg does: up to the first of `/?#`, and after an `@`."""
+    """Return host and port of an address as FFmpeg parses them: up to the first of `/?#`, and after an `@`."""
     return re.split(r"[/?#]", address.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
 
 
 def _host(source: str) -> str:
-    """Return the host of the address of a live source.
+    """Return the host in the address of a live source.
 
     Raises:
         SourceError: if the host is missing or ambiguous.
@@ -148,11 +151,11 @@ def _host(source: str) -> str:
             return "0.0.0.0"
         if _HOST.fullmatch(host):
             return host
-    raise SourceError("the address has no valid host")
+    raise SourceError("the source address has no valid host")
 
 
 def _listens(source: str) -> bool:
-    """Return whether a source listens for senders on a port of this machine."""
+    """Return whether a source listens for incoming connections on a port of this machine."""
     scheme, _, rest = source.partition("://")
     options = parse_qs(rest.partition("?")[2], keep_blank_values=True)
     # FFmpeg treats the option without a value as yes.

@@ -1,6 +1,6 @@
-"""Stores the desired state in an SQLite file, with one transaction per change.
+"""Stores the desired streams in an SQLite file, with one transaction per change.
 
-Only the owner can read the file, because sources contain credentials. Saved changes survive `kill -9` and a power
+Only the owner can read the file, because sources contain credentials. Stored changes survive `kill -9` and a power
 failure.
 """
 
@@ -24,7 +24,7 @@ _BASE, _DESIRED = "base", "desired"
 
 
 class StateFile:
-    """Stores the desired streams of a run, and the streams of the configuration file at that time.
+    """Stores the desired streams of a run, and the streams that the configuration file had at the time of storing.
 
     Thread-safe. Only one process can use a file at a time.
 
@@ -49,7 +49,7 @@ class StateFile:
             config: provides the settings of the whole run, which this file does not store.
 
         Raises:
-            ConfigError: if the file has other content.
+            ConfigError: if the file is not a valid state file.
         """
         with self._lock:
             if self._db is None:
@@ -62,7 +62,9 @@ class StateFile:
                 saved = bool(self._db.execute("PRAGMA user_version").fetchone()[0])
             except (sqlite3.Error, ValidationError, ValueError, KeyError) as error:
                 reason = " ".join(str(error).split())
-                raise ConfigError(f"{self.path}: not a state file of this version: {reason}; delete it") from None
+                raise ConfigError(
+                    f"{self.path}: not a valid state file for this version of Saccade: {reason}; delete the file"
+                ) from None
         return (config.with_streams(kept[_BASE]), config.with_streams(kept[_DESIRED])) if saved else None
 
     def save(self, base: RunConfig, desired: RunConfig) -> None:
@@ -82,7 +84,7 @@ class StateFile:
                     db.executemany("INSERT INTO streams VALUES (?, ?, ?)", rows)
                     db.execute("PRAGMA user_version = 1")
             except sqlite3.Error as error:
-                raise NotKeptError(f"{self.path}: the change cannot be stored: {error}") from None
+                raise NotKeptError(f"{self.path}: cannot store the change: {error}") from None
 
     def close(self) -> None:
         """Close the file, so that another process can use it. A second call does nothing."""
@@ -99,7 +101,7 @@ class StateFile:
             path.chmod(0o600)  # SQLite creates its journal with the permissions of the file
             db = sqlite3.connect(path, timeout=0.1, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"{path}: changes cannot be stored there: {_reason(error)}") from None
+            raise ConfigError(f"{path}: cannot store changes in this file: {_reason(error)}") from None
         try:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")  # held from the first transaction until close
             db.execute("PRAGMA synchronous = FULL")
@@ -111,9 +113,9 @@ class StateFile:
             db.close()
             if "locked" in str(error):
                 raise ConfigError(
-                    f"{path}: another process stores its changes there; use --state FILE for this process"
+                    f"{path}: another process is using this state file; use --state FILE to set another file"
                 ) from None
-            raise ConfigError(f"{path}: changes cannot be stored there: {_reason(error)}") from None
+            raise ConfigError(f"{path}: cannot store changes in this file: {_reason(error)}") from None
         self._db = db
 
 
@@ -126,13 +128,16 @@ def _rows(of: str, streams: Iterable[ListedStream]) -> Iterable[tuple[str, int, 
 
 
 def plain(stream: ListedStream) -> dict[str, Any]:
-    """Return the keys that are set in a stream, as JSON values. They are validated when the file is loaded."""
+    """Return the keys that are set in a stream configuration, as JSON values.
+
+    They are validated when the file is loaded.
+    """
     values: dict[str, Any] = stream.model_dump(mode="json", exclude_unset=True)
     return values
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that the name of a new file survives a power failure."""
+    """Sync a folder to disk, so that a new file in the folder survives a power failure."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(number)

@@ -1,8 +1,8 @@
 """The event stores of all machines of a Ray cluster, behind one interface. Each machine stores its own events.
 
-On the controller's machine, the controller process has an `EventStore`. On every other machine, an actor has one for
-all workers of the machine, and continues when workers end. The controller calls this actor through Ray. While a
-machine is unreachable, up to 10,000 records for it are queued.
+On the controller's machine, the controller process has an `EventStore`. On every other machine, an actor has an
+`EventStore` for all workers of the machine, and continues when workers end. The controller calls this actor through
+Ray. While a machine is unreachable, up to 10,000 records for the machine are queued.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class StoreActor:
-    """The actor that stores the events of one machine.
+    """The Ray actor that stores the events of one machine.
 
     Args:
         folder: base folder of a relative store path. It is ignored if it does not exist on this machine.
@@ -70,7 +70,7 @@ class StoreActor:
             self._problem = one_line(str(error))
 
     def media(self) -> tuple[str | None, str]:
-        """Return the folder of clips and snapshots, and an empty reason.
+        """Return the folder of clips and snapshots, and an empty text.
 
         If the store cannot be used on this machine, return None and the reason.
         """
@@ -83,14 +83,14 @@ class StoreActor:
         return getattr(self._store, method)(*arguments)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Store records. They are on disk when the call returns, unless the disk is full."""
+        """Store event records. They are on disk when the call returns, unless the disk is full."""
         if self._store is None:
             raise StoreError(self._problem)
         for record in records:
             try:
                 self._store.write(record)
             except (KeyError, TypeError, ValueError) as error:  # an invalid record must not block the others
-                log.warning("a record is invalid and was dropped: %s", error)
+                log.warning("an invalid event record was dropped: %s", error)
         with contextlib.suppress(StoreError):  # the disk is full; the store keeps the records until they can be written
             self._store.flush()
 
@@ -101,11 +101,11 @@ class StoreActor:
 
 
 def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | None]:
-    """Return which machine stores the events of a worker: machine name, Ray's node ID, and media folder.
+    """Return the machine that stores the events of a worker: machine name, Ray's node ID, and media folder.
 
-    The function runs on the worker's machine and creates the store actor if needed. Machine name and node ID are empty
-    if the controller stores the events. This is the case on the controller's machine, and if the folder cannot be used
-    here, for example because the machines share it.
+    The function runs on the worker's machine and creates the store actor if needed. If the controller stores the
+    events, machine name and node ID are empty. This is the case on the controller's machine, and if the folder cannot
+    be used here, for example because the machines share the folder.
     """
     node = ray.get_runtime_context().get_node_id()
     if settings.store is None or node == settings.node:
@@ -129,7 +129,7 @@ def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | Non
 
 
 def end_stores() -> None:
-    """Stop the stores of all machines."""
+    """Stop the event stores of all machines."""
     names: Any = ray.util.list_named_actors()  # in our namespace
     for name in names:
         if name.startswith(STORES):
@@ -141,7 +141,9 @@ def end_stores() -> None:
 
 
 class RemoteStore:
-    """Sends records to the event store of another machine, in order. First it loads the open events of that store.
+    """Sends event records to the event store of another machine, in order.
+
+    The open events in that store are loaded first.
 
     Args:
         machine: name of the machine.
@@ -160,7 +162,7 @@ class RemoteStore:
         self._thread.start()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the remote store and return its result.
+        """Call a method of another machine's event store and return its result.
 
         Raises:
             StoreError: if the store does not respond.
@@ -168,7 +170,7 @@ class RemoteStore:
         return self._ask("call", method, *arguments)
 
     def write(self, record: Record) -> None:
-        """Queue a record for storage and return at once. If the queue is full, drop its oldest record."""
+        """Queue an event record for storage, without waiting. If the queue is full, drop its oldest record."""
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
@@ -177,7 +179,7 @@ class RemoteStore:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send the queued records and stop. Drop records that cannot be sent within `_CLOSE_S` seconds."""
+        """Send the queued records and stop. Records that cannot be sent within `_CLOSE_S` seconds are dropped."""
         with self._changed:
             self._closing_at = time.monotonic() + _CLOSE_S
             self._changed.notify_all()
@@ -208,7 +210,11 @@ class RemoteStore:
                     self._ask("write", batch)
             except StoreError as error:
                 if not told:
-                    log.warning("events of %s wait until its store responds: %s", self._machine, error)
+                    log.warning(
+                        "cannot write to the event store of machine %s; its events wait in memory: %s",
+                        self._machine,
+                        error,
+                    )
                 told = True
                 with self._changed:
                     if self._is_over():
@@ -217,7 +223,11 @@ class RemoteStore:
                     self._changed.wait_for(lambda: self._closing_at is not None, RETRY_S)
             else:
                 if told:
-                    log.warning("events of %s are stored again; changes dropped: %d", self._machine, self._lost)
+                    log.warning(
+                        "the event store of machine %s responds again; dropped event changes: %d",
+                        self._machine,
+                        self._lost,
+                    )
                     told, self._lost = False, 0
 
     def _next(self, loaded: bool) -> list[Record] | None:
@@ -235,11 +245,11 @@ class RemoteStore:
 
 
 class MachineStores:
-    """Reads and writes the stores of all machines. It has the reading methods of an `EventStore`. Thread-safe.
+    """Reads and writes the event stores of all machines. It has the reading methods of an `EventStore`. Thread-safe.
 
     Args:
-        local: store of the controller's machine. The caller closes it.
-        load: see `RemoteStore`.
+        local: event store of the controller's machine. The caller closes it.
+        load: called once per machine with its open events and its name.
         address_of: returns the address of the server for a machine's files, or None if the machine is unreachable.
     """
 
@@ -255,17 +265,17 @@ class MachineStores:
 
     @property
     def away(self) -> list[str]:
-        """The names of machines whose event store is unreachable."""
+        """The names of machines with an unreachable event store."""
         return sorted(machine for machine, store in self._stores() if store is not None and store.away)
 
     def meet(self, machine: str, node: str) -> None:
-        """Register a machine that stores its own events. Returns at once."""
+        """Register a machine that stores its own events, without waiting."""
         with self._lock:
             if machine not in self._remote:
                 self._remote[machine] = RemoteStore(machine, node, self._load)
 
     def write(self, record: Record, machine: str = "") -> None:
-        """Store a record on the machine that stores its event."""
+        """Store an event record on the machine that stores the event."""
         with self._lock:
             remote = self._remote.get(machine)
         if remote is not None:
@@ -274,22 +284,25 @@ class MachineStores:
             self._local.write(record)
 
     def page(self, query: EventQuery, more: int = 0) -> list[Stored]:
-        """Return the newest matching events of all machines; see `EventReader.page`."""
+        """Return the newest events of all machines that match a query.
+
+        Each comes with the time at which it was stored.
+        """
         pages = self._ask_all("page", query, more)
         found = sorted(chain(*pages.values()), key=lambda one: (one[1], one[0]["id"]), reverse=True)
         return found[: query.limit + more]
 
     def rules(self, stream: str | None = None) -> list[str]:
-        """Return the names of rules that have stored events; see `EventReader.rules`."""
+        """Return the names of rules that have stored events on any machine."""
         return sorted(set(chain(*self._ask_all("rules", stream).values())))
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the stored counts of a stream for each minute; see `EventReader.counts`."""
+        """Return the stored object counts of a stream, for each minute since a Unix time."""
         minutes: list[dict[str, Any]] = list(chain(*self._ask_all("counts", stream, since).values()))
         return sorted(minutes, key=lambda minute: minute["start"])
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """Return the record of an event; see `EventReader.get`."""
+        """Return the record of a stored event. Return None if the event ID is unknown."""
         found: list[dict[str, Any] | None] = list(self._ask_all("get", event).values())
         return next((record for record in found if record is not None), None)
 
@@ -299,13 +312,13 @@ class MachineStores:
         return next((machine for machine, record in found.items() if record is not None), None)
 
     def delete(self, event: str) -> bool:
-        """Delete an event; see `EventStore.delete`."""
+        """Delete an event and its media files. Return False if the event ID is unknown."""
         return any(self._ask_all("delete", event).values())
 
     def media(self, event: str, kind: str) -> Path | Address | None:
-        """Return a clip or snapshot of an event, see `EventReader.media`.
+        """Return the path of an event's clip or snapshot. Return None if the file does not exist.
 
-        If the file is on another machine, return the address of the server that has it at `/media/{event}/{kind}`.
+        If the file is on another machine, return the address of the server that serves it at `/media/{event}/{kind}`.
         """
         for machine, path in self._ask_all("media", event, kind).items():
             if path is not None and machine:
@@ -315,9 +328,9 @@ class MachineStores:
         return None
 
     def walk_machines(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float, str]]:
-        """Yield all events with the names of their machines. Events of unreachable machines are missing.
+        """Yield all events that match a query, with their storage times and the names of their machines.
 
-        See `EventReader.walk`.
+        Events of unreachable machines are missing.
         """
 
         def of(machine: str, store: RemoteStore | None) -> Iterator[tuple[dict[str, Any], float, str]]:
@@ -335,7 +348,7 @@ class MachineStores:
         return heapq.merge(*begun, key=lambda one: one[1], reverse=True)
 
     def close(self) -> None:
-        """Send the queued records to all machines and stop; see `RemoteStore.close`."""
+        """Send the queued records to all machines and stop. Records that cannot be sent in time are dropped."""
         for _, store in self._stores():
             if store is not None:
                 store.close()
@@ -345,7 +358,7 @@ class MachineStores:
             return [("", None), *self._remote.items()]
 
     def _ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Call a method of all stores and return the results of reachable stores, by machine.
+        """Call a method of all event stores. Return the results of reachable stores, by machine name.
 
         Raises:
             StoreError: if the store of the controller's machine fails.

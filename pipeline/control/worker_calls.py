@@ -1,4 +1,4 @@
-"""Defines the messages between the controller and its workers. They are sent as calls of the worker's actor."""
+"""Defines the messages between the controller and its workers. They are sent as method calls of the worker's actor."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _KINDS = (NotKeptError, NotAllowedError, AwayError, StreamError, ConfigError, So
 
 @dataclass(slots=True, frozen=True)
 class WorkerSettings:
-    """The settings of a worker. They do not include its streams.
+    """The settings of a worker, without its streams.
 
     Attributes:
         values: values of a `RunConfig`, without streams, servers and shared outputs.
         index: index of the worker, from 0. It selects a GPU if the configuration names none.
-        threads: CPU threads of the engine; 0 for the default.
+        threads: number of CPU threads of the engine; 0 for the default.
         results: whether the worker sends results for shared outputs.
         media: folder of clips and snapshots on the controller's machine, or None.
         keep_s, max_bytes: limits of the event store on another machine, see `EventStore`.
@@ -56,7 +56,7 @@ class WorkerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Ready:
-    """Says that a worker has loaded its engine and accepts streams.
+    """Reports that a worker has loaded its engine and accepts streams.
 
     Attributes:
         url: URL of the worker's HTTP server.
@@ -79,14 +79,14 @@ class Ready:
 
 @dataclass(slots=True, frozen=True)
 class Report:
-    """Reports the state of a worker.
+    """Reports the state of a worker and its streams.
 
     Attributes:
         statuses: status of each stream of the worker.
         seen: for each stream, the time at which each open event was last seen, by event ID.
         sinks: status of each sink that belongs to one stream.
         busy, rss_bytes, counters: see `WorkerStatus`.
-        dropped: number of dropped changes of events.
+        dropped: number of dropped event changes.
     """
 
     statuses: Sequence[StreamStatus] = ()
@@ -100,7 +100,10 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Wish:
-    """A viewer's request to change a stream. The worker forwards it, and the controller calls `Worker.answer`."""
+    """A viewer's request to change a stream.
+
+    The worker forwards the request to the controller, which sends an answer.
+    """
 
     number: int
     stream: str
@@ -109,7 +112,7 @@ class Wish:
 
 @dataclass(slots=True, frozen=True)
 class Batch:
-    """Messages and results of a worker, in order.
+    """Messages and results that a worker sends to the controller, in order.
 
     Attributes:
         messages: pairs of a message type and a value: (`event`, record), (`ended`, Ended), (`closed`, stream name),
@@ -122,9 +125,9 @@ class Batch:
 
 
 def told(call: Callable[[], T]) -> T | Exception:
-    """Call a function and return its result. If it raises an error for the user, return the error.
+    """Call a function and return its result. If the function raises an error for the user, return the error.
 
-    The error can be sent to another process: its class is one that takes only a message.
+    The returned error can be pickled and sent to another process.
     """
     try:
         return call()
@@ -137,14 +140,14 @@ def told(call: Callable[[], T]) -> T | Exception:
 
 
 def taken(answer: T | Exception) -> T:
-    """Return the result of a remote call. If the result is an error, raise it."""
+    """Return the result of a remote call. If the result is an error, raise the error."""
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
 def worker_values(config: RunConfig) -> dict[str, Any]:
-    """Return the values of a configuration that a worker needs: no streams, and no settings of the controller."""
+    """Return the configuration values that a worker needs: no streams, and no settings of the controller."""
     ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
     ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
     values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)
@@ -154,5 +157,5 @@ def worker_values(config: RunConfig) -> dict[str, Any]:
 
 
 def is_video(target: Target) -> bool:
-    """Return whether an output is a video file. A video file can show one stream only."""
+    """Return whether an output is a video file, which can contain only one stream."""
     return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")

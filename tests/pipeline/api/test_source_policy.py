@@ -122,7 +122,7 @@ def test_symbolic_links_are_followed_before_a_path_is_compared(tmp_path: Path) -
 
 
 def test_an_entry_that_is_no_network_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.0/99 is not a network"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.0/99 is not a valid network"):
         SourcePolicy(["10.0.0.0/99"], open_by_default=True)
 
 

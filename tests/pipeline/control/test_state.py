@@ -37,7 +37,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
         assert state.load(CONFIG) is None
         assert not path.exists()
         state.save(CONFIG, CONFIG.with_streams(CONFIG.streams[1:]))
-        with pytest.raises(ConfigError, match="another process stores its changes there"):
+        with pytest.raises(ConfigError, match="another process is using this state file"):
             StateFile(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with closing(StateFile(path)) as state:
@@ -61,7 +61,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> 
         with closing(StateFile(path)) as state:
             assert state.load(CONFIG) is None
         return
-    with pytest.raises(ConfigError, match=r"a\.state: changes cannot be stored there: file is not a database"):
+    with pytest.raises(ConfigError, match=r"a\.state: cannot store changes in this file: file is not a database"):
         StateFile(path)
 
 
@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         closing(StateFile(tmp_path / "file" / "a.state")) as state,
-        pytest.raises(ConfigError, match="cannot be stored"),
+        pytest.raises(ConfigError, match="cannot store the change"),
     ):
         state.save(CONFIG, CONFIG)
 

@@ -60,4 +60,4 @@ def test_a_disk_without_space_stops_the_store_and_nothing_else(
         disk.fill()
         with opened_store(RunConfig(source="x.mp4", detect=["person"], store=str(disk.folder / "store"))) as store:
             assert store is None
-        assert "no events are stored until the next start" in caplog.text
+        assert "no events are stored until Saccade is restarted" in caplog.text
