@@ -1,1 +1,1 @@
-"""The command line: `saccade`, its commands, options and output. The entry point is `main.main`."""
+"""The command line `saccade`: its commands, options and output. The entry point is `main.main`."""

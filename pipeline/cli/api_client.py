@@ -19,7 +19,7 @@ _MAX_BYTES = 32 * 1024 * 1024
 
 
 class ApiError(Exception):
-    """The server refuses a request or does not respond. The message is one line."""
+    """Raised if the HTTP server rejects a request or does not respond. The message is one line."""
 
 
 class ApiClient:
@@ -52,7 +52,7 @@ class ApiClient:
         await self._session.aclose()
 
     async def streams(self) -> list[dict[str, Any]]:
-        """Return the streams and their states.
+        """Return the streams of the running Saccade and their states.
 
         Raises:
             ApiError: if the request fails. All methods raise it.
@@ -61,24 +61,39 @@ class ApiClient:
         return listed
 
     async def frame(self, stream: str, *, drawn: bool) -> bytes:
-        """Return the next frame of a stream as JPEG, with or without the overlay."""
+        """Return the next frame of a stream as JPEG.
+
+        Args:
+            stream: name of the stream.
+            drawn: whether to draw boxes and labels on the frame.
+        """
         overlay = "" if drawn else "?overlay=off"
         return await self._request("GET", f"/streams/{quote(stream, safe='')}/frame.jpg{overlay}")
 
     async def detect(self, image: str, name: str) -> list[dict[str, Any]]:
-        """Return the boxes of objects with a label in an image. The image is a data URL."""
+        """Detect objects with a label in an image, and return their boxes.
+
+        Args:
+            image: data URL of the image.
+            name: label of the objects.
+        """
         found: list[dict[str, Any]] = (await self._json("POST", "/v1/detect", {"image_url": image, "object": name}))[
             "objects"
         ]
         return found
 
     async def ask(self, image: str, question: str) -> str:
-        """Return the answer to a question about an image. The image is a data URL."""
+        """Ask a question about an image, and return the answer.
+
+        Args:
+            image: data URL of the image.
+            question: the question.
+        """
         answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
         return answer
 
     async def events(self, **filters: str) -> list[dict[str, Any]]:
-        """Return stored events, newest first. The filters are stream, rule, label, zone, since, q and limit."""
+        """Return stored events, newest first. The filters are stream, rule, label, zone, since, q (words) and limit."""
         asked = "&".join(f"{key}={quote(value, safe='')}" for key, value in filters.items() if value)
         found: list[dict[str, Any]] = (await self._json("GET", f"/events?{asked}"))["events"]
         return found
@@ -88,19 +103,19 @@ class ApiClient:
         return await self._request("GET", f"/events/{quote(event, safe='')}/snapshot.jpg")
 
     def clip_url(self, event: str) -> str:
-        """Return the URL of an event's clip. Whoever opens the URL must send the token."""
+        """Return the URL of an event's clip. A request to the URL must contain the token."""
         return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
 
     async def config_changes(self, text: str) -> list[str]:
-        """Return one line per change that a new text of the configuration file would cause."""
+        """Return one line per change that a new text of the configuration file would cause. Nothing is applied."""
         answer = await self._request("POST", "/config/diff", text=text)
         changes: list[str] = json.loads(answer)["changes"]
         return changes
 
     async def search(self, filters: Mapping[str, str], progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Search stored events with the model.
+        """Search stored events by a text, with the model.
 
-        Return `events`, best match first, and the unreachable machines as `away`.
+        Return a dict with `events` (best match first) and `away` (names of unreachable machines).
 
         Args:
             filters: filters for the events. `q` is the text to search for.
@@ -130,7 +145,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, **given: Any) -> AsyncIterator[httpx.Response]:
-        """Send a request and return the successful response. Its body is not read yet."""
+        """Send a request and return the successful response, before its body is read."""
         assert self._session is not None
         try:
             async with self._session.stream(method, self._url + path, **given) as response:
@@ -140,15 +155,15 @@ class ApiClient:
                 data = await _read(response)
         except (TimeoutError, httpx.HTTPError) as error:
             raise ApiError(
-                f"no Saccade responds at {self._url}: start it with --http ({type(error).__name__})"
+                f"Saccade does not respond at {self._url}: start it with --http ({type(error).__name__})"
             ) from None
         if response.status_code == 404 and path.startswith(("/events?", "/events/search?")):
-            raise ApiError("this Saccade stores no events: start it with --store DIR and rules")
+            raise ApiError("this Saccade stores no events: restart it with --store DIR and rules")
         raise ApiError(_reason(data) or f"{response.status_code} {response.reason_phrase}")
 
 
 async def _read(response: httpx.Response) -> bytes:
-    """Return the body of a response. A body above the maximum size is truncated."""
+    """Return the body of a response. A body that is too large is truncated."""
     data = b""
     async for part in response.aiter_bytes():
         data += part
@@ -158,12 +173,12 @@ async def _read(response: httpx.Response) -> bytes:
 
 
 def data_url(jpeg: bytes) -> str:
-    """Return the content of a JPEG file as a data URL."""
+    """Convert the content of a JPEG file to a data URL."""
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 
 def _reason(data: bytes) -> str:
-    """Return the error message in a response, or an empty string."""
+    """Return the error message in the body of a response, or an empty string."""
     try:
         error = json.loads(data)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
@@ -172,6 +187,6 @@ def _reason(data: bytes) -> str:
 
 
 def summary_of(stream: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a stream that an assistant needs."""
+    """Return the fields of a stream that an AI assistant needs."""
     keys: Sequence[str] = ("name", "state", "ok", "reason", "detect", "point", "query", "fps", "objects")
     return {key: stream.get(key) for key in keys}

@@ -1,4 +1,4 @@
-"""Typer with a shorter help: it shows no type for switches and for arguments with a name."""
+"""A version of Typer with a shorter help text: the types of switches and named arguments are omitted."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _Group(typer.core.TyperGroup):
 
 
 class App(typer.Typer):
-    """A group of commands. The constructor has the arguments of `typer.Typer`."""
+    """A group of commands. The constructor accepts the same arguments as `typer.Typer`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[C], C]:
-        """Register a command; see `typer.Typer.command`."""
+        """Register a command. The arguments are the same as for `typer.Typer.command`."""
         return super().command(name, **{"cls": _Command, **options})

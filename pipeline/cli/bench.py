@@ -1,4 +1,4 @@
-"""The benchmark commands `saccade bench …`. Each command imports its slow modules only when it runs."""
+"""The benchmark commands `saccade bench …`. Each command imports slow modules only when it runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Windows = Annotated[
     ),
 ]
 
-bench = App(help="Measure how fast this machine is.")
+bench = App(help="Benchmark Saccade on this machine.")
 
 
 @bench.callback()
 def bench_root() -> None:
-    """Measure how fast this machine is."""
+    """Benchmark Saccade on this machine."""
 
 
 @bench.command("frame")
@@ -42,7 +42,7 @@ def bench_frame(
     objects: Objects = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the time from one image to its boxes: median and p99.
+    """Measure the latency of detection in one image: median and 99th percentile.
 
     The images are scaled frames of the demo clip.
     """
@@ -65,7 +65,7 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure the speedup of pipelining host and device: step times, predicted speedup and measured speedup.
+    """Measure the speedup of running host and device in parallel: step times, predicted speedup and measured speedup.
 
     --model moondream-2-random and moondream-3-random need no download: they have the published dimensions and random
     weights.
@@ -97,7 +97,10 @@ def bench_throughput(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure images per second and CPU time with many concurrent streams. Each stream has one prompt."""
+    """Measure throughput in images per second, and CPU time, with many concurrent streams.
+
+    Each stream has one prompt.
+    """
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 
@@ -143,7 +146,7 @@ def bench_cameras(
 ) -> None:
     """Overload the model with simulated cameras, and measure the age of processed frames.
 
-    One camera freezes, one sends bursts, and one is 4K.
+    One camera freezes, one sends bursts of frames, and one has 4K resolution.
     """
     from saccade.pipeline.bench.cameras.measure import time_cameras
     from saccade.pipeline.bench.common import parse_range, parse_size, parse_weights

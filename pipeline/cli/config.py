@@ -1,4 +1,4 @@
-"""`saccade config`: commands for configuration files. Slow modules are imported only inside the commands."""
+"""The command `saccade config` for configuration files. Slow modules are imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_config(
         str | None, typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for --diff.")
     ] = None,
 ) -> None:
-    """Check a configuration file and list its streams, without opening anything.
+    """Check a configuration file and list its streams, without opening sources or outputs.
 
     saccade config check cameras.yaml
     """

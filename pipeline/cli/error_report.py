@@ -1,4 +1,4 @@
-"""Reports an error as one line on standard error and an exit code. A traceback is never printed."""
+"""Reports an error as one line on standard error and an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Warnings(logging.Handler):
         self._waiting.append(line)
 
     def take(self) -> list[str]:
-        """Return the warnings that have not been shown yet."""
+        """Return the warnings that have not been shown yet, one line each."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def forget(self) -> None:
@@ -55,12 +55,12 @@ _warnings = _Warnings()
 
 
 def take_warnings() -> list[str]:
-    """Return the warnings logged since the last call, one line each."""
+    """Return the warnings that were logged since the last call, one line each."""
     return _warnings.take()
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Run `command` and return its exit code. On an error, print one line and return the exit code of the error.
+    """Run a command and return its exit code. On an error, print one line and return the exit code of the error.
 
     After a successful command, the remaining warnings are printed, because no progress bar can overwrite them then.
     After an error, they are not printed. SACCADE_DEBUG=1 adds the traceback.

@@ -33,7 +33,7 @@ def backtest(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the events that rules find in videos, faster than real time.
+    """List the events that rules detect in recorded videos, faster than real time.
 
     saccade backtest rules.yaml monday.mp4 tuesday.mp4
     """
@@ -54,7 +54,7 @@ def draft_rule(
         str | None, typer.Option(metavar="NAME", help="Stream whose zones to use, if the file has several streams.")
     ] = None,
 ) -> None:
-    """Write a rule for a sentence and check it. The rule is printed, not applied.
+    """Convert an English sentence to a rule and check the rule. The rule is printed, not applied.
 
     saccade rules draft "tell me when someone stands at the door for 10 s" cameras.yaml
     """
@@ -67,7 +67,7 @@ def draft_rule(
 def check_rules(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with rules. It needs no source.")],
 ) -> None:
-    """Check the rules of a configuration. A mistake is reported with line, column and the expected input.
+    """Check the rules of a configuration. An error is reported with line, column and the expected input.
 
     saccade rules check cameras.yaml
     """
@@ -103,7 +103,7 @@ def search(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a model which stored events match a text. The best matches come first.
+    """Search stored events by a text, with a model. The best matches come first.
 
     saccade search "red truck" --store kept --since 1d
 
@@ -121,7 +121,7 @@ def search(
     except ValueError as error:
         raise ConfigError(f"--since: {error}") from None
     if url is not None and given:
-        raise ConfigError(f"--url: the running Saccade uses its own {', '.join(given)}; remove these options")
+        raise ConfigError(f"--url: the running Saccade already defines {', '.join(given)}; remove these options")
     with counting() as progress:
         if url is not None:
             found = search_at(url, token, text, query, progress)

@@ -1,6 +1,6 @@
-"""Shows a run on a terminal: a progress bar for a single file, otherwise a table. Changes are printed as lines.
+"""Shows a run in a terminal: a progress bar for a single file, otherwise a table. Changes are printed as lines.
 
-When a signal arrives, it stops the run.
+A signal stops the run.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Show = Callable[[Sequence[StreamStatus]], None]
 
 
 def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> None:
-    """Run a controller, and show its streams until all have ended or a signal stops them.
+    """Run the streams of a controller and show them, until all streams have ended or a signal stops the run.
 
     Every connection change of a live source and every warning is printed as a line, with or without a terminal.
 
     Args:
         controller: the controller, not yet started. Its configuration file is reloaded after a change or SIGHUP. At
-            the end, `controller.finished` has the result of each stream.
-        signals: signals to catch. The first signal lets the engine finish its frames and closes every file. An urgent
-            signal gives the engine 2 s.
+            the end, `controller.finished` contains the result of each stream.
+        signals: signals to catch. After the first signal, the engine finishes its frames and every file is closed. An
+            urgent signal gives the engine 2 s.
         quiet: show only errors.
     """
     console = Console(stderr=True)
@@ -100,7 +100,7 @@ def _statuses(controller: Controller) -> dict[str, StreamStatus]:
 
 
 def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
-    """Return the line to print about a stream. Return None if nothing has changed."""
+    """Return the line to print after a change of a stream's state. Return None if the state has not changed."""
     if status.state == "failed":
         return None if alone else f"{status.name}: {status.reason}"  # with a single stream, the exit message reports it
     if quiet or not (status.live or status.state == "stuck") or status.state == "ended":
@@ -115,7 +115,7 @@ def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
 def _view(console: Console, alone: StreamStatus | None, quiet: bool) -> Iterator[Show]:
     """Show a progress bar for a single file, otherwise a table, until the end of the run.
 
-    Without a terminal, show nothing.
+    Without a terminal, nothing is shown.
     """
     if quiet or not console.is_terminal:
         yield lambda statuses: None
@@ -144,7 +144,7 @@ def _view(console: Console, alone: StreamStatus | None, quiet: bool) -> Iterator
 
 
 def table_of(statuses: Sequence[StreamStatus]) -> Table:
-    """Return a table with one row per stream."""
+    """Return a table with one row per stream, for a terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("stream", "state"):
         table.add_column(heading, no_wrap=True)

@@ -1,4 +1,4 @@
-"""The command line. Each command imports its slow modules only when it runs."""
+"""The commands of `saccade`. Each command imports slow modules only when it runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ app.add_typer(config_commands, name="config")
 
 
 def main() -> None:
-    """Run the command line and exit: 0 success, 1 failure during the run, 2 invalid input, 130 interrupted.
+    """Run the command line and exit. Exit codes: 0 success, 1 failure during the run, 2 invalid input, 130 interrupted.
 
     SIGTERM is a regular end of a run and exits with 0.
     """
@@ -96,7 +96,7 @@ def run(
     ] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Find objects in every frame of a video, and write the results.
+    """Detect objects in every frame of a video, and write the results.
 
     saccade run street.mp4 --detect person --detect car --out found.mp4 --jsonl found.jsonl
     """
@@ -113,7 +113,9 @@ def run(
     file = ConfigFile(config, {**sources_in(source), **given}) if config else None
     workers = has_workers(settings)
     if workers and trace is not None:
-        raise ConfigError(f"--trace: a trace covers one engine only; remove {'--ray' if settings.ray else '--workers'}")
+        raise ConfigError(
+            f"--trace: a trace can cover only one engine; remove {'--ray' if settings.ray else '--workers'}"
+        )
     with EndingSignals() as signals:
         if workers:
             signals.catch()  # before Ray starts, because Ray must end with this command
@@ -181,7 +183,7 @@ def demo(
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     quiet: Quiet = False,
 ) -> int:
-    """Open the console with a camera, the demo clip, a video file or a running stream.
+    """Open the web console with a camera, the demo clip, a video file or a running stream.
 
     saccade demo --source rtsp://192.0.2.7/stream --detect person
     """
@@ -221,7 +223,7 @@ def image(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find objects in one image, and print or draw the result.
+    """Detect objects in one image, and print or draw the result.
 
     saccade image street.jpg --detect person --out found.png
     """
@@ -243,7 +245,7 @@ def probe(
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to watch a live source.")] = 3.0,
     as_json: Json = False,
 ) -> None:
-    """Open a source and report codec, size, frame rate, age of frames and packet loss.
+    """Open a video source, and report codec, size, frame rate, age of frames and packet loss.
 
     saccade probe rtsp://user:password@camera/stream --out seen.jpg
     """
@@ -295,7 +297,7 @@ def mcp(
     ] = None,
     token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
 ) -> None:
-    """Let assistants use the streams of a running Saccade (Model Context Protocol).
+    """Give AI assistants access to the streams of a running Saccade (Model Context Protocol).
 
     saccade mcp --url http://127.0.0.1:8080
     """
@@ -306,7 +308,7 @@ def mcp(
 
 @app.command()
 def models() -> None:
-    """List the included models. `--model` also accepts a checkpoint folder or a hub id."""
+    """List the included models. `--model` also accepts a checkpoint folder or a hub ID."""
     from saccade.engine import EMBEDDED
 
     for entry in EMBEDDED:
@@ -346,7 +348,7 @@ def golden(
         ),
     ] = None,
 ) -> int:
-    """Compare the engine with the results of a reference implementation. The exit code is 1 if they differ.
+    """Compare the engine's results with the results of a reference implementation. The exit code is 1 if they differ.
 
     In float32, the answers must be equal. In other dtypes, the table only shows the differences.
     """
@@ -369,7 +371,7 @@ def doctor(
         str | None, typer.Option(metavar="FILE", help="With --model: check whether this refiner fits the model.")
     ] = None,
 ) -> int:
-    """Report installed packages, devices and codecs, and any missing component."""
+    """List installed packages, devices and codecs, and report missing components."""
     from saccade.pipeline.cli.commands.doctor import report
 
     return FAILED if report(gpu, model, refiner) else 0

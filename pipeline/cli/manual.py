@@ -1,4 +1,6 @@
-"""The manual of all settings. It is a valid YAML configuration, generated from the declarations of the settings.
+"""The manual of all settings.
+
+The manual is a valid YAML configuration, generated from the declarations of the settings.
 
 `saccade configs manual` prints the manual. configs/manual.yaml is a copy.
 """
@@ -25,7 +27,7 @@ _EXAMPLES = {"source": "pipeline/assets/demo.mp4", "detect": ["person"]}
 
 
 def manual() -> str:
-    """Return the text of the manual."""
+    """Return the manual of all settings as YAML."""
     parts = [_HEADER]
     for heading, keys in sections().items():
         parts.append(f"# ---- {heading}\n")

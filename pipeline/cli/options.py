@@ -1,4 +1,4 @@
-"""Generates command-line flags from the settings of a configuration. It imports no slow modules."""
+"""Generates command-line flags from the settings of a configuration, without importing slow modules."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and
 
 
 def help_of(key: str) -> str:
-    """Return the description of a setting, with its default."""
+    """Return the description of a setting, with its default value."""
     field = RunConfig.model_fields[key]
     shown = field.default not in (None, "", [], {}, False)
     return f"{field.description}{f' (default {field.default})' if shown else ''}"
 
 
 def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
-    """Return a decorator that adds a flag for each setting to a command.
+    """Return a decorator that adds a command-line flag for each setting to a command.
 
-    The command receives the values of the given flags as its first argument.
+    The command receives the values of the flags that were set as its first argument.
 
     Args:
         keys: keys of the settings, in the order of the help.
@@ -58,23 +58,23 @@ def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callab
 
 
 def settings_in(values: Mapping[str, Any]) -> Settings:
-    """Return the given flags as settings.
+    """Convert the command-line flags that were set to settings.
 
-    Repeated values of a list setting that accepts commas are joined to one text.
+    Repeated values of a setting that accepts a comma-separated list are joined.
     """
     given = {key: value for key, value in values.items() if value not in (None, [], ())}
     return {key: ",".join(value) if takes_commas(key) else value for key, value in given.items()}
 
 
 def sources_in(sources: Sequence[str] | None) -> Settings:
-    """Return one or several sources from the command line as settings."""
+    """Convert one or several sources from the command line to settings."""
     if not sources:
         return {}
     return {"source": sources[0]} if len(sources) == 1 else {"streams": [{"source": source} for source in sources]}
 
 
 def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
-    """Load the configuration of a command: its file, if one is given, overridden by its flags.
+    """Load the configuration of a command: its configuration file, if any, overridden by its command-line flags.
 
     Raises:
         ConfigError: if a value is invalid.

@@ -1,6 +1,6 @@
-"""The requirements of the package.
+"""The dependencies of the package.
 
-In a checkout, they are read from `pyproject.toml`, otherwise from the metadata.
+In a source checkout, they are read from `pyproject.toml`, otherwise from the metadata of the installed package.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _FOR_DEVELOPERS = ("dev",)
 
 @dataclass(slots=True, frozen=True)
 class Dependency:
-    """A distribution that the package requires.
+    """A Python distribution that the package requires.
 
     Attributes:
-        requirement: name and versions.
+        requirement: name and version specifier.
         extra: name of the extra that needs the distribution; empty if every run needs it.
     """
 
@@ -43,11 +43,11 @@ class Dependency:
     extra: str
 
     def check(self) -> str:
-        """Import the distribution and return its version. If an alternative build is installed, add its name.
+        """Import the distribution and return its version. The name of an alternative build is added to the version.
 
         Raises:
             ImportError: if the distribution is not installed, or its module cannot be imported.
-            RuntimeError: if another version is required.
+            RuntimeError: if the installed version does not meet the requirement.
         """
         name = self.requirement.name
         found = _installed(name)
@@ -56,12 +56,12 @@ class Dependency:
             return "version unknown"
         importlib.import_module(_module_of(found, name))
         if not self.requirement.specifier.contains(found.version, prereleases=True):
-            raise RuntimeError(f"{found.version} is installed, {self.requirement.specifier} is required")
+            raise RuntimeError(f"version {found.version} is installed, but {self.requirement.specifier} is required")
         return found.version + ("" if canonicalize_name(found.name) == canonicalize_name(name) else f" ({found.name})")
 
     @property
     def remedy(self) -> str:
-        """The command that installs the distribution's extra. Empty if every run needs the distribution."""
+        """The command that installs the distribution's extra. Empty if the distribution belongs to no extra."""
         return install_command(self.extra) if self.extra else ""
 
 
@@ -95,7 +95,7 @@ def _installed(name: str) -> metadata.Distribution | None:
 
 
 def _module_of(found: metadata.Distribution, name: str) -> str:
-    """Return the module whose import checks a distribution: the module of the same name, or its first module."""
+    """Return the module to import when a distribution is checked: the module of the same name, or the first module."""
     mine = {
         module
         for module, owners in metadata.packages_distributions().items()

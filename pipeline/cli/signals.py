@@ -1,7 +1,7 @@
-"""Handles SIGINT, SIGTERM and SIGHUP during a command. Signals are collected, and the shutdown has a time limit.
+"""Handles SIGINT, SIGTERM and SIGHUP during a command. Signals are collected, and the shutdown has a timeout.
 
-A signal handler only records the signal. A handler interrupts the main thread at any point, so taking a lock in it
-could deadlock.
+A signal handler only records the signal. It can interrupt the main thread at any point, so taking a lock could
+cause a deadlock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EndingSignals:
         return asked
 
     def catch(self) -> None:
-        """Start to collect signals. Before this call, a signal ends the process at once.
+        """Start to collect signals. Without collection, a signal ends the process at once.
 
         A second call does nothing.
         """
@@ -60,7 +60,7 @@ class EndingSignals:
         threading.Thread(target=self._watch, name="ending signals", daemon=True).start()
 
     def __bool__(self) -> bool:
-        """Return whether a signal arrived."""
+        """Return whether a signal was received."""
         return bool(self._caught)
 
     @property
@@ -73,7 +73,10 @@ class EndingSignals:
 
     @property
     def urgent_at(self) -> float | None:
-        """The time of the first urgent signal, by `time.monotonic()`. None if there was none."""
+        """The time of the first urgent signal, by `time.monotonic()`, in seconds.
+
+        None if no urgent signal was received.
+        """
         urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
         return min(urgent, default=None)
 
@@ -81,7 +84,7 @@ class EndingSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous signal handlers. The time limit of an urgent signal remains active."""
+        """Restore the previous signal handlers. The timeout of an urgent signal remains active."""
         if self.urgent_at is None:
             self._done.set()
         for number, handler in self._previous.items():
@@ -94,7 +97,7 @@ class EndingSignals:
         self._caught.append((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Exit when the time limit has passed. This runs in a thread, because the main thread may hang."""
+        """Exit the process after the timeout. This runs in a thread, because the main thread can hang."""
         while not self._done.wait(_POLL_S):
             urgent_at = self.urgent_at
             if urgent_at is not None and time.monotonic() > urgent_at + LIMIT_S:

@@ -1,4 +1,4 @@
-"""Makes printing to standard output and standard error safe, for any encoding and even if they are closed."""
+"""Makes printing to standard output and standard error safe, for any encoding and for closed streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ERRORS = "saccade.terminal"
 def prepare_terminal() -> None:
     r"""Make all text printable, and reserve the file descriptors 0 to 2.
 
-    A character that the encoding does not have is replaced by a similar one or by \uXXXX.
+    A character that the encoding does not support is replaced by a similar character or by \uXXXX.
 
     If standard error is closed, its output is discarded. Otherwise print() would write it to standard output. If
     standard output is closed, it stays None, and print() does nothing.
@@ -52,7 +52,7 @@ def prepare_terminal() -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return indented JSON for printing. If standard output is not UTF-8, non-ASCII characters are escaped."""
+    """Convert a value to indented JSON. If standard output is not UTF-8, non-ASCII characters are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     return json.dumps(value, indent=2, ensure_ascii=not encoding.lower().startswith("utf"))
 

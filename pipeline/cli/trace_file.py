@@ -1,4 +1,4 @@
-"""`saccade run --trace`: writes a timeline of the engine for https://ui.perfetto.dev."""
+"""The option `saccade run --trace`: writes a timeline of the engine for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_file(path: Path | None) -> None:
-    """Check the path of the trace file before the run opens anything.
+    """Check the path of the trace file before the run opens any source or output.
 
     Raises:
         ConfigError: if the path is not a .json file in an existing folder.
@@ -29,7 +29,7 @@ def check_file(path: Path | None) -> None:
 
 @contextmanager
 def traced(engine: Engine, path: Path) -> Iterator[None]:
-    """Trace the engine while the block runs. The trace is also written if the block fails.
+    """Trace the engine while the block runs. The trace file is also written if the block fails.
 
     Raises:
         ConfigError: if the file cannot be written.

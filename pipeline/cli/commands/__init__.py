@@ -1,1 +1,1 @@
-"""The implementations of larger commands, one module each."""
+"""The implementations of larger commands, one module for each command."""

@@ -1,4 +1,4 @@
-"""`saccade backtest`: runs rules on recorded videos, as fast as the model can.
+"""The command `saccade backtest`: runs rules on recorded videos, as fast as the model allows.
 
 It uses the same code as for live streams.
 """
@@ -35,13 +35,13 @@ _OUTPUTS: dict[str, Any] = {"sinks": [], "jsonl": None, "out": None, "display": 
 
 @dataclass(slots=True, frozen=True)
 class Backtest:
-    """The result of a backtest.
+    """The result of running rules on recorded videos.
 
     Attributes:
         events: last record of each event, sorted by video and time.
         video_s: total duration of the videos, in seconds.
         took_s: run time, in seconds.
-        vid_stride: N if every Nth frame was processed. If the videos differ, it is the largest N.
+        vid_stride: N if every Nth frame was processed. If N differs between the videos, it is the largest N.
         forecasts: expected events per day of each rule.
     """
 
@@ -52,15 +52,20 @@ class Backtest:
     forecasts: Sequence[Forecast] = ()
 
     def as_json(self, forecast: bool = False) -> str:
-        """Return the result as JSON. The forecast is included if it was requested."""
+        """Return the result of the backtest as JSON.
+
+        Args:
+            forecast: whether to include the expected events per day.
+        """
         pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2), "vid_stride": self.vid_stride}
         more = {"forecast": [asdict(one) for one in self.forecasts]} if forecast else {}
         return json_text({"events": self.events, **pace, **more})
 
     def as_text(self, forecast: bool = False) -> str:
-        """Return the result as a table, with times relative to the start of each video.
+        """Return the events of the backtest as a table, with times relative to the start of each video.
 
-        The forecast is included if it was requested.
+        Args:
+            forecast: whether to include the expected events per day.
         """
         rows = [("video", "begins", "ends", "rule", "what", "score")]
         for event in self.events:
@@ -80,23 +85,23 @@ class Backtest:
 
 
 def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
-    """Run the rules of a configuration on videos, without any output.
+    """Run the rules of a configuration on videos, without writing any output.
 
     Args:
         path: path of the configuration file. The file needs no source.
-        videos: video files. Each is processed as a separate stream.
+        videos: video files. Each video is processed as a separate stream.
         given: settings that override the file.
         stream: name of the stream whose settings to use, if the file has several streams.
 
     Raises:
-        ConfigError: if the configuration cannot be used, or has no rules.
+        ConfigError: if the configuration is invalid or has no rules.
         SourceError, EngineError: if a video or the model cannot be used.
         RunFailed: if a video could not be read to its end.
     """
     config = load(path, given, source="video.mp4")
     chosen = choose_stream(config.each(), stream)
     if not chosen.rules:
-        raise ConfigError(f"{path}: the file has no rules; add a rules section")
+        raise ConfigError(f"{path}: the configuration has no rules; add the key rules")
     streams = [
         chosen.model_copy(
             update={
@@ -142,13 +147,13 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
 
 
 def _stride_of(video: str) -> int:
-    """Return N for a video, where every Nth frame is processed."""
+    """Return the frame stride for a video: N if every Nth frame is processed."""
     with open_source(video) as source:
         return max(1, ceil((source.info.average_rate or 0) / _MAX_FPS))
 
 
 def _seconds_of(run: Run, vid_stride: int) -> float:
-    """Return how many seconds of a video were read, including frames that a gate dropped."""
+    """Return the duration of the processed video in seconds, including frames that a motion gate dropped."""
     rate = run.source.info.average_rate
     return float(run.report().read * vid_stride / rate) if rate else 0.0
 
@@ -157,7 +162,7 @@ def choose_stream(streams: Sequence[ListedStream], name: str | None) -> ListedSt
     """Return the stream with a name. Without a name, return the only stream.
 
     Raises:
-        ConfigError: if the stream does not exist, or a name is needed.
+        ConfigError: if the stream does not exist, or there are several streams and no name.
     """
     if name is None and len(streams) == 1:
         return streams[0]

@@ -1,4 +1,4 @@
-"""`saccade configs`: lists and prints the example configurations that the package includes."""
+"""The command `saccade configs`: lists and prints the example configurations in the package."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _CLIP_IN_CHECKOUT = "pipeline/assets/demo.mp4"
 
 
 def list_configs() -> dict[str, str]:
-    """Return the first sentence of each configuration, by name in alphabetical order."""
+    """Return the first sentence of each example configuration, by name in alphabetical order."""
     return {name: text.partition("\n")[0].lstrip("# ").rstrip(":") for name, text in sorted(_texts().items())}
 
 
 def read_config(name: str) -> str:
-    """Return the text of a configuration. The path of the demo clip is adapted to this machine.
+    """Return the text of an example configuration. The path of the demo clip is set to its location on this machine.
 
     Raises:
-        ConfigError: if no configuration has this name.
+        ConfigError: if no example configuration has this name.
     """
     texts = _texts()
     wanted = name.removesuffix(".yaml")
     if wanted not in texts:
-        raise ConfigError(f"there is no configuration '{name}'; available: {', '.join(sorted(texts))}")
+        raise ConfigError(f"unknown configuration '{name}'; available: {', '.join(sorted(texts))}")
     return texts[wanted].replace(_CLIP_IN_CHECKOUT, str(DEMO_CLIP))
 
 
 def describe(config: RunConfig) -> str:
-    """Return a description of a configuration: one line per stream, and one line about the model.
+    """Describe a configuration: one line per stream, and one line about the model.
 
     Raises:
         EngineError: if the model does not know a label.
@@ -60,20 +60,20 @@ def describe(config: RunConfig) -> str:
 
 
 def _check_files(config: RunConfig) -> None:
-    """Check that the input files of a configuration exist. Sources are not checked."""
+    """Check that the input files of a configuration exist, except the video sources."""
     named = {key: getattr(config, key) for key in ("http_token_file", "http_access", "http_cert", "http_key")}
     for key, model in (("model", config.model), ("ask", config.ask.model if config.ask else "")):
         if model.startswith(("/", "./", "../")):  # otherwise it may be a hub id
             named[key] = model
     for key, path in named.items():
         if path and not Path(path).exists():
-            raise ConfigError(f"{key}: no such file: {path}")
+            raise ConfigError(f"{key}: the file {path} does not exist")
 
 
 def check_labels(config: RunConfig) -> None:
     """Check that the model knows the labels of prompts and rules.
 
-    Skip this if the model would have to be loaded for it.
+    The check is skipped if it would require loading the model.
 
     Raises:
         EngineError: if the model does not know a label.
@@ -89,12 +89,12 @@ def changes_of(path: Path, url: str, token: str | None) -> list[str]:
     """Return one line per change that a configuration file would cause in a running Saccade.
 
     Args:
-        path: a valid configuration file.
+        path: path of a valid configuration file.
         url: address of the HTTP API.
         token: bearer token, or None.
 
     Raises:
-        ConfigError: if the server does not respond or refuses the request.
+        ConfigError: if the server does not respond or rejects the request.
     """
     from saccade.pipeline.cli.api_client import ApiClient, ApiError
 

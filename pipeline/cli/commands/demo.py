@@ -1,4 +1,4 @@
-"""`saccade demo`: serves the demo page until a signal stops it, and shows the state of the streams."""
+"""The command `saccade demo`: serves the demo page until a signal stops it, and shows the state of the streams."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
 
     Args:
         config: model, initial prompts, initial streams and token.
-        host: address to listen on. If other machines can reach the address and there is no token, one is generated.
+        host: address to listen on. If other machines can reach the address and no token is set, a token is generated.
         port: port to listen on; 0 for any free port.
-        self_sign: serve TLS with a self-signed certificate if the configuration has no certificate.
-        browser: open the page in a browser if standard output is a terminal.
-        quiet: print only the address.
+        self_sign: whether to serve TLS with a self-signed certificate if the configuration has no certificate.
+        browser: whether to open the page in a browser if standard output is a terminal.
+        quiet: whether to print only the address.
 
     Raises:
-        ConfigError, SourceError, EngineError, StreamError: if an input cannot be used.
+        ConfigError, SourceError, EngineError, StreamError: if the configuration, a source, the model or a stream cannot
+            be used.
     """
     chosen = token_of(config.http_token, config.http_token_file)
     token = chosen or (None if is_loopback(host) else secrets.token_urlsafe(12))
@@ -51,6 +52,6 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
 
 
 def as_cameras(config: RunConfig) -> RunConfig:
-    """Return the configuration with looped files, so that a file behaves like a camera."""
+    """Return the configuration with looping enabled for video files, so that a file behaves like a camera."""
     resolved = config.resolved()
     return resolved.with_streams(stream.model_copy(update={"loop": True}) for stream in resolved.streams)

@@ -1,4 +1,4 @@
-"""`saccade discover`: lists the ONVIF cameras on the network, and their profiles (video streams)."""
+"""The command `saccade discover`: lists the ONVIF cameras on the network, and their profiles (video streams)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from saccade.sources.onvif.discovery import GROUP
 
 @dataclass(slots=True, frozen=True)
 class FoundCamera:
-    """A camera that answered the search.
+    """A camera that responded to the ONVIF discovery.
 
     Attributes:
         device: address and name of the camera.
         source: URL that opens the camera, without credentials.
-        profiles: video streams of the camera. Empty if no user name was given, or the camera refuses it.
+        profiles: video streams of the camera. Empty without a user name, or if the camera rejects the user.
         chosen: token of the profile that `source` opens; empty without profiles.
-        problem: reason for missing profiles; empty if there are profiles.
+        problem: reason for missing profiles; empty if profiles were found.
     """
 
     device: DiscoveredDevice
@@ -31,7 +31,7 @@ class FoundCamera:
 
 @dataclass(slots=True, frozen=True)
 class FoundCameras:
-    """All cameras that answered the search."""
+    """All cameras that responded to the ONVIF discovery."""
 
     cameras: tuple[FoundCamera, ...]
 
@@ -40,7 +40,7 @@ class FoundCameras:
         return json.dumps([asdict(camera) for camera in self.cameras], indent=2)
 
     def as_text(self) -> str:
-        """Return one line per camera and per profile."""
+        """Return one line per camera, and one line per profile (video stream)."""
         lines = (
             []
             if self.cameras
@@ -62,10 +62,10 @@ class FoundCameras:
 def find_cameras(
     seconds: float, user: str | None, password: str | None, group: tuple[str, int] = GROUP
 ) -> FoundCameras:
-    """Search the network for cameras. If a user name is given, also list the profiles of each camera.
+    """Search the network for ONVIF cameras. With a user name, also list the profiles (video streams) of each camera.
 
     Args:
-        seconds: how long to wait for answers, in seconds.
+        seconds: how long to wait for responses, in seconds.
         user: user name of the cameras, or None.
         password: password of the cameras, or None.
         group: multicast address and port of WS-Discovery.

@@ -1,4 +1,4 @@
-"""`saccade doctor`: checks that everything a run needs is installed. It changes and downloads nothing."""
+"""The command `saccade doctor`: checks that everything a run needs is installed. It changes and downloads nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COVERED = 0.4  # lowest mean IoU at which boxes count as correct
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check of the installation.
 
     Attributes:
         what: name of the check.
@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Run all checks, one after the other. Slow checks come last."""
+    """Run all checks of the installation, one after another. Slow checks come last."""
     yield Finding("python", sys.version_info >= (3, 11), True, f"{platform.python_version()} on {platform.platform()}")
     for one in dependencies():
         yield _try(one.requirement.name, not one.extra, _installed, one)
@@ -58,7 +58,10 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_gpu() -> Iterator[Finding]:
-    """Run the included model on every GPU, and compare its results with those of the CPU. Takes a minute per GPU."""
+    """Run the included model on every GPU, and compare the results with the results of the CPU.
+
+    Takes a minute per GPU.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -78,7 +81,7 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
 
     Args:
         name: name of the model.
-        refiner: file or hub id of a refiner for the model.
+        refiner: file or hub ID of a mask refiner for the model.
     """
     from saccade.engine import Engine
     from saccade.engine.golden.region_readings import compare_readings
@@ -113,7 +116,7 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
 
 
 def _refiner(loaded: LoadedModel, name: str) -> str:
-    """Check that a refiner fits a model. Return one line about the refiner."""
+    """Check that a mask refiner fits a model. Return one line about the refiner."""
     from saccade.engine.models.model_files import find_refiner
 
     if loaded.load_refiner is None:
@@ -124,12 +127,12 @@ def _refiner(loaded: LoadedModel, name: str) -> str:
 
 
 def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
-    """Print the results of all checks. Return whether a needed component is broken.
+    """Print the results of all checks. Return whether a required component failed its check.
 
     Args:
-        gpu: run the included model on every GPU.
+        gpu: whether to run the included model on every GPU.
         model: model to check, see `examine_model`.
-        refiner: refiner to check with the model.
+        refiner: mask refiner to check with the model.
     """
     console = Console(soft_wrap=True, highlight=False)
     broken = []
@@ -158,12 +161,12 @@ def _kernels(device: str) -> str:
     from saccade.engine import kernels
 
     if not kernels.available(torch.device(device)):
-        raise RuntimeError("not available, so plain torch is used: the kernels need Triton and compute capability 8.0")
+        raise RuntimeError("unavailable, so PyTorch is used: the kernels need Triton and compute capability 8.0")
     return "Triton compiles them"
 
 
 def agreement(device: str, dtype: str) -> str:
-    """Compare the results of a device with those of the CPU.
+    """Compare the model's results on a device with the results on the CPU.
 
     In dtypes other than float32, only check that the model runs.
 
@@ -224,7 +227,7 @@ def _encoding(name: str) -> str:
 
 
 def _decoding() -> str:
-    """Return how live video is decoded when the model runs on the first GPU."""
+    """Return how live video is decoded if the model runs on the first GPU, in one line."""
     from saccade.sources.gpu import gpu_decoding
 
     gpu_decoding("cuda", 0)

@@ -1,4 +1,4 @@
-"""`saccade rules draft`: writes a rule for an English sentence, with templates.
+"""The command `saccade rules draft`: converts an English sentence to a rule, with templates.
 
 The rule is only printed, not applied.
 """
@@ -30,15 +30,16 @@ _NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "ten
 
 
 def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = ()) -> RuleSettings:
-    """Return a rule for an English sentence.
+    """Convert an English sentence to a rule.
 
     Args:
         sentence: a sentence, such as "tell me when someone stands at the door for 10 s".
-        zones: names of existing zones. If the sentence contains a name in another spelling, the rule uses this one.
+        zones: names of existing zones. If the sentence spells a name differently, the rule uses the name from this
+            list.
         lines: names of existing lines, used like `zones`.
 
     Raises:
-        ConfigError: if the sentence names no object, or no valid rule can be made of it.
+        ConfigError: if the sentence names no object, or it cannot be converted to a valid rule.
     """
     text = _LEAD.sub("", " ".join(sentence.lower().strip(" .!?").split()))
     text, times = _times(text)
@@ -73,7 +74,7 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
 
 
 def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str]) -> str:
-    """Return the rule as YAML. A comment names a zone or line that must be drawn first."""
+    """Return a rule as YAML. A comment names a missing zone or line, which must be drawn first."""
     place, kind = rule.condition.place, "line" if rule.condition.kind == "crosses" else "zone"
     missing = place is not None and place not in (lines if kind == "line" else zones)
     note = f"# Draw the {kind} '{place}' first: there is none yet.\n" if missing else ""
@@ -83,7 +84,7 @@ def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str
 
 
 def _times(text: str) -> tuple[str, str]:
-    """Remove the times from a text. Return the text, and the times in the format of a rule."""
+    """Remove times and durations from a sentence. Return the remaining text, and the times in the format of a rule."""
     found = []
     if held := re.search(r"\bfor (?:more than |at least )?(\d+(?:\.\d+)?|an?|one|two)\s*(s|m|h)[a-z]*\b", text):
         amount = "1" if held[1] in ("a", "an") else _NUMBERS.get(held[1], held[1])

@@ -1,4 +1,4 @@
-"""Estimates how many events per day each rule would begin, from a backtest, with an exact Poisson interval."""
+"""Estimates the number of events per day of each rule from a backtest, with an exact Poisson confidence interval."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _DAY_S = 86400.0
 
 @dataclass(slots=True, frozen=True)
 class Forecast:
-    """The expected events of a rule.
+    """The expected number of events per day of a rule.
 
     Attributes:
         rule: name of the rule.
         events: number of events in the videos.
         watched_s: seconds of video in which the condition can hold. With `between`, this is less than the duration of
             the videos.
-        per_day: expected events per day, with `low` and `high`, the bounds of the 95 % interval. None if the videos do
-            not contain the time of day of the rule.
+        per_day: expected events per day, with `low` and `high`, the bounds of the 95 % confidence interval. None if the
+            videos do not contain the time of day of the rule.
     """
 
     rule: str
@@ -38,12 +38,12 @@ class Forecast:
 def forecast(
     rules: Sequence[RuleSettings], found: Iterable[str], videos: Sequence[tuple[datetime, float]]
 ) -> list[Forecast]:
-    """Estimate the events per day of each rule.
+    """Estimate the number of events per day of each rule.
 
     Args:
         rules: rules of the backtest.
         found: rule name of each event.
-        videos: local start time, and duration in seconds, of each video.
+        videos: local start time and duration in seconds of each video.
     """
     names = list(found)
     made = []
@@ -60,7 +60,7 @@ def forecast(
 
 
 def open_seconds(condition: Condition, began: datetime, seconds: float) -> float:
-    """Return for how many seconds of a video the time of day is within `between` of a condition."""
+    """Return how many seconds of a video are within the condition's time of day (`between`)."""
     if condition.between is None:
         return seconds
     begin, end = condition.between
@@ -74,7 +74,7 @@ def open_seconds(condition: Condition, began: datetime, seconds: float) -> float
 
 
 def poisson_interval(count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the exact (Garwood) confidence interval for the mean of a Poisson count."""
+    """Return the exact (Garwood) confidence interval for the mean of a Poisson distribution, from an observed count."""
     tail = (1 - confidence) / 2
     low = 0.0 if count == 0 else _solve(lambda mean: 1 - _cdf(count - 1, mean) >= tail, count)
     return low, _solve(lambda mean: _cdf(count, mean) <= tail, count)
@@ -85,9 +85,9 @@ def _cdf(count: int, mean: float) -> float:
 
 
 def _solve(reached: Callable[[float], bool], count: int) -> float:
-    """Return the smallest mean that satisfies a condition.
+    """Return the smallest mean that satisfies a condition, by bisection.
 
-    If a mean satisfies it, every larger mean must satisfy it.
+    The condition must be monotonic: if it holds for a mean, it holds for every larger mean.
     """
     low, high = 0.0, 2.0 * count + 20
     for _ in range(60):
@@ -97,7 +97,7 @@ def _solve(reached: Callable[[float], bool], count: int) -> float:
 
 
 def forecast_text(forecasts: Sequence[Forecast]) -> str:
-    """Return one line per rule."""
+    """Return one line per rule with its expected events per day."""
     lines = []
     for one in forecasts:
         if one.per_day is None:

@@ -1,4 +1,4 @@
-"""`saccade image`: detects objects in one image."""
+"""The command `saccade image`: detects objects in one image."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from saccade.sources import Frame, SourceError, open_source
 
 @dataclass(slots=True, frozen=True)
 class ProcessedImage:
-    """An image and its result."""
+    """An image and the detections in it."""
 
     frame: Frame
     result: Result
     latency: Latency
 
     def as_json(self) -> str:
-        """Return the JSON record of `saccade run --jsonl`, indented."""
+        """Return the result as indented JSON, in the same format as `saccade run --jsonl`."""
         return json_text(make_record(self.frame, self.result, self.latency))
 
     def as_text(self) -> str:
@@ -49,7 +49,7 @@ class ProcessedImage:
         return "\n".join(lines) or "nothing found"
 
     def save(self, path: str) -> None:
-        """Write the annotated image; the file suffix selects the format.
+        """Write the image with its detections drawn. The file suffix selects the format.
 
         Raises:
             SinkError: if the image cannot be written.
@@ -58,7 +58,7 @@ class ProcessedImage:
 
 
 def _shares(text: Text) -> str:
-    """Format the probabilities of an answer's choices, most probable first."""
+    """Format the probability of each choice of an answer, most probable first."""
     if text.probabilities is None:
         return ""
     ranked = sorted(text.probabilities.items(), key=lambda one: -one[1])
@@ -66,7 +66,7 @@ def _shares(text: Text) -> str:
 
 
 def process_image(config: RunConfig) -> ProcessedImage:
-    """Process the source of a configuration, which must be a single image.
+    """Process a single image, which is the source of a configuration.
 
     Raises:
         ConfigError: if the source has more than one image, or would be overwritten.
@@ -81,7 +81,7 @@ def process_image(config: RunConfig) -> ProcessedImage:
         frame = next(frames, None)
         count = source.info.frames
         if (count is not None and count > 1) or next(frames, None) is not None:
-            raise ConfigError(f"{source.info.url} has more than one image; use `saccade run`")
+            raise ConfigError(f"{source.info.url} has more than one image; use `saccade run` for videos")
     if frame is None:
         raise SourceError(f"{config.source}: no image could be read")
     if config.out:

@@ -1,4 +1,4 @@
-"""`saccade probe`: opens a source for a short time and reports its properties."""
+"""The command `saccade probe`: opens a video source for a short time and reports its properties."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ ENOUGH_FRAMES = 100  # for a file, which has no pace of its own
 
 @dataclass(slots=True, frozen=True)
 class Probe:
-    """The properties of a source.
+    """The measured properties of a video source.
 
     Attributes:
         source: path or address, without credentials.
         live: whether the source is live.
         codec, decoder: codec and decoder; empty if unknown.
-        width, height: size in pixels.
-        fps: frame rate according to the timestamps of the frames; None if there are too few frames.
+        width, height: size of the video in pixels.
+        fps: frame rate according to the timestamps of the frames; None if too few frames were read.
         frames: number of frames read.
         age_ms: median time from capture to decoded frame, by the sender's RTCP clock, in milliseconds; None if
             unknown.
-        lost: number of frames that were dropped or damaged in transit.
-        corrupt_packets: number of packets that were lost or damaged in transit.
+        lost: number of frames that were dropped or corrupted in transit.
+        corrupt_packets: number of packets that were lost or corrupted in transit.
         transport: transport of an RTSP camera; empty for other sources.
-        key_interval_s: time between key frames, in seconds; None if there are fewer than two key frames.
+        key_interval_s: time between keyframes, in seconds; None if fewer than two keyframes were read.
         clock_off_s: difference between the sender's RTCP clock and the local clock, in seconds; None if the sender
             reports no clock.
         advice: recommended changes to the camera or the configuration, one line each.
-        image: file to which the last frame was written.
+        image: path of the file with the last frame.
     """
 
     source: str
@@ -63,7 +63,7 @@ class Probe:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a readable summary."""
+        """Return the properties as text for a terminal."""
         rate = f"{self.fps:.2f} fps" if self.fps else "fps unknown"
         lines = [f"{self.source}: {self.codec} {self.width}x{self.height}, {rate}"]
         if self.live:
@@ -83,7 +83,9 @@ class Probe:
 def examine(
     target: str, *, seconds: float, hwaccel: str, transport: str, tls: str = "verify", out: str | None
 ) -> Probe:
-    """Measure a source. A live source is read for `seconds` from its first frame, a file for its first 100 frames.
+    """Measure a video source.
+
+    A live source is read for `seconds` from its first frame, a file for its first 100 frames.
 
     Raises:
         SourceError: if the source cannot be used. For a live source, it is a `LiveError` with a code.
@@ -136,7 +138,7 @@ def examine(
 
 
 def _advice(stats: StreamStats, seconds: float) -> list[str]:
-    """Return recommended changes, one line each, for a source with a problem."""
+    """Return recommended changes to the camera or the configuration, one line each."""
     lines = []
     interval = stats.key_interval_s if stats.key_interval_s is not None else seconds if seconds > LONG_GOP_S else 0.0
     if interval > LONG_GOP_S:

@@ -1,4 +1,4 @@
-"""`saccade rules`: checks and lists the rules of a configuration, and drafts a rule for a sentence."""
+"""The command `saccade rules`: checks and lists the rules of a configuration, and drafts a rule from a sentence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from saccade.pipeline.config.file import load
 
 
 def check(path: Path) -> str:
-    """Check the rules of a file, and return one line per rule. The file needs no source.
+    """Check the rules of a configuration file, and return one line per rule. The file needs no source.
 
     Raises:
-        ConfigError: if a rule has a mistake. The message has line, column and the expected input.
+        ConfigError: if a rule is invalid. The message has line, column and the expected input.
         EngineError: if a rule names a label that the model does not know.
     """
     lines = []
@@ -30,10 +30,15 @@ def check(path: Path) -> str:
 
 
 def draft_for(sentence: str, path: Path | None, stream: str | None) -> str:
-    """Return a rule for a sentence as YAML, after checking it. If a file is given, use its zones and lines.
+    """Convert an English sentence to a rule, check the rule, and return it as YAML.
+
+    Args:
+        sentence: the sentence.
+        path: configuration file with zones and lines, or None.
+        stream: name of the stream whose zones and lines to use, if the file has several streams.
 
     Raises:
-        ConfigError: if no rule can be made of the sentence, or the file cannot be used.
+        ConfigError: if the sentence cannot be converted to a valid rule, or the file cannot be used.
         EngineError: if the model does not know the label.
     """
     config = load(path, {"detect": "person"}, source="video.mp4")

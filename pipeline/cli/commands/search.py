@@ -1,4 +1,4 @@
-"""`saccade search`: finds stored events that match a text, in a local store or through a running Saccade."""
+"""The command `saccade search`: finds stored events that match a text, in a local store or in a running Saccade."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from saccade.pipeline.search import Found, Progress, Searched, search_events
 
 @dataclass(slots=True, frozen=True)
 class Search:
-    """The results of a search, with a function that returns the snapshot of an event by its ID."""
+    """The results of a search for events, with a function that returns the snapshot of an event by its ID."""
 
     searched: Searched
     snapshot: Callable[[str], str]
 
     def as_json(self) -> str:
-        """Return the results as JSON. `match` is the probability of each result, 0 to 1."""
+        """Return the found events as JSON. `match` is the probability that an event matches the text, from 0 to 1."""
         return json_text(self.searched.to_json())
 
     def as_text(self) -> str:
-        """Return the results as a table that names the snapshot of each event."""
+        """Return the found events as a table with the path or URL of each snapshot."""
         lines = []
         for one in self.searched.found:
             event = one.event
@@ -47,10 +47,10 @@ class Search:
 
 
 def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, progress: Progress) -> Search:
-    """Search a local event store.
+    """Search the events in a local event store by a text, with a model.
 
     Raises:
-        ConfigError: if the store does not exist, or the model does not know the text.
+        ConfigError: if the store does not exist, or the model does not support the text.
         EngineError: if the model cannot be used.
     """
     try:
@@ -63,10 +63,10 @@ def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, prog
 
 
 def search_at(url: str, token: str | None, text: str, query: EventQuery, progress: Progress) -> Search:
-    """Search the stores of a running Saccade, with its model.
+    """Search the stored events of a running Saccade by a text, with its model.
 
     Raises:
-        ConfigError: if no server responds at the address, or the server refuses the request.
+        ConfigError: if no server responds at the address, or the server rejects the request.
     """
 
     async def ask() -> dict[str, Any]:

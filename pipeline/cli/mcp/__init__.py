@@ -1,1 +1,1 @@
-"""`saccade mcp`: a Model Context Protocol server. Assistants use the cameras of a running Saccade through it."""
+"""The command `saccade mcp`: a Model Context Protocol server, which gives AI assistants access to the streams."""

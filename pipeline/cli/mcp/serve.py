@@ -18,12 +18,12 @@ Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], 
 
 
 def serve(url: str, token: str | None, token_file: str | None, http: str | None) -> None:
-    """Serve until the client disconnects. Over HTTP, serve until a signal stops the server.
+    """Run the MCP server until the client disconnects. Over HTTP, run until a signal stops the server.
 
     Args:
         url: address of the HTTP API of a running Saccade.
-        token: bearer token of the API. HTTP clients of this server must send it, too.
-        token_file: file that contains the token.
+        token: bearer token of the API. HTTP clients of this server must also send this token.
+        token_file: path of a file that contains the token.
         http: address to listen on, HOST:PORT; None for standard input and output.
 
     Raises:
@@ -68,7 +68,7 @@ async def _serve_http(server: Any, place: tuple[str, int], token: str | None) ->
 
 
 def with_token(application: Asgi, token: str) -> Asgi:
-    """Return an ASGI application that refuses every request without the token (`Authorization: Bearer`)."""
+    """Wrap an ASGI application so that it rejects every request without the token (`Authorization: Bearer`)."""
     wanted = f"Bearer {token}".encode()
 
     async def guard(

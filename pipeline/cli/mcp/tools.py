@@ -1,4 +1,4 @@
-"""The MCP tools for assistants: the streams of a running Saccade, their frames, and questions about them."""
+"""The MCP tools for AI assistants: the streams of a running Saccade, their frames, and questions about the frames."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
-    """Return an MCP server whose tools call `api`. The client must be open while the server runs."""
+    """Return an MCP server with tools that call the HTTP API. The API client must be open while the server runs."""
     server: MCPServer[Any] = MCPServer("saccade", instructions=_INSTRUCTIONS, version=version, log_level="WARNING")
 
     @server.tool(annotations=_READS)
     async def list_streams() -> list[dict[str, Any]]:
-        """List the streams: name, health and reason, prompts, and number of detections."""
+        """List the video streams: name, health and reason, prompts, and number of detections."""
         return [summary_of(stream) for stream in await _plain(api.streams())]
 
     @server.tool(annotations=_READS)
@@ -78,7 +78,7 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
         rule: Annotated[str, Field(description="return only events of this rule")] = "",
         seconds: Annotated[float, Field(gt=0, le=300, description="maximum time to wait, in seconds")] = 60.0,
     ) -> dict[str, Any] | None:
-        """Wait until a rule begins an event, and return the event. Returns null on timeout."""
+        """Wait until a rule begins an event, and return the event. Returns null after a timeout."""
         known = {event["id"] for event in await _plain(api.events(stream=stream, rule=rule, limit="50"))}
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -90,14 +90,14 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS, structured_output=False)
     async def clip(event: Annotated[str, Field(description="the id of an event")]) -> list[Any]:
-        """Show the snapshot of an event, and the download URL of the clip."""
+        """Show the snapshot of an event, and the download URL of its video clip."""
         return [Image(data=await _plain(api.snapshot(event)), format="jpeg"), f"Clip: {api.clip_url(event)}"]
 
     return server
 
 
 async def _plain(work: Awaitable[T]) -> T:
-    """Return the result of an API request. An API error becomes a tool error of one line."""
+    """Return the result of an API request. An API error becomes an MCP tool error of one line."""
     try:
         return await work
     except ApiError as error:

@@ -173,7 +173,7 @@ def test_several_images_are_for_run(folder: Path, saccade: Command, name: str) -
     first.save(folder / name, "GIF", save_all=True, append_images=others, duration=100)
     refused = saccade("image", name, "--detect", "person", cwd=folder)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == f"saccade: {name} has more than one image; use `saccade run`\n"
+    assert refused.stderr == f"saccade: {name} has more than one image; use `saccade run` for videos\n"
     done = saccade("run", name, "--detect", "person", "--jsonl", "-", "-q", cwd=folder)
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["captured_at"] for record in records] == [0, 0.1, 0.2]
@@ -242,7 +242,7 @@ def test_configs_are_listed_and_printed(tmp_path: Path, saccade: Command) -> Non
     assert load(tmp_path / "file.yaml", {}).source == str(DEMO_CLIP)
     unknown = saccade("configs", "none", cwd=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert unknown.stderr.startswith("saccade: there is no configuration 'none'; available: file, ")
+    assert unknown.stderr.startswith("saccade: unknown configuration 'none'; available: file, ")
 
 
 def test_one_frame_is_timed(tmp_path: Path, saccade: Command) -> None:

@@ -72,4 +72,4 @@ def test_what_is_missing_or_too_old_is_told_in_one_line(monkeypatch: pytest.Monk
     assert [(one.ok, one.needed) for one in told] == [(False, True), (False, False), (False, True)]
     assert told[0].detail == "No module named 'no_such_thing'"
     assert told[1].detail == "No module named 'no_such_thing'; pip install 'saccade-live[mqtt]'"
-    assert told[2].detail.endswith("is installed, >=999 is required")
+    assert told[2].detail.endswith("is installed, but >=999 is required")

@@ -189,7 +189,7 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
             assert asked.stdout.splitlines()[-3:] == ["c: removed", "a: changed conf", "d: added"]
             check[-1] = f"http://127.0.0.1:{free_port()}"
             asked = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=60, check=False)
-            assert (asked.returncode, "--diff: no Saccade responds" in asked.stderr) == (2, True)
+            assert (asked.returncode, "--diff: Saccade does not respond" in asked.stderr) == (2, True)
         finally:
             process.terminate()
             assert process.wait(30) is not None
