@@ -1,4 +1,4 @@
-"""The analytics stage of a stream: it tracks objects, and counts them in zones and over lines."""
+"""The analytics stage of a stream: it tracks objects, and counts objects in zones and over lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AnalyzeStage:
-    """Tracks objects and counts them in zones and over lines.
+    """Tracks objects, and counts objects in zones and over lines.
 
     If the settings have no tracking, zones or lines, the stage returns results unchanged.
 
@@ -33,7 +33,7 @@ class AnalyzeStage:
         settings: analytics settings of the stream.
         still_before: returns how long there was no motion before a frame, in seconds. Tracks do not age during this
             time.
-        track: track objects even if the settings do not require it, because rules need tracks.
+        track: whether to track objects even if the settings do not require it, because rules need tracks.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class AnalyzeStage:
         self.configure(settings or AnalyticsSettings(), track=track)
 
     def configure(self, settings: AnalyticsSettings, *, track: bool = False) -> None:
-        """Apply new settings from the next frame on. Unchanged zones and lines continue counting. Thread-safe.
+        """Apply new settings from the next frame on. Unchanged zones and lines continue to count. Thread-safe.
 
         Args:
             settings: the new settings. `track_conf` has no effect after tracking has started.
-            track: track objects even if the settings do not require it, because rules need tracks.
+            track: whether to track objects even if the settings do not require it, because rules need tracks.
         """
         with self._lock:
             self._settings = settings
@@ -96,22 +96,30 @@ class AnalyzeStage:
         return result
 
     def totals(self) -> Totals:
-        """Return the counts since the stream started."""
+        """Return the object counts since the stream started."""
         with self._lock:
             return self._totals()
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of tracks and of counted minutes in memory."""
+        """The number of tracks and the number of counted minutes in memory."""
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
-        """Return the counts of each minute that ends after a time. The time is on the clock of `captured_at`."""
+        """Return the object counts of each minute that ends after a time.
+
+        Args:
+            since: time in seconds, on the clock of `Frame.captured_at`.
+        """
         with self._lock:
             return self._log.since(since, self._totals())
 
     def take_minutes(self, last: bool) -> list[Minute]:
-        """Return the counts of the minutes that ended since the last call. With `last`, add the current minute."""
+        """Return the object counts of the minutes that ended since the last call.
+
+        Args:
+            last: whether to include the current minute, at the end of the stream.
+        """
         with self._lock:
             return self._log.take(self._totals() if last else None)
 
@@ -120,7 +128,10 @@ class AnalyzeStage:
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
     def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
-        """Return the result with zones and lines, and the zones of each track, including missed tracks."""
+        """Count the objects of a frame in zones and over lines.
+
+        Return the result with zones and lines, and the zones of each track by track ID. Lost tracks are included.
+        """
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
@@ -157,7 +168,7 @@ class AnalyzeStage:
 
 
 def analyze_stage(stages: Iterable[object]) -> AnalyzeStage | None:
-    """Return the `AnalyzeStage` among the stages of a stream. Return None if there is none."""
+    """Return the `AnalyzeStage` of a stream, or None if the stream has no such stage."""
     return next((stage for stage in stages if isinstance(stage, AnalyzeStage)), None)
 
 
@@ -166,7 +177,7 @@ def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
 
 
 def _without(result: Result, masks: list[ZoneSettings]) -> Result:
-    """Return the result without the objects in masked areas."""
+    """Return the result without the objects in masked areas of the image."""
 
     def kept(one: Box | Spot) -> bool:
         seen = Sighting(0, one.label, one.score, _box_of(one))
@@ -181,7 +192,7 @@ def _without(result: Result, masks: list[ZoneSettings]) -> Result:
 
 
 def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:
-    """Return the box with new zones. This is faster than `dataclasses.replace`."""
+    """Return a copy of the box with new zones. This is faster than `dataclasses.replace`."""
     place = box.x1, box.y1, box.x2, box.y2
     return Box(box.label, box.score, *place, box.track_id, box.speed, zones, box.predicted)
 

@@ -1,4 +1,4 @@
-"""Matches detections to tracks: computes the overlap of boxes and the best one-to-one assignment."""
+"""Associates detections with tracks: computes the overlap of boxes and the optimal one-to-one assignment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ Ints = NDArray[np.int64]
 
 
 def corners_of(boxes: Floats) -> Floats:
-    """Convert boxes (4, n) from centre x, centre y, width, height to x1, y1, x2, y2, also (4, n)."""
+    """Convert boxes from centre x, centre y, width and height to x1, y1, x2 and y2.
+
+    Args:
+        boxes: (4, n) boxes.
+
+    Returns:
+        (4, n) boxes.
+    """
     corners = np.empty_like(boxes)
     half = boxes[2:] / 2
     np.subtract(boxes[:2], half, out=corners[:2])
@@ -20,7 +27,7 @@ def corners_of(boxes: Floats) -> Floats:
 
 
 def iou(first: Floats, second: Floats) -> Floats:
-    """Return the intersection over union (n, m), 0 to 1, of n boxes with m boxes.
+    """Return the pairwise intersection over union of two sets of boxes, (n, m), from 0 to 1.
 
     Args:
         first: (n, 4) boxes as x1, y1, x2, y2.
@@ -41,17 +48,17 @@ def iou(first: Floats, second: Floats) -> Floats:
 
 
 def assign(likeness: Floats, least: float) -> tuple[Ints, Ints]:
-    """Pair rows with columns, so that the total likeness of the pairs is as high as possible.
+    """Assign rows to columns, so that the total similarity of the pairs is maximal.
 
     Each row and column is in at most one pair. Leaving a row and a column unpaired counts as much as a pair with
-    likeness `least`.
+    similarity `least`.
 
     Args:
-        likeness: (n, m), 0 to 1.
-        least: lowest likeness of a pair, above 0.
+        likeness: (n, m) similarity of each row and column, from 0 to 1.
+        least: lowest similarity of a pair, above 0.
 
     Returns:
-        Rows and columns of the pairs.
+        Row indices and column indices of the pairs.
     """
     rows, columns = np.nonzero(likeness >= least)
     # On most frames no row or column has two candidates, so there is no assignment problem to solve.

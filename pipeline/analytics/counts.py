@@ -1,6 +1,6 @@
-"""The counts of a stream: total counts since its start, and the counts of each minute.
+"""The object counts of a stream: total counts since its start, and the counts of each minute.
 
-The capture time of a frame decides to which minute the frame belongs.
+The capture time of a frame determines the minute of the frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ByLabel = Mapping[str, Mapping[str, int]]
 
 @dataclass(slots=True, frozen=True)
 class Totals:
-    """The counts since the start of the stream.
+    """The object counts since the start of the stream.
 
     Attributes:
         objects: number of tracks that received a track ID, by label.
@@ -33,7 +33,7 @@ class Totals:
     lines: Mapping[str, ByLabel] = field(default_factory=dict)
 
     def since(self, earlier: Totals) -> Totals:
-        """Return the counts added since an earlier total. `inside` is the current value.
+        """Return the difference between these counts and earlier counts. `inside` is the current value.
 
         New zones and lines count from 0.
         """
@@ -47,10 +47,11 @@ class Totals:
 
 @dataclass(slots=True, frozen=True)
 class Minute:
-    """The counts of one minute.
+    """The object counts of one minute.
 
     Attributes:
-        start: time of the first second: Unix time for a live stream, seconds from the start of the file for a file.
+        start: time at which the minute starts, in seconds: Unix time for a live stream, time since the start of the
+            file for a file.
         counts: the counts added during the minute.
     """
 
@@ -65,7 +66,7 @@ def add_label(counter: Counter[str], label: str) -> None:
 
 
 class CountLog:
-    """The counts of each minute of the last 24 hours."""
+    """The object counts of each minute of the last 24 hours."""
 
     def __init__(self) -> None:
         self._minutes: deque[Minute] = deque(maxlen=_MINUTES)
@@ -78,17 +79,20 @@ class CountLog:
         return len(self._minutes)
 
     def due(self, captured_at: float) -> bool:
-        """Return whether a frame captured at this Unix time starts a new minute.
+        """Return whether a frame with this capture time starts a new minute.
 
         A frame of an earlier minute does not. Capture times can jump back when the camera's clock becomes known.
+
+        Args:
+            captured_at: capture time of the frame, in seconds.
         """
         return self._now is None or not self._now - 1 <= int(captured_at // MINUTE_S) <= self._now
 
     def turn(self, captured_at: float, totals: Totals) -> None:
-        """Start the minute of a frame. Call this before counting the frame.
+        """Start the minute of a frame. Call this before the objects of the frame are counted.
 
         Args:
-            captured_at: capture time of the frame.
+            captured_at: capture time of the frame, in seconds.
             totals: total counts before the frame.
         """
         if self._now is not None:
@@ -98,11 +102,10 @@ class CountLog:
     def take(self, last: Totals | None = None) -> list[Minute]:
         """Return the minutes that ended since the last call, in the order in which they ended.
 
-        The start times may be out of order, because a clock can be set back.
+        The start times can be out of order, because a clock can be set back.
 
         Args:
-            last: the current total counts at the end of the stream. They end the current minute. None at any other
-                time.
+            last: the total counts at the end of the stream, which end the current minute. None at any other time.
         """
         if last is not None and self._now is not None:
             self._end(self._now, last)
@@ -115,7 +118,7 @@ class CountLog:
         """Return the minutes that end after a time, including the current minute.
 
         Args:
-            start: the time.
+            start: the time, in seconds.
             totals: the current total counts.
         """
         minutes = list(self._minutes)

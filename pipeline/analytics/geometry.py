@@ -11,9 +11,11 @@ Rect = tuple[float, float, float, float]
 
 
 def contains(polygon: Sequence[Point], at: Point) -> bool:
-    """Return whether a point is in a polygon, by the even-odd rule. The order of the corners may be clockwise or not.
+    """Return whether a point is in a polygon, by the even-odd rule.
 
-    A point on a left or upper side is inside, and a point on a right or lower side is outside. So no point is in two
+    The corners can be in clockwise or anticlockwise order.
+
+    A point on a left or upper side is inside. A point on a right or lower side is outside. Therefore no point is in two
     adjacent polygons.
     """
     x, y = at
@@ -27,7 +29,7 @@ def contains(polygon: Sequence[Point], at: Point) -> bool:
 
 
 def area(polygon: Sequence[Point]) -> float:
-    """Return the area of a polygon whose sides do not intersect."""
+    """Return the area of a simple polygon, which is a polygon with sides that do not intersect."""
     pairs = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
     return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairs)) / 2
 
@@ -55,7 +57,7 @@ def distance(start: Point, end: Point, at: Point) -> float:
 def cross(a: Point, b: Point, c: Point, d: Point) -> bool:
     """Return whether the segment from `a` to `b` crosses the segment from `c` to `d`.
 
-    The points `a` and `b` must lie on different sides of the line through `c` and `d`.
+    The caller must ensure that `a` and `b` lie on different sides of the line through `c` and `d`.
     """
     from_a, from_b = distance(c, d, a), distance(c, d, b)
     if from_a == from_b:

@@ -28,7 +28,7 @@ _MOST_S = 1.0  # longest time that one frame accounts for, even after dropped fr
 class Heat:
     """Adds up how many seconds objects were at each position since the start of the stream.
 
-    One thread adds frames. Other threads may read at the same time; they may miss the newest frame.
+    One thread adds frames. Other threads can read at the same time, but can miss the newest frame.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Heat:
         self._last_s: float | None = None
 
     def add(self, frame: Frame, result: Result) -> None:
-        """Add the result of the next frame. Predicted boxes are ignored."""
+        """Add the object positions of the next frame to the heatmap. Predicted boxes are ignored."""
         rows, columns = _ROWS, max(1, round(_ROWS * frame.width / frame.height))
         if self._seconds.shape != (rows, columns):
             self._seconds, self._last_s = np.zeros((rows, columns), np.float32), None
@@ -67,7 +67,7 @@ class Heat:
     def overlay(self) -> NDArray[np.uint8]:
         """Return the heatmap as (180, width, 4) uint8 RGBA, to show over the video.
 
-        It is transparent where no objects were.
+        Positions without objects are transparent.
         """
         heat = self.values()
         if not heat.size:
@@ -79,7 +79,7 @@ class Heat:
 class HeatmapStage:
     """Writes a heatmap image at the end of a stream. Colours show how long objects were at each position.
 
-    The background is the last frame in grey.
+    The background is the last frame in greyscale.
 
     Args:
         path: .png or .jpg file to write. `{stream}` in the path is replaced by the name of the stream.
@@ -91,13 +91,13 @@ class HeatmapStage:
         self._last: Frame | None = None
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Add the result to the heatmap and return it unchanged."""
+        """Add the result of a frame to the heatmap. Return the result unchanged."""
         self._heat.add(frame, result)
         self._last = frame
         return result
 
     def close(self) -> None:
-        """Write the image.
+        """Write the heatmap image.
 
         Raises:
             SinkError: if the image cannot be written, for example because the disk is full.
@@ -113,12 +113,12 @@ class HeatmapStage:
         path = Path(self._path.replace("{stream}", frame.stream))
         done, data = cv2.imencode(path.suffix, drawn)
         if not done:
-            raise ValueError(f"{path}: cannot be written as an image")
+            raise ValueError(f"{path}: cannot encode the heatmap as an image")
         try:
             path.write_bytes(data.tobytes())
         except OSError as error:
             raise SinkError(f"cannot write {path}: {write_failure(path, error)}") from None
-        log.info("%s: heatmap in %s", frame.stream, path)
+        log.info("stream %s: wrote the heatmap to %s", frame.stream, path)
 
 
 def _colors(heat: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -1,10 +1,10 @@
 """The Kalman filter of a tracker. It estimates position, size and velocity of many boxes at once.
 
-The motion model is that of BoT-SORT, extended to any time between two frames. The state of a box is its centre, width
-and height, and the velocity of each. The noise is proportional to the size of the box.
+The motion model is the model of BoT-SORT, extended to any time between two frames. The state of a box is its centre,
+width and height, and the velocity of each. The noise is proportional to the size of the box.
 
-All covariances are diagonal in the four coordinates. So the 8 × 8 covariance of a box splits into four symmetric 2 × 2
-matrices with three different numbers each, and no matrix is inverted.
+All covariances are diagonal in the four coordinates. The 8 × 8 covariance of a box therefore splits into four symmetric
+2 × 2 matrices with three different numbers each, and no matrix is inverted.
 
 A state is a float64 array (5, 4, n) for n boxes. The first axis is value, velocity, variance of the value, covariance
 of value and velocity, and variance of the velocity. The second axis is centre x, centre y, width and height. For few
@@ -34,7 +34,7 @@ _STILL = np.eye(5)
 
 
 def start(boxes: Floats) -> Floats:
-    """Return the states of new boxes, with zero velocity.
+    """Return the Kalman states (5, 4, n) of new boxes, with zero velocity.
 
     Args:
         boxes: (4, n) centre x, centre y, width and height, in any unit.
@@ -48,10 +48,14 @@ def start(boxes: Floats) -> Floats:
 
 
 def predict(state: Floats, seconds: float) -> Floats:
-    """Return the states after a time of `seconds`, which must be at least 0.
+    """Predict the Kalman states after a time.
 
-    The noise is white in acceleration and position. So one prediction over a gap equals the frame-by-frame predictions
-    over the same time.
+    The noise is white in acceleration and position. One prediction over a gap therefore equals frame-by-frame
+    predictions over the same time.
+
+    Args:
+        state: (5, 4, n) states.
+        seconds: the time in seconds, at least 0.
     """
     steps = seconds / STEP_S
     noise = _VELOCITY**2 * steps
@@ -67,11 +71,11 @@ def predict(state: Floats, seconds: float) -> Floats:
 
 
 def correct(state: Floats, boxes: Floats) -> Floats:
-    """Return the states corrected by measured boxes.
+    """Correct predicted Kalman states by measured boxes. Return the new states.
 
     Args:
-        state: (5, 4, n), predicted for the time of the boxes.
-        boxes: (4, n) as in `start`, in the order of the states.
+        state: (5, 4, n) states, predicted for the time of the boxes.
+        boxes: (4, n) centre x, centre y, width and height, in the order of the states.
     """
     values, velocity_var = state[:4].reshape(2, 2, 2, 2, -1), state[4].reshape(2, 2, -1)
     (value, _), variances = values

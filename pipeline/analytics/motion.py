@@ -1,10 +1,10 @@
-"""Detects motion on the frames of a stream. A gate drops frames without motion before the engine.
+"""Detects motion in the frames of a stream. A gate drops frames without motion before the engine.
 
 `MotionMap` scales a frame to 100 or 180 rows, and compares its brightness with the average of the last second.
 
-`MotionGate` admits a frame if the changed area exceeds `motion_area`, and all frames of the second after it. Without
-motion, it admits one frame per heartbeat. It reports periods without motion to the tracking stage, so that tracks do
-not expire.
+`MotionGate` admits a frame if the changed area exceeds `motion_area`, and also all frames of the following second.
+Without motion, it admits one frame per heartbeat. It reports periods without motion to the tracking stage, so that
+tracks do not expire.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ not wait for a GPU.
 
 @dataclass(slots=True, frozen=True)
 class Motion:
-    """The motion on a frame.
+    """The motion in a frame.
 
     Attributes:
         changed: (rows, n) bool map of the pixels that differ from the last second. Pixels in masks are False.
-        area: changed fraction of the frame, 0 to 1. It is 1 for the first frame.
+        area: changed fraction of the frame, from 0 to 1. It is 1 for the first frame.
     """
 
     changed: NDArray[np.bool_]
@@ -58,11 +58,11 @@ class Motion:
 
 
 class MotionMap:
-    """Computes the motion on each frame of a stream once, and returns it to all callers. Not thread-safe.
+    """Detects the motion in each frame of a stream once, and returns the result to all callers. Not thread-safe.
 
     Args:
         rows: number of rows of the map. The number of columns follows from the aspect ratio of the frame.
-        read: reads the brightness of frames without converting them on the CPU. None converts every frame.
+        read: reads the brightness of frames without converting the frames on the CPU. None converts every frame.
     """
 
     def __init__(self, rows: int = _ROWS, read: LumaReader | None = None) -> None:
@@ -75,9 +75,11 @@ class MotionMap:
         self._newest: tuple[int, Motion] | None = None
 
     def see(self, frame: Frame, masks: Sequence[Sequence[Point]] = ()) -> Motion:
-        """Return the motion on a frame. Motion inside the polygons of `masks` is ignored.
+        """Return the motion in a frame.
 
-        They are in fractions of the frame.
+        Args:
+            frame: the frame.
+            masks: polygons in which motion is ignored, in fractions of the frame size.
         """
         if self._newest is not None and self._newest[0] == frame.index and self._masks == masks:
             return self._newest[1]
@@ -98,7 +100,7 @@ class MotionMap:
         return Motion(changed, float(changed.mean()))
 
     def _luma(self, frame: Frame) -> Luma:
-        """Return the blurred brightness as (rows, n) float32 from 0 to 255, and store its contrast."""
+        """Return the blurred brightness of a frame as (rows, n) float32 from 0 to 255, and store its contrast."""
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
         step = max(1, height // max(_LEAST_READ, 2 * self._rows))
@@ -119,7 +121,12 @@ class MotionMap:
 
 
 def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArray[np.bool_]:
-    """Return a (rows, n) bool map of the area outside the masks."""
+    """Return a (rows, n) bool map that is True outside the masks.
+
+    Args:
+        shape: rows and columns of the map.
+        masks: polygons in fractions of the frame size.
+    """
     masked = np.zeros(shape, np.uint8)
     for polygon in masks:
         corners = np.array(polygon) * (shape[1], shape[0])
@@ -132,8 +139,8 @@ class MotionGate:
     """A gate that admits frames with motion.
 
     Args:
-        settings: area, masks and heartbeat of the gate.
-        motion: computes the motion. Gate and saccades can share it.
+        settings: motion area, masks and heartbeat of the gate.
+        motion: detects the motion. The saccade stage can share it.
     """
 
     def __init__(self, settings: AnalyticsSettings | None = None, motion: MotionMap | None = None) -> None:
@@ -145,11 +152,14 @@ class MotionGate:
         self._still: dict[int, float] = {}
 
     def configure(self, settings: AnalyticsSettings) -> None:
-        """Apply a new area, new masks and a new heartbeat from the next frame on. Thread-safe."""
+        """Apply a new motion area, new masks and a new heartbeat from the next frame on. Thread-safe."""
         self._settings = settings
 
     def admit(self, frame: Frame) -> bool:
-        """Return whether the frame has motion, follows motion within a second, or is due for the heartbeat."""
+        """Return whether the engine should process a frame.
+
+        A frame is admitted if it has motion, follows motion within a second, or is due for the heartbeat.
+        """
         seconds = frame.pts * frame.time_base.numerator / frame.time_base.denominator
         if seconds < self._last:  # the clock restarted
             self._moved = self._admitted = -np.inf
@@ -171,8 +181,11 @@ class MotionGate:
     def still_before(self, index: int) -> float:
         """Return how long there was no motion before an admitted frame, in seconds. Thread-safe.
 
-        Call it once for each frame. If a newer frame has replaced an admitted one, the time without motion before the
-        replaced frame is included.
+        Call this method once for each frame. If a newer frame has replaced an admitted frame, the time without motion
+        before the replaced frame is included.
+
+        Args:
+            index: index of the frame.
         """
         return sum(self._still.pop(key, 0.0) for key in list(self._still) if key <= index)
 

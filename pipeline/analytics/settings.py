@@ -17,7 +17,7 @@ ImageName = Annotated[Text, Field(pattern=r"(?i)\.(png|jpe?g)$"), WrapValidator(
 
 
 def _points(value: object) -> object:
-    """Parse a text such as `.1,.2,.5,.2,.5,.9` into points. Any other value is returned for the validator."""
+    """Parse a text such as `.1,.2,.5,.2,.5,.9` into points. Any other value is returned unchanged."""
     if isinstance(value, str):
         try:
             value = [float(number) for number in value.split(",")]
@@ -74,7 +74,7 @@ def _line(points: list[Point]) -> list[Point]:
 
 
 class SizeSettings(NullIsUnset):
-    """The expected size of objects, interpolated between a near box and a far box."""
+    """The expected size of objects, interpolated between a box near the camera and a box far from the camera."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,13 +88,13 @@ class SizeSettings(NullIsUnset):
     @classmethod
     def _higher(cls, value: list[Point], info: Any) -> list[Point]:
         if "near" in info.data and value[1][1] >= info.data["near"][1][1]:
-            raise ValueError("should have its lower edge higher in the image than near")
+            raise ValueError("should have its lower edge higher in the image than the box `near`")
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
-        """Return whether a box has the expected size for its lower edge.
+        """Return whether a box has the expected size for the position of its lower edge.
 
-        A box that the image cuts off may be smaller.
+        A box at the border of the image can be smaller, because the image cuts it off.
         """
         (x1, y1, x2, y2), (near, far) = box, (self.near, self.far)
         k = (y2 - far[1][1]) / (near[1][1] - far[1][1])
@@ -105,7 +105,7 @@ class SizeSettings(NullIsUnset):
 
 
 class RegionSettings(NullIsUnset):
-    """The settings that zones and lines share: the objects to count, and the point of a box that decides."""
+    """The settings of both zones and lines: which objects to count, and which point of a box is its position."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -121,7 +121,7 @@ class RegionSettings(NullIsUnset):
 
 
 class ZoneSettings(RegionSettings):
-    """A zone, which is a polygon."""
+    """The settings of a zone, which is a polygon in the image."""
 
     polygon: Polygon = Field(description="corners as x1,y1,x2,y2,… in fractions of the image")
     inertia: Seconds = Field(
@@ -132,7 +132,7 @@ class ZoneSettings(RegionSettings):
 
 
 class LineSettings(RegionSettings):
-    """A line between two points. Its direction is from the first to the second point."""
+    """The settings of a counting line between two points. Its direction is from the first to the second point."""
 
     points: Annotated[Points, AfterValidator(_line)] = Field(
         description="both ends as x1,y1,x2,y2 in fractions of the image"
@@ -146,7 +146,7 @@ class LineSettings(RegionSettings):
 
 
 def _regions(points_key: str) -> BeforeValidator:
-    """Convert texts such as `name=.1,.2,…` and plain lists of points to mappings."""
+    """Return a validator that converts texts such as `name=.1,.2,…` and plain lists of points to mappings."""
 
     def read(value: object) -> object:
         if isinstance(value, str):
@@ -178,7 +178,7 @@ Lines = Annotated[dict[Text, LineSettings], _regions("points"), Field(max_length
 
 
 class Regions(NullIsUnset):
-    """The zones and lines of a stream, as in a configuration file or the HTTP API."""
+    """The zones and lines of a stream, in the format of the configuration file and the HTTP API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -206,7 +206,7 @@ class Regions(NullIsUnset):
 
 
 class AnalyticsSettings(Regions):
-    """The analytics settings of a stream."""
+    """The analytics settings of a stream: zones, lines, tracking and motion detection."""
 
     track: bool = setting(
         False,

@@ -22,7 +22,7 @@ class Stage(Protocol):
         """Return the result of `frame` for the next stage or the sinks.
 
         The method runs in one thread, in stream order, for each frame that the engine has processed.
-        `frame.dropped_before` is the number of frames dropped since the previous one. An exception fails only this
+        `frame.dropped_before` is the number of frames dropped since the previous frame. An exception fails only this
         frame, like an error of the engine.
         """
 
@@ -32,7 +32,7 @@ class ClosableStage(Stage, Protocol):
     """A stage that must release resources."""
 
     def close(self) -> None:
-        """Release the resources.
+        """Release the resources of the stage.
 
         Called once, after the last `process` of the stream, or if the stream never starts.
         """
@@ -40,15 +40,15 @@ class ClosableStage(Stage, Protocol):
 
 @runtime_checkable
 class KeepingStage(Stage, Protocol):
-    """A stage that reports the size of its state."""
+    """A stage that reports the size of its state, to monitor memory use."""
 
     @property
     def kept(self) -> dict[str, int]:
-        """Return the current size of each part of the state, by name, such as `tracks`. Thread-safe."""
+        """Return the size of each part of the stage's state, by name, such as `tracks`. Thread-safe."""
 
 
 class Gate(Protocol):
-    """Decides which frames the engine processes. A frame that it does not admit has no result."""
+    """Decides which frames the engine processes. A frame that the gate does not admit has no result."""
 
     def admit(self, frame: Frame) -> bool:
         """Return whether the engine should process `frame`.
@@ -79,7 +79,7 @@ GATES: dict[str, Callable[[], Gate]] = {"motion": _motion}
 
 
 def check_names(names: list[str], table: dict[str, Callable[[], Stage]] | dict[str, Callable[[], Gate]]) -> list[str]:
-    """Return `names` unchanged, after checking that every name is in the table.
+    """Check that every name is in the table of stages or gates. Return the names unchanged.
 
     Raises:
         ValueError: if a name is unknown.

@@ -1,6 +1,6 @@
-"""The tracking stage. It adds track IDs, speeds and trails to the boxes and points of a stream.
+"""The tracking stage, which adds track IDs, speeds and trails to the boxes and points of a stream.
 
-`tracker` has the algorithm.
+The tracking algorithm is in `tracker`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrackStage:
         return self._tracker
 
     def predicted(self) -> tuple[Box, ...]:
-        """Return predicted boxes for recently missed tracks. Each has the last score of the track."""
+        """Return predicted boxes of recently lost tracks. Each box has the last score of its track."""
         unseen = self._tracker.unseen()
         boxes = []
         for number, corners, for_s in zip(unseen.ids.tolist(), unseen.boxes, unseen.for_s, strict=True):
@@ -67,12 +67,12 @@ class TrackStage:
         return tuple(boxes)
 
     def trails_of(self, boxes: Iterable[Box]) -> tuple[Trail, ...]:
-        """Return the trail of each predicted box: the path of the object so far."""
+        """Return the trail of each predicted box, which is the past path of the object."""
         known = [(box, self._trails[box.track_id][1]) for box in boxes if box.track_id in self._trails]
         return tuple(Trail(box.track_id or 0, box.label, (*places, bottom_of(box))) for box, places in known)
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result with track IDs, speeds and trails."""
+        """Return the result with track IDs, speeds and trails added."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         seconds = time_of(frame)
         ids, velocities = self._tracker.update(*self._arrays(found, frame), seconds)
@@ -134,12 +134,12 @@ class TrackStage:
 
 
 def bottom_of(one: Box | Spot) -> Place:
-    """Return where an object touches the ground: the middle of a box's lower edge, or the point itself."""
+    """Return the point at which an object touches the ground: the middle of a box's lower edge, or the point itself."""
     return ((one.x1 + one.x2) / 2, one.y2) if isinstance(one, Box) else (one.x, one.y)
 
 
 def _numbered(one: Box | Spot, number: int, speed: float) -> Box | Spot:
-    """Return the detection with track ID and speed. This is faster than `dataclasses.replace`."""
+    """Return a copy of a detection with a track ID and a speed. This is faster than `dataclasses.replace`."""
     if isinstance(one, Box):
         return Box(one.label, one.score, one.x1, one.y1, one.x2, one.y2, number, speed, one.zones, one.predicted)
     return Spot(one.label, one.score, one.x, one.y, number, speed, one.zones, one.predicted)

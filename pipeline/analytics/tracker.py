@@ -1,4 +1,4 @@
-"""Assigns track IDs with the association of BoT-SORT, in real time. It uses no camera motion and no appearance.
+"""Assigns track IDs with the association of BoT-SORT, without camera motion compensation and without appearance.
 
 First, the tracker pairs high-score boxes with tracks, by overlap times score. Then, as in ByteTrack, it pairs
 low-score boxes with the remaining tracks of the last frame. Last, it pairs the remaining high-score boxes with new
@@ -26,13 +26,13 @@ _NONE: Ints = np.zeros(0, np.int64)
 
 @dataclass(slots=True, frozen=True)
 class TrackerSettings:
-    """The thresholds of a tracker. The defaults are those of BoT-SORT.
+    """The thresholds of a tracker. The defaults are the same as in BoT-SORT.
 
     Attributes:
         high: lowest score of boxes that are paired first. A box with a lower score can only continue a track.
         new: lowest score of a box that can start a track.
         low: lowest score of a box that is not ignored.
-        lost_s: time after which a missed track ends, in seconds.
+        lost_s: time after which a lost track ends, in seconds.
     """
 
     high: float = 0.6
@@ -50,7 +50,7 @@ class TrackerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Unseen:
-    """Tracks that were missed on the last frame, at their predicted positions.
+    """Lost tracks, which were not detected on the last frame, at their predicted positions.
 
     Attributes:
         ids: (n,) int64 track IDs.
@@ -66,7 +66,7 @@ class Unseen:
 
 
 class Tracker:
-    """Tracks the objects of one stream. A track has one class, and only boxes of this class continue it.
+    """Tracks the objects of one stream. A track has one class, and only boxes of this class continue the track.
 
     A track gets a track ID with its second box, or with its first box on the first frame. IDs start at 1 and are never
     reused. The order of the boxes does not matter.
@@ -97,9 +97,9 @@ class Tracker:
 
         Args:
             boxes: (n, 4) as x1, y1, x2, y2. The unit must be the same on every frame.
-            scores: (n,), 0 to 1.
+            scores: (n,), from 0 to 1.
             kinds: (n,) class of each box.
-            seconds: time of the frame. If it is earlier than the previous one, the tracker assumes a gap of 1/30 s.
+            seconds: time of the frame. If it is earlier than the previous frame, the tracker assumes a gap of 1/30 s.
 
         Returns:
             (n,) track ID of each box, 0 for none; and (n, 2) velocity of each box, in units of the boxes per second.
@@ -136,23 +136,27 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Skip a period without motion. Tracks do not age during this period."""
+        """Skip a period without motion, so that tracks do not age.
+
+        Args:
+            seconds: duration of the period, in seconds.
+        """
         if self._last is not None:
             self._last += seconds
 
     def unseen(self) -> Unseen:
-        """Return the missed tracks that have a track ID."""
+        """Return the lost tracks that have a track ID."""
         rows = np.nonzero((self._ids > 0) & (self._seen_at < self._clock))[0] if self._hidden else _NONE
         boxes = corners_of(self._state[0][:, rows]).T
         return Unseen(self._ids[rows], self._kinds[rows], boxes, self._clock - self._seen_at[rows])
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The track IDs of all visible and missed tracks."""
+        """The track IDs of all visible and lost tracks."""
         return self._ids[self._ids > 0]
 
     def _pair(self, likeness: Floats, scores: Floats, seen_before: float, track_of: Ints) -> None:
-        """Pair boxes with tracks, and write the row of each box's track into `track_of`."""
+        """Pair boxes with tracks, and write the index of each box's track into `track_of`."""
         settings = self._settings
         fused = likeness * scores
         low = min(scores.tolist()) < settings.high
@@ -175,7 +179,7 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Correct tracks by their boxes. Give new tracks an ID or delete them.
+        """Correct tracks by their boxes. Assign an ID to new tracks, or delete new tracks without a box.
 
         Return the number of corrected tracks.
         """
@@ -203,7 +207,7 @@ class Tracker:
         return len(rows)
 
     def _begin(self, measured: Floats, scores: Floats, kinds: Ints, track_of: Ints, first: bool) -> int:
-        """Start tracks for unpaired boxes; return the number of new tracks."""
+        """Start tracks for unpaired boxes. Return the number of new tracks."""
         if not len(track_of) or min(track_of.tolist()) >= 0:
             return 0
         begun = np.nonzero((track_of < 0) & (scores >= self._settings.new))[0]
@@ -227,17 +231,17 @@ class Tracker:
         self._next_id += len(rows)
 
     def _forget(self) -> None:
-        """Delete the tracks that were missed for too long."""
+        """Delete the tracks that have been lost for too long."""
         if self._clock - self._oldest(self._clock - self._settings.lost_s) > self._settings.lost_s:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Set the growth rate to 0 for tracks that were last seen before a time."""
+        """Set the growth rate of the box to 0 for tracks that were last seen before a time."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """Return when the longest-missed track was last seen.
+        """Return the time at which the longest-lost track was last seen.
 
         The time is exact only if it is earlier than `before`.
         """

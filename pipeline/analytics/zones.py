@@ -24,7 +24,7 @@ of the image ends at 1, and this limit keeps it inside a zone that ends there.
 
 @dataclass(slots=True, frozen=True)
 class Sighting:
-    """A tracked object on one frame: track ID, label, score, and box in fractions of the image."""
+    """A tracked object on one frame: track ID, label, score, and box in fractions of the image size."""
 
     track_id: int
     label: str
@@ -36,7 +36,7 @@ class Anchors:
     """The objects of one frame, filtered for each zone and line. Zones and lines with equal filters share the result.
 
     Args:
-        sightings: the tracked objects.
+        sightings: the tracked objects of the frame.
     """
 
     def __init__(self, sightings: Iterable[Sighting]) -> None:
@@ -46,7 +46,7 @@ class Anchors:
     def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
         """Return the objects that a zone or line counts.
 
-        Each comes with its anchor point, which decides whether it is inside.
+        Each object comes with its anchor point, which determines whether the object is inside.
         """
         sizes = None if region.sizes is None else region.sizes.model_dump_json()
         key = region.anchor, region.min_score, region.min_size, sizes, *region.classes
@@ -68,7 +68,7 @@ def _concerns(region: RegionSettings, seen: Sighting) -> bool:
 
 
 def excludes(zone: ZoneSettings, seen: Sighting) -> bool:
-    """Return whether an excluding zone excludes an object."""
+    """Return whether an excluding zone excludes an object from detection."""
     return _concerns(zone, seen) and contains(zone.polygon, _anchor_of(zone, seen))
 
 
@@ -80,13 +80,13 @@ def _anchor_of(region: RegionSettings, seen: Sighting) -> Point:
 
 @dataclass(slots=True)
 class Visit:
-    """The visit of a track to a zone.
+    """The visit of a tracked object to a zone.
 
     Attributes:
         label: label of the object.
-        since: time at which the current stay started.
-        last: last time at which the object was inside.
-        counted: whether the object counts as inside. It does after `inertia` seconds.
+        since: time at which the current stay started, in seconds.
+        last: last time at which the object was inside, in seconds.
+        counted: whether the object counts as inside, which requires `inertia` seconds inside.
     """
 
     label: str
@@ -104,8 +104,8 @@ class ZoneCounter:
     """Counts the objects in one zone.
 
     An object has entered after `inertia` seconds inside. It has left after `inertia` seconds outside, or when its
-    track ends. The times of entry and exit are those of the first and last frame inside. An object that is hidden
-    inside the zone still counts as inside.
+    track ends. The entry time is the time of the first frame inside, and the exit time is the time of the last frame
+    inside. An object that is hidden inside the zone still counts as inside.
 
     Args:
         settings: settings of the zone.
@@ -126,12 +126,12 @@ class ZoneCounter:
         self._around = min(xs), min(ys), max(xs), max(ys)
 
     def update(self, anchors: Anchors, alive: Collection[int], seconds: float) -> set[int]:
-        """Update the zone with the objects of one frame. Return the track IDs inside.
+        """Update the counts of the zone with the objects of one frame. Return the track IDs inside the zone.
 
         Args:
             anchors: the detected objects.
-            alive: the track IDs of all visible and missed tracks.
-            seconds: time of the frame.
+            alive: track IDs of all visible and lost tracks.
+            seconds: time of the frame, in seconds.
         """
         zone = self.settings
         left, top, right, bottom = self._around
@@ -153,7 +153,7 @@ class ZoneCounter:
 
     @property
     def inside(self) -> dict[int, Visit]:
-        """The visits of the objects inside, by track ID."""
+        """The visits of the objects that are inside the zone, by track ID."""
         return {number: visit for number, visit in self._visits.items() if visit.counted}
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -176,9 +176,9 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """The side of a line on which a track was last seen. Tracks within the margin are ignored.
+    """The side of a line on which a track was last seen. Positions within the margin of the line are ignored.
 
-    It also has the position of the track and the counted crossings.
+    The position of the track and its counted crossings are also stored.
     """
 
     right: bool
@@ -188,7 +188,7 @@ class _Side:
 
 
 class LineCounter:
-    """Counts the crossings of one line.
+    """Counts the objects that cross one line.
 
     Forward means from left to right, as seen from the start of the line to its end.
 
@@ -219,11 +219,13 @@ class LineCounter:
         return self._counts
 
     def update(self, anchors: Anchors, alive: Collection[int]) -> dict[int, str]:
-        """Update the line with the objects of one frame. Return the direction of each track that has crossed.
+        """Update the counts of the line with the objects of one frame.
+
+        Return the direction of each track that has crossed.
 
         Args:
             anchors: the detected objects.
-            alive: the track IDs of all visible and missed tracks.
+            alive: track IDs of all visible and lost tracks.
         """
         line, crossed = self.settings, dict[int, str]()
         start, end = line.points

@@ -1,4 +1,4 @@
-"""Chooses the number of windows per frame of a live stream, from the engine's idle share and dropped frames."""
+"""Chooses the number of windows per frame of a live stream, from the engine's idle fraction and dropped frames."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 160.0  # before the next attempt to add a
 
 
 class AutoCount:
-    """Adds windows while the engine idles, and removes windows when the engine is busy or frames are dropped.
+    """Chooses the number of windows per frame: more while the engine is idle, fewer while it is busy or drops frames.
 
     Args:
         max_fps: highest frame rate that the stream needs; None for no limit.
-        seed: seed of the random wait times. They prevent that many streams of one engine add windows at the same time.
+        seed: seed of the random wait times. The random times prevent many streams of one engine from adding windows at
+            the same time.
 
     Attributes:
         count: current number of windows per frame.
@@ -34,10 +35,10 @@ class AutoCount:
         self._wait_s, self._tried_s = _FIRST_WAIT_S, -math.inf
 
     def note_offered(self, seconds: float, idle: tuple[float, float] | None = None) -> None:
-        """Handle a frame that is being submitted to the engine.
+        """Record that a frame is submitted to the engine.
 
         Args:
-            seconds: time of the frame.
+            seconds: time of the frame, in seconds.
             idle: pair of the current time and the total idle time of the engine, in seconds; None if unknown.
         """
         if self._began is None or seconds < self._began:
@@ -50,11 +51,11 @@ class AutoCount:
         self._offered += 1
 
     def note_done(self) -> None:
-        """Handle the arrival of a frame's result."""
+        """Record that the result of a frame has arrived."""
         self._done += 1
 
     def _idle_share(self, idle: tuple[float, float] | None) -> float:
-        """Return the idle fraction of the engine since the last decision, 0 to 1. Return 1 if unknown."""
+        """Return the idle fraction of the engine since the last decision, from 0 to 1. Return 1 if unknown."""
         if idle is None or self._idle is None or idle[0] <= self._idle[0]:
             return 1.0
         return (idle[1] - self._idle[1]) / (idle[0] - self._idle[0])

@@ -1,8 +1,8 @@
-"""Stores the small objects of a stream: expected position, confidence, and the times of the last detection and look.
+"""Stores the small objects of a stream: expected position, confidence, and times of detections and processed windows.
 
-The model detects a small object only on frames with a window on the object. Between two looks, the object is
-predicted. A moving object is extrapolated by its velocity for a short time. A stationary object stays at its position
-as long as there is no motion. Boxes are in pixels.
+The model detects a small object only in frames with a window on the object. Between two windows, the position of the
+object is predicted. A moving object is extrapolated by its velocity for a short time. A stationary object stays at its
+position as long as there is no motion. Boxes are in pixels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Found:
 
     Attributes:
         label: class of the object.
-        score: score of the model, 0 to 1.
+        score: score of the model, from 0 to 1.
         box: box in pixels.
     """
 
@@ -46,17 +46,17 @@ class Found:
 
 @dataclass(slots=True)
 class Known:
-    """A stored small object.
+    """A small object that was detected earlier.
 
     Attributes:
         found: the last detection.
         speed: velocity of the centre in x and y, in pixels per second.
-        first_s, found_s: times of the first and the last detection.
+        first_s, found_s: times of the first and the last detection, in seconds.
         looked_s: time of the last window on the object.
         moved_s: time of the last motion at the object's position.
         started_s: time at which the last movement started.
         finds: number of detections.
-        misses: number of looks since the last detection.
+        misses: number of windows on the object since the last detection.
     """
 
     found: Found
@@ -70,7 +70,7 @@ class Known:
     misses: int = 0
 
     def box_at(self, seconds: float) -> Rect:
-        """Return the expected box at a time."""
+        """Return the expected box of the object at a time in seconds."""
         x1, y1, x2, y2 = self.found.box
         if not self.moves(seconds):
             return self.found.box
@@ -79,18 +79,18 @@ class Known:
         return x1 + dx, y1 + dy, x2 + dx, y2 + dy
 
     def moves(self, seconds: float) -> bool:
-        """Return whether the object moves, or moved less than `MOVING_S` ago."""
+        """Return whether the object is moving, or moved less than `MOVING_S` seconds ago."""
         return seconds - self.moved_s < MOVING_S
 
     def unseen(self, seconds: float) -> float:
         """Return how long the position of the object has been uncertain, in seconds.
 
-        It is certain at a detection, and as long as there is no motion at the detected position.
+        The position is certain at a detection, and as long as there is no motion at the detected position.
         """
         return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
 
     def note_motion(self, seconds: float) -> None:
-        """Handle motion at the position of the object."""
+        """Record motion at the position of the object."""
         if not self.moves(seconds):
             self.started_s = seconds
         self.moved_s = seconds
@@ -113,24 +113,29 @@ class Memory:
         self.known: list[Known] = []
 
     def note_motion(self, blobs: Sequence[Rect], seconds: float) -> None:
-        """Handle motion in these rectangles."""
+        """Record the motion in a frame.
+
+        Args:
+            blobs: rectangles with motion, in pixels.
+            seconds: time of the frame, in seconds.
+        """
         for one in self.known:
             if any(shared_area(one.found.box, blob) > 0 for blob in blobs):
                 one.note_motion(seconds)
 
     def note_look(self, window: Rect, seconds: float) -> None:
-        """Handle a submitted window. Its result arrives later."""
+        """Record that a window was submitted to the engine. Its result arrives later."""
         for one in self.known:
             if inside(one.box_at(seconds), _core(window)):
                 one.looked_s = seconds
 
     def update(self, found: Sequence[Found], looked: Sequence[Rect], seconds: float) -> list[Found]:
-        """Store the detections of a frame. Return the predicted objects outside the windows of the frame.
+        """Store the detections of a frame. Return the predicted small objects outside the windows of the frame.
 
         Args:
             found: the detected small objects.
-            looked: the windows of the frame.
-            seconds: time of the frame.
+            looked: the windows of the frame, in pixels.
+            seconds: time of the frame, in seconds.
         """
         expected = [one.box_at(seconds) for one in self.known]
         cores = [_core(window) for window in looked]
@@ -154,7 +159,10 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Match detections to stored objects. Return the column of each matched row."""
+        """Match stored objects to detections.
+
+        Return a dict from the index of an object to the index of its detection.
+        """
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))
@@ -187,7 +195,8 @@ def inside(box: Rect, window: Rect) -> bool:
 def _core(window: Rect) -> Rect:
     """Return a window without its margin.
 
-    An object in the margin may be cut off, so it is looked at again. This also applies at the border of the frame.
+    The window can cut off an object in its margin, so another window will show this object. This also applies at the
+    border of the frame.
     """
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y
@@ -208,7 +217,7 @@ def _take(one: Known, found: Found, seconds: float) -> None:
 
 
 def _apart(one: Found, other: Found) -> bool:
-    """Return whether two boxes belong to different objects: they have different labels or overlap little."""
+    """Return whether two boxes belong to different objects: their labels differ, or they overlap little."""
     shared = shared_area(one.box, other.box)
     return one.label != other.label or shared < 0.4 * min(rect_area(one.box), rect_area(other.box))
 
@@ -218,7 +227,7 @@ def _centre(box: Rect) -> tuple[float, float]:
 
 
 def _grown(boxes: Sequence[Rect]) -> Floats:
-    """Return enlarged boxes (n, 4), because a small object can move by more than its width between two looks."""
+    """Return enlarged boxes (n, 4), because a small object can move by more than its width between two windows."""
     corners = np.array(boxes, np.float64)
     size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
     corners[:, :2] -= size

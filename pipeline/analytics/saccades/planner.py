@@ -1,11 +1,11 @@
-"""Chooses the windows of each frame. It looks at motion, at small objects, and at areas without a recent look.
+"""Chooses the windows of each frame, from motion, small objects, and areas without a recent window.
 
-Every request for a look has an urgency, which is at least 1 and grows with the time since the last look. The most
-urgent request gets the first window. Other requests inside this window share it. If looks at moving areas detect
-nothing, the urgency of these areas decreases.
+Every request for a window has an urgency, which is at least 1 and grows with the time since the last window. The most
+urgent request gets the first window. Other requests inside this window share it. If windows on a moving area detect
+nothing, the urgency of the area decreases.
 
-If more than a third of the frame moves, no window is chosen. The reason is then a moving camera, heavy rain or a
-change of the exposure.
+If more than a third of the frame moves, no window is chosen, because the camera is moving, rain is heavy, or the
+exposure has changed.
 
 The planner handles only numbers. The caller detects the motion and runs the model.
 """
@@ -58,7 +58,7 @@ _CELL_ROWS = 36  # rows of the grid that records looks at motion
 
 @dataclass(slots=True, frozen=True)
 class Look:
-    """A window of a frame.
+    """A window of a frame that the model processes.
 
     Attributes:
         x, y, width, height: position and size in pixels.
@@ -73,13 +73,13 @@ class Look:
 
     @property
     def rect(self) -> Rect:
-        """The window as x1, y1, x2, y2."""
+        """The window as x1, y1, x2, y2 in pixels."""
         return float(self.x), float(self.y), float(self.x + self.width), float(self.y + self.height)
 
 
 @dataclass(slots=True, frozen=True)
 class _Wish:
-    """A request for a look. `misses` is the number of consecutive looks that did not detect the object."""
+    """A request for a window. `misses` is the number of consecutive windows that did not detect the object."""
 
     box: Rect
     reason: Reason
@@ -92,8 +92,8 @@ class Planner:
 
     Args:
         width, height: size of the frames in pixels.
-        columns, rows: size of the model's input for a frame of this shape.
-        sweep_s: time in which each part of the frame is looked at once, in seconds.
+        columns, rows: size of the model's input for a frame with this aspect ratio.
+        sweep_s: time in which each part of the frame is processed once, in seconds.
         thrifty: whether to use fewer windows while all stored objects are stationary.
 
     Raises:
@@ -126,15 +126,12 @@ class Planner:
 
     @property
     def useful(self) -> bool:
-        """Whether windows can show more detail than the whole frame.
-
-        This is so if the frame is larger than the model's input.
-        """
+        """Whether windows show more detail than the whole frame: the frame is larger than the model's input."""
         return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property
     def expected(self) -> Sequence[Known]:
-        """The stored small objects."""
+        """The small objects that were detected earlier."""
         return self._memory.known
 
     def choose(
@@ -143,10 +140,10 @@ class Planner:
         """Return the windows of a frame, the most urgent first.
 
         Args:
-            seconds: time of the frame.
+            seconds: time of the frame, in seconds.
             most: maximum number of windows.
             changed: (rows, n) bool map of the motion; None for no motion.
-            moving: moving fraction of the frame, 0 to 1.
+            moving: moving fraction of the frame, from 0 to 1.
         """
         if not self.useful:
             return []
@@ -175,10 +172,10 @@ class Planner:
         return looks
 
     def note(self, seconds: float, looks: Sequence[Look], found: Sequence[Found]) -> list[Found]:
-        """Store the result of a frame. Return the predicted small objects outside the windows of the frame.
+        """Store the detections of a frame. Return the predicted small objects outside the windows of the frame.
 
         Args:
-            seconds: time of the frame.
+            seconds: time of the frame, in seconds.
             looks: windows of the frame.
             found: the detected boxes of the frame, without duplicates.
         """
@@ -204,7 +201,7 @@ class Planner:
     # ---- look requests
 
     def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_Wish]:
-        """Return requests for moving areas without a detected object."""
+        """Return requests for windows on moving areas without a detected object."""
         recent = [box for box, at in self._recent if 0 <= seconds - at < _SURE_S]
         boxes = [_enlarged(box, 0.4 if self._is_small(box) else 0.05) for box in recent]
         boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
@@ -222,7 +219,7 @@ class Planner:
         return wishes
 
     def _wishes_of_objects(self, seconds: float) -> list[_Wish]:
-        """Return requests for small objects that move, or that have a low score on the whole frame."""
+        """Return requests for windows on small objects that move, or that have a low score in the whole frame."""
         wishes = []
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
@@ -266,8 +263,8 @@ class Planner:
     def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
         """Return a window for the first request, and the requests that are outside the window.
 
-        The rest of the window covers the area that has waited longest for the sweep. After a look without a detection,
-        the window is shifted, so that the model sees the object in other surroundings.
+        The rest of the window covers the area that the sweep has not processed for the longest time. After a window
+        without a detection, the next window is shifted, so that the model sees the object in other surroundings.
         """
         first = wishes[0]
         whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
@@ -291,7 +288,7 @@ class Planner:
         return self._look(window, first.reason), left
 
     def _scale(self, box: Rect) -> float:
-        """Return the scale for an object, in frame pixels per model pixel."""
+        """Return the scale of the window for an object, in frame pixels per model pixel."""
         width, height = box[2] - box[0], box[3] - box[1]
         best = min(_MOST_SCALE, max(1.0, height / _GOOD_ROWS))
         return max(best, 2 * width / self._columns, 2 * height / self._rows)
@@ -299,13 +296,13 @@ class Planner:
     def _size(self, scale: float) -> tuple[float, float]:
         """Return the size of a window in frame pixels.
 
-        There are only a few sizes, because a GPU compiles kernels for each.
+        Only a few sizes are used, because the GPU needs compiled kernels for each size.
         """
         scale = math.ceil(scale * _SIZES - 1e-6) / _SIZES
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
-        """Return a window inside the frame. Its position is even, because chroma is subsampled."""
+        """Move a window into the frame. The coordinates of its corner are even, because chroma is subsampled."""
         width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
         x = int(min(max(0.0, window[0]), self._width - width)) & ~1
         y = int(min(max(0.0, window[1]), self._height - height)) & ~1
@@ -314,7 +311,7 @@ class Planner:
     # ---- motion
 
     def _blobs(self, changed: NDArray[np.bool_]) -> list[Rect]:
-        """Return the rectangles around small moving areas, in pixels, largest first."""
+        """Return the bounding boxes of small moving areas, in pixels, largest first."""
         rows, columns = changed.shape
         joined = cv2.dilate(changed.view(np.uint8), _KERNEL)
         count, _, stats, _ = cv2.connectedComponentsWithStats(joined, connectivity=8, ltype=cv2.CV_16U)
@@ -350,11 +347,11 @@ class Planner:
             self._sweep.note_asked(window, seconds)
 
     def _swept(self, window: Rect) -> bool:
-        """Return whether a window magnifies at least as much as the windows of the sweep."""
+        """Return whether a window has at least the magnification of the sweep's windows."""
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record the areas in which looks detect nothing. The record decays with time."""
+        """Record the areas in which windows detect nothing. The record decays with time."""
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds
@@ -373,7 +370,7 @@ _KERNEL = np.ones((3, 3), np.uint8)
 
 
 def _enlarged(box: Rect, by: float) -> Rect:
-    """Return a box enlarged on each side by a fraction `by` of its size."""
+    """Return a box that is enlarged on each side by a fraction of its size."""
     x, y = by * (box[2] - box[0]), by * (box[3] - box[1])
     return box[0] - x, box[1] - y, box[2] + x, box[3] + y
 

@@ -1,6 +1,6 @@
 """The saccade stage of one stream.
 
-It chooses windows before inference, and merges their results into one list of boxes.
+The stage chooses windows of a frame before inference, and merges the results of the windows into one list of boxes.
 
 `choose` runs in the thread that submits frames. `process` runs in the thread that collects results.
 """
@@ -37,9 +37,9 @@ class SaccadeSettings:
 
     Attributes:
         count: maximum number of windows per frame; None chooses it from the idle time of the engine.
-        sweep_s: time in which each part of the frame is looked at once, in seconds.
+        sweep_s: time in which each part of the frame is processed once, in seconds.
         max_fps: highest frame rate that the stream needs; None for no limit.
-        masks: polygons in which motion is ignored, in fractions of the frame.
+        masks: polygons in which motion is ignored, in fractions of the frame size.
     """
 
     count: int | None = 0
@@ -50,7 +50,7 @@ class SaccadeSettings:
 
 @dataclass(slots=True, frozen=True)
 class Looked:
-    """A window of a frame, in fractions of the frame, and the reason for the look."""
+    """A processed window of a frame, in fractions of the frame size, and the reason for the window."""
 
     key: ClassVar[str] = "looks"
     reason: str
@@ -60,20 +60,20 @@ class Looked:
     y2: float
 
     def to_record(self, width: int, height: int) -> Mapping[str, Any]:
-        """Return the reason, and the corners of the window in pixels and in fractions of the frame."""
+        """Return the reason for the window, and its corners in pixels and in fractions of the frame size."""
         norm = self.x1, self.y1, self.x2, self.y2
         box = [round(value * side) for value, side in zip(norm, (width, height) * 2, strict=True)]
         return {"reason": self.reason, "box": box, "box_norm": [round(value, 4) for value in norm]}
 
 
 class SaccadeStage:
-    """Chooses windows, and predicts small objects between two looks. If `count` is 0, it does nothing.
+    """Chooses windows, and predicts small objects between two windows. If `count` is 0, the stage does nothing.
 
     Args:
         settings: saccade settings of the stream.
         input_size: returns the size of the model's input for a frame.
         live: whether the source is live. For a file, a `count` of None means one window.
-        motion: computes the motion with `FINE_ROWS` rows. A gate can share it.
+        motion: detects the motion with `FINE_ROWS` rows. A motion gate can share it.
         idle_s: returns the total idle time of the engine, in seconds; None if unknown.
     """
 
@@ -97,7 +97,7 @@ class SaccadeStage:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of windows so far, by reason."""
+        """The number of windows so far, by reason of the window."""
         with self._lock:
             return dict(self._counts)
 
@@ -108,7 +108,7 @@ class SaccadeStage:
             self._auto.max_fps = settings.max_fps
 
     def choose(self, frame: Frame) -> list[Look]:
-        """Choose the windows of a frame that is about to be submitted to the engine."""
+        """Return the windows of a frame, before the frame is submitted to the engine."""
         settings, seconds = self._settings, time_of(frame)
         if settings.count == 0:
             return []

@@ -1,11 +1,12 @@
-"""The sweep over a frame. It looks at each part of the frame in turn, and records where objects appear.
+"""The sweep over a frame: processes each part of the frame in turn, and records where objects appear.
 
-A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so each object is completely inside
-a window. Each pass uses another window size. The frame is divided into cells, and each cell has the time of its last
-look. The next window is the one whose cells have waited longest. Cells near earlier detections have more weight.
+A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so that each object is completely
+inside a window. Each pass uses another window size. The frame is divided into cells, and each cell stores the time of
+its last window. The next window is the window with the longest waiting cells. Cells near earlier detections have more
+weight.
 
-The looks are spread evenly, with one pass per `period_s`. The first pass uses every free window. Later, if a look of
-the sweep replaces a look of another request, it counts as several looks, because areas without motion rarely change.
+The windows are spread evenly over `period_s`. The first pass uses every free window. Later, a window of the sweep
+that replaces another request counts as several windows, because areas without motion rarely change.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ Grid = NDArray[np.float32]
 
 
 class Sweep:
-    """Schedules the sweep of one stream.
+    """Schedules the windows that cover the whole frame of one stream in turn.
 
     Args:
         width, height: size of the frame in pixels.
         sizes: width and height of the windows in pixels. Each pass uses the next pair.
-        period_s: time in which the whole frame is looked at once, in seconds.
+        period_s: time in which the whole frame is processed once, in seconds.
     """
 
     def __init__(self, width: int, height: int, sizes: Sequence[tuple[float, float]], period_s: float) -> None:
@@ -63,7 +64,7 @@ class Sweep:
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Advance the clock, and add the looks that have become due."""
+        """Advance the clock to a time in seconds, and add the windows that have become due."""
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -72,24 +73,30 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether a look is due. `taken` says that the look would replace the look of another request."""
+        """Return whether a window of the sweep is due.
+
+        Args:
+            taken: whether this window would replace the window of another request.
+        """
         if self.first_pass:
             return self._credit >= 1.0 or not taken
         return self._credit >= (_TAKEN if taken else 1.0)
 
     @property
     def first_pass(self) -> bool:
-        """Whether the first pass continues: a part of the frame was never looked at."""
+        """Whether a part of the frame has never been processed, so that the first pass continues."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """Return the next window of the sweep, or None if every window was processed recently.
+        """Return the window of the sweep that was processed longest ago.
 
-        The window counts as processed from now on. Of all windows, it is the one that was processed longest ago.
+        Return None if every window was processed recently.
+
+        The window counts as processed from now on.
 
         Args:
-            seconds: time of the frame.
-            taken: whether the sweep takes this frame's window from another reason, such as motion.
+            seconds: time of the frame, in seconds.
+            taken: whether the sweep replaces another request for a window, such as motion.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
@@ -105,13 +112,13 @@ class Sweep:
         return x1, y1, x2, y2
 
     def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
-        """Return a window that contains a rectangle, and next to it the area that has waited longest.
+        """Return a window that contains a rectangle, and next to it the area that was processed longest ago.
 
         Args:
-            shown: the rectangle. It must fit into the window.
-            size: width and height of the window.
-            seconds: time of the frame.
-            corner: a number from 1 to 4 puts the rectangle into a corner of the window, counted clockwise. Larger
+            shown: the rectangle, in pixels. It must fit into the window.
+            size: width and height of the window, in pixels.
+            seconds: time of the frame, in seconds.
+            corner: a number from 1 to 4 places the rectangle in a corner of the window, counted clockwise. Larger
                 numbers continue with the first corner.
         """
         total = self._total(seconds)
@@ -128,24 +135,24 @@ class Sweep:
         return x, y, x + size[0], y + size[1]
 
     def _total(self, seconds: float) -> NDArray[np.float64]:
-        """Return the integral image of the waiting times, (rows + 1, columns + 1), as `cv2.integral` does."""
+        """Return the integral image of the cells' waiting times, (rows + 1, columns + 1), as `cv2.integral` does."""
         known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
         waited = np.clip((seconds - known) / self._period_s, 0, 3)
         value = waited * waited * (self._order + _APPEARED * self._appeared)
         return np.asarray(cv2.integral(value.astype(np.float32)), np.float64)
 
     def note_asked(self, window: Rect, seconds: float) -> None:
-        """Handle a submitted window. Its result arrives later."""
+        """Record that a window was submitted to the engine. Its result arrives later."""
         cells = self._within(window)
         self._asked[cells] = seconds
         self._never[cells] = False
 
     def note_seen(self, window: Rect, seconds: float) -> None:
-        """Handle a window that the model has processed."""
+        """Record that the model has processed a window."""
         self._seen[self._within(window)] = seconds
 
     def note_found(self, box: Rect) -> None:
-        """Handle a detection."""
+        """Record the position of a detection, in pixels."""
         row, column = self._cell_of(box)
         near = self._appeared[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         near += (1 - near) * 0.2
@@ -159,9 +166,9 @@ class Sweep:
         return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return windows (n, 4) that cover the frame.
+        """Return windows (n, 4) that cover the frame, and the cells of each window.
 
-        Also return the cells of each as (4, n): top, bottom, left, right.
+        The cells are given as (4, n): top, bottom, left, right.
         """
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h
@@ -174,7 +181,10 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return the cells of a window as top, bottom, left and right. Cells in the window's margin are excluded."""
+        """Return the cells of a window as top, bottom, left and right.
+
+        Cells in the margin of the window are excluded.
+        """
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)
@@ -190,11 +200,11 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return candidate start positions, along one axis, of a window that contains `low` to `high`.
+    """Return candidate positions, along one axis, for a window that contains the range `low` to `high`.
 
     Args:
-        low: start of the range that must be in the window.
-        high: end of this range.
+        low: start of the range, in pixels.
+        high: end of the range, in pixels.
         size: size of the window.
         side: size of the frame.
     """

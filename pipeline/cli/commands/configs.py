@@ -67,7 +67,7 @@ def _check_files(config: RunConfig) -> None:
             named[key] = model
     for key, path in named.items():
         if path and not Path(path).exists():
-            raise ConfigError(f"{key}: the file {path} does not exist")
+            raise ConfigError(f"{key}: no such file: {path}")
 
 
 def check_labels(config: RunConfig) -> None:
