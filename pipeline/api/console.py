@@ -113,7 +113,7 @@ async def frame(
     try:
         future = videos.next(name)
     except NoSuchStreamError:
-        raise HttpError(404, "there is no stream with this name") from None
+        raise HttpError(404, "this stream does not exist") from None
     try:
         shown = await asyncio.wait_for(asyncio.wrap_future(future), _FRAME_S)
     except TimeoutError:

@@ -77,7 +77,7 @@ class WhepServer(Signaling[ViewerPeer]):
     async def _open(self, request: Request, offer: str) -> tuple[str, ViewerPeer]:
         stream = request.path_params["stream"]
         if stream not in self._videos.streams:
-            raise HttpError(404, "there is no stream with this name")
+            raise HttpError(404, "this stream does not exist")
         width = width_of(request)
         session, peer = await super()._open(request, offer)
         # A viewer must not change prompts, so its messages are answered as if they changed nothing.

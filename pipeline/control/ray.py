@@ -832,7 +832,7 @@ class RayWorkers:
 
 
 def _no_stream(name: str) -> StreamError:
-    return StreamError(f"there is no stream '{name[:80]}'")
+    return StreamError(f"stream '{name[:80]}' does not exist")
 
 
 def _no_wishes(name: str, values: Mapping[str, Any]) -> ListedStream:

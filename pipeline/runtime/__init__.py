@@ -1,1 +1,1 @@
-"""The runtime runs the streams on one engine: each stream from source to outputs, with its counters."""
+"""The runtime: runs streams on one engine, each stream from its source to its outputs, with counters."""

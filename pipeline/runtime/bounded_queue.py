@@ -1,6 +1,6 @@
 """A bounded queue between two threads.
 
-If it is full, the producer waits, or the oldest item is dropped and counted.
+If the queue is full, the producer waits, or the oldest item is dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ DropCause = Literal["full", "closed"]
 
 
 class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not an error
-    """The queue is closed. `put` cannot add an item, or `get` has no items left."""
+    """Raised if the queue is closed, so that `put` cannot add an item, or `get` finds no more items."""
 
 
 @dataclass(slots=True, frozen=True)
 class Taken(Generic[T]):
-    """The result of `get`: the item, and the number of items dropped before it since the previous item."""
+    """An item from the queue, and the number of items that were dropped between the previous item and this item."""
 
     item: T
     lost_before: int
@@ -33,7 +33,7 @@ class Taken(Generic[T]):
 class BoundedQueue(Generic[T]):
     """A bounded FIFO queue for any number of producers and consumers.
 
-    The producer ends the queue with `close`, and the consumer still gets the queued items. The consumer ends the queue
+    The producer ends the queue with `close`. The consumer can still take the queued items. The consumer ends the queue
     with `discard`, which wakes a waiting producer.
     """
 
@@ -58,12 +58,12 @@ class BoundedQueue(Generic[T]):
             return dict(self._drops)
 
     def put(self, item: T, lost_before: int = 0) -> None:
-        """Add an item. If the queue is full, the policy decides: wait, or drop the oldest item.
+        """Add an item. If the queue is full, wait or drop the oldest item, according to the queue policy.
 
         Args:
             item: the item.
-            lost_before: number of items that the producer dropped just before this item. `get` adds it to its own
-                count.
+            lost_before: number of items that the producer dropped just before this item. The queue adds it to the
+                number of items that the queue dropped.
 
         Raises:
             QueueClosed: if the queue is closed before the item could be added.
@@ -79,7 +79,7 @@ class BoundedQueue(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> Taken[T]:
-        """Take the oldest item. Wait while the queue is empty.
+        """Remove the oldest item and return it. Wait while the queue is empty.
 
         Raises:
             QueueClosed: if the queue is closed and empty.
@@ -90,7 +90,7 @@ class BoundedQueue(Generic[T]):
             return taken
 
     def take(self) -> Taken[T] | None:
-        """Take the oldest item without waiting. Return None if the queue is empty.
+        """Remove the oldest item and return it, without waiting. Return None if the queue is empty.
 
         Raises:
             QueueClosed: if the queue is closed and empty.
@@ -99,13 +99,13 @@ class BoundedQueue(Generic[T]):
             return self._take()
 
     def close(self) -> None:
-        """Accept no more items. The queued items can still be taken."""
+        """Close the queue for new items. The queued items can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Accept no more items, and drop the queued items. They count as dropped with the cause `closed`."""
+        """Close the queue for new items, and drop the queued items. They count as dropped with the cause `closed`."""
         with self._changed:
             self._closed = True
             while self._items:

@@ -1,4 +1,4 @@
-"""Delivers the results of a run to its sinks. Each sink has a bounded queue, its outbox."""
+"""Delivers the results of a run to its sinks. Each sink has a bounded queue, which is called its outbox."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class OutputDelivery:
     Args:
         outputs: the sinks.
         name: name of the stream.
-        live: whether the stream is live. Then a slow sink drops results, and a failed sink is retried.
-        stop: called to stop the run when no sink works any more.
+        live: whether the stream is live. In a live stream, a slow sink drops results, and a failed sink is retried.
+        stop: called to stop the run when every sink has failed.
         fail: called with the error that ends the run.
-        ended: called once per sink when the sink is done, in its thread.
+        ended: called once per sink when the sink has ended, in the thread of the sink.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OutputDelivery:
         self._outboxes = [_Outbox(output, self) for output in outputs]
 
     def start(self) -> None:
-        """Start the threads.
+        """Start the threads that write to the sinks.
 
         Raises:
             RuntimeError: if no thread can be started. No sink has started then.
@@ -73,7 +73,7 @@ class OutputDelivery:
             raise
 
     def put(self, delivery: Delivery, lost: int) -> None:
-        """Add a result to the outbox of every sink.
+        """Add a result to the queue of every sink.
 
         Args:
             delivery: the result with its frame.
@@ -83,7 +83,7 @@ class OutputDelivery:
             outbox.put(delivery, lost)
 
     def close(self) -> None:
-        """Close the outboxes after the last result."""
+        """Close the queues of all sinks after the last result."""
         for outbox in self._outboxes:
             outbox.close()
 
@@ -93,7 +93,11 @@ class OutputDelivery:
             outbox.call_off()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the threads of unshared sinks to end. Return whether they have ended."""
+        """Wait for the threads of unshared sinks to end. Return whether they have ended.
+
+        Args:
+            timeout_s: timeout in seconds.
+        """
         deadline = time.monotonic() + timeout_s
         own = [outbox.output.threads for outbox in self._outboxes if not outbox.output.shared]
         return all(threads.join(max(0.0, deadline - time.monotonic())) for threads in own)
@@ -110,7 +114,7 @@ class OutputDelivery:
         return drops
 
     def waiting(self) -> dict[str, int]:
-        """The number of results in each outbox."""
+        """The number of results in the queue of each sink."""
         return {f"{number} {outbox.output.name}": len(outbox.queue) for number, outbox in enumerate(self._outboxes)}
 
     def statuses(self) -> list[SinkStatus]:
@@ -119,7 +123,7 @@ class OutputDelivery:
 
     @property
     def any_sink_works(self) -> bool:
-        """Whether at least one sink works, which means that it is not paused and has not ended."""
+        """Whether at least one sink is neither paused nor ended."""
         return any(outbox.output.guard.works for outbox in self._outboxes)
 
 
@@ -152,7 +156,7 @@ class _Outbox:
             self._task.call()
 
     def _write(self) -> None:
-        """Write the queued results. Close the sink after the last one."""
+        """Write the queued results to the sink. Close the sink after the last result."""
         if self._over:
             return
         run, guard = self._delivery, self.output.guard
@@ -167,7 +171,7 @@ class _Outbox:
         except QueueClosed:
             pass  # the run has ended
         except ReaderGoneError as error:
-            log.info("%s: %s", run.name, error)
+            log.info("stream %s: an output has no reader any more: %s", run.name, error)
             if not run.any_sink_works:
                 run.stop()
         except SinkClosedError:
@@ -177,7 +181,10 @@ class _Outbox:
         self._finish()
 
     def _write_one(self, taken: Taken[Delivery]) -> None:
-        """Write one result. This is a separate function, so that no variable holds the frame during the next wait."""
+        """Write one result to the sink.
+
+        This is a separate function, so that no local variable keeps the frame in memory during the next wait.
+        """
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)
 

@@ -33,7 +33,7 @@ _WATCHED = 4.0  # factor on the weight of a watched stream
 
 
 def saccades_of(settings: StreamConfig) -> SaccadeSettings:
-    """Return the saccade settings in a configuration."""
+    """Return the saccade settings of a stream configuration."""
     return SaccadeSettings(settings.most_saccades, settings.saccade_sweep, settings.max_fps, settings.motion_mask)
 
 
@@ -47,7 +47,7 @@ class EngineStream:
         share: scheduling settings. Frame rate and deadline apply to live streams only.
         live: whether the source is live.
         newest: whether a newer frame replaces a waiting frame.
-        gpu: index of the engine's GPU. Frames may be in its memory. None for a CPU.
+        gpu: index of the engine's GPU, if frames can be in its memory. None for a CPU.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EngineStream:
 
     @property
     def watched(self) -> bool:
-        """Whether someone watches the stream."""
+        """Whether the stream has viewers."""
         return self._watched
 
     @watched.setter
@@ -90,7 +90,7 @@ class EngineStream:
             self.configure()
 
     def configure(self) -> None:
-        """Send the scheduling settings to the engine."""
+        """Send the scheduling settings of the stream to the engine."""
         weight = self._share.weight * (_WATCHED if self._watched else 1)
         rate = self._share.max_fps if self._live else None
         self._engine.configure_stream(self._key, StreamSettings(weight, rate, self._in_flight, self._newest))
@@ -98,7 +98,15 @@ class EngineStream:
     def submit(
         self, frame: Frame, tasks: Sequence[Task], tiles: int, now: float, windows: Sequence[Window] = ()
     ) -> ResultFuture:
-        """Submit a frame to the engine. `now` is `time.monotonic()`. Errors are those of `Engine.submit`."""
+        """Submit a frame to the engine. The errors are the errors of `Engine.submit`.
+
+        Args:
+            frame: the frame.
+            tasks: tasks for the frame.
+            tiles: number of tiles along each side.
+            now: current time by `time.monotonic()`, in seconds.
+            windows: saccade windows of the frame.
+        """
         limit_ms, left_s = self._share.deadline_ms, None
         if limit_ms is not None and self._live:
             left_s = (limit_ms - frame.decode_ms) / 1e3 - (now - frame.decoded_at)
@@ -111,9 +119,12 @@ class EngineStream:
         return result
 
     def beyond_rate(self, now: float) -> bool:
-        """Return whether `max_fps` forbids starting a frame at `now`.
+        """Return whether starting a frame now would exceed `max_fps`.
 
-        A frame replaced then counts with the cause `max_fps`.
+        If a newer frame then replaces the frame, the drop counts with the cause `max_fps`.
+
+        Args:
+            now: current time by `time.monotonic()`, in seconds.
         """
         self._note_begun()
         rate = self._share.max_fps if self._live else None
@@ -129,15 +140,15 @@ class EngineStream:
 
 
 def _image_of(frame: Frame, gpu: int | None) -> Image:
-    """Return the image of a frame for the engine: the planes of the decoder on a GPU, otherwise RGB."""
+    """Return the image of a frame for the engine: the decoder's planes in GPU memory, or otherwise RGB."""
     planes = frame.planes() if gpu is not None and frame.planes is not None else None
     return frame.image if planes is None or planes.gpu not in (None, gpu) else yuv_image(planes)
 
 
 def yuv_image(planes: YuvPlanes) -> YuvImage:
-    """Convert the planes of the decoder to an engine image without copying.
+    """Convert the decoder's YUV planes to an engine image without copying.
 
-    The image keeps the decoder's memory in use.
+    The decoder cannot reuse the memory until the image is released.
     """
     import torch  # already loaded by the engine
 
@@ -155,10 +166,10 @@ class InFlight:
 
     Attributes:
         frame: the frame.
-        submitted_at: `time.monotonic()` of the submission.
+        submitted_at: time of the submission by `time.monotonic()`, in seconds.
         result: future of the result.
-        replaced_as: cause of the drop if a newer frame replaces it, see `Report.drops`.
-        lost: number of replaced frames before it, in addition to `dropped_before` of the frame.
+        replaced_as: cause of the drop if a newer frame replaces this frame, see `Report.drops`.
+        lost: number of replaced frames before this frame, in addition to `dropped_before` of the frame.
     """
 
     frame: Frame
@@ -175,14 +186,14 @@ class InFlight:
 
     @property
     def waits(self) -> bool:
-        """Whether the engine has not started this frame yet."""
+        """Whether the engine has not yet started to process this frame."""
         return isinstance(self.result, ResultFuture) and not self.result.begun and not self.result.done()
 
 
 class Flights:
-    """The frames in flight, oldest first.
+    """A queue of the frames in flight, oldest first.
 
-    There are up to `most` frames, plus one frame that waits for the engine to start it.
+    It contains up to `most` frames, plus one frame that waits for the engine to start processing it.
 
     Attributes:
         superseded: number of replaced frames, by cause.
@@ -203,7 +214,7 @@ class Flights:
                 self._drop_superseded()
 
     def take(self) -> InFlight | None:
-        """Take the oldest frame if its result is ready. Otherwise return None.
+        """Remove the oldest frame and return it, if its result is ready. Otherwise return None.
 
         Raises:
             QueueClosed: if no frames are left and the queue is closed.
@@ -217,20 +228,20 @@ class Flights:
 
     @property
     def full(self) -> bool:
-        """Whether too many results have not been collected. A newer frame is then not submitted yet."""
+        """Whether the queue contains too many frames, so that a new frame cannot be submitted yet."""
         with self._lock:
             # Besides `most` frames, one frame waits, and another one may arrive.
             return len(self._flights) >= self._most + 2 and not self._flights[-1].waits
 
     @property
     def waits(self) -> bool:
-        """Return whether the newest frame waits for the engine to start it."""
+        """Return whether the newest frame waits for the engine to start processing it."""
         with self._lock:
             return bool(self._flights) and self._flights[-1].waits
 
     @property
     def waiting_since(self) -> float | None:
-        """The time of submission of the oldest frame without a result, by `time.monotonic()`.
+        """The submission time of the oldest frame without a result, by `time.monotonic()`, in seconds.
 
         None if every frame has a result.
         """
@@ -245,7 +256,7 @@ class Flights:
             flight.result.cancel()
 
     def close(self) -> None:
-        """Close the queue after the last frame."""
+        """Close the queue of frames after the last frame."""
         with self._lock:
             self._closed = True
 

@@ -1,7 +1,7 @@
-"""Reads the brightness of frames in GPU memory, for motion detection. No full image is copied to the CPU.
+"""Reads the brightness of frames in GPU memory, for motion detection, without copying full images to the CPU.
 
-A frame is subsampled on the GPU and copied asynchronously. No thread waits for the copy. So a frame gets the
-brightness of the previous frame, whose copy is complete.
+A frame is subsampled on the GPU and copied asynchronously. No thread waits for the copy. A frame therefore gets the
+brightness of the previous frame, because only the copy of the previous frame is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FrameLuma:
-    """Reads the brightness of a stream's frames. Not thread-safe."""
+    """Reads the brightness of a stream's frames from GPU memory. Not thread-safe."""
 
     def __init__(self) -> None:
         self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
@@ -26,7 +26,7 @@ class FrameLuma:
     def __call__(self, frame: Frame, step: int) -> NDArray[np.uint8] | None:
         """Return every `step`th pixel of every `step`th row, as (rows, columns) uint8.
 
-        Return None if there are no GPU planes.
+        Return None if the frame is not in GPU memory.
         """
         planes = frame.planes() if frame.planes is not None else None
         if planes is None:
@@ -45,7 +45,10 @@ class FrameLuma:
 
 
 def _copied(luma: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Start a copy to pinned memory on the decoder's CUDA stream. Return the copy and the CUDA event of its end."""
+    """Start an asynchronous copy to pinned memory on the decoder's CUDA stream.
+
+    Return the copy, and the CUDA event that marks the end of the copy.
+    """
     import torch
 
     with torch.cuda.stream(torch.cuda.default_stream(luma.device)):

@@ -1,4 +1,4 @@
-"""A sink of a run, with its queue policy. A guard pauses the sink while writing to it fails."""
+"""A sink of a run with its queue policy. If writing to the sink fails, a guard pauses the sink."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from saccade.sinks import Sink, SinkGuard
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """A sink with its queue policy.
+    """A sink of a run with its queue policy.
 
     Attributes:
         sink: the sink.
         outbox: queue policy. None means: for a live source, keep the newest 8 results; for a file, wait.
-        shared: whether other runs use the sink, too. The run then never closes the sink. At its end, it calls
+        shared: whether other runs also use the sink. The run then never closes the sink. At its end, the run calls
             `end(stream)` if the sink has this method.
-        viewing: whether the sink only shows results to viewers. Results that such a sink drops are not counted.
+        viewing: whether the sink only shows results to viewers. Results that this sink drops are not counted.
         name: name for logs and metrics, without secrets; default: the class of the sink.
         guard: writes to the sink, and pauses it while writing fails.
         threads: threads that write to the sink: one thread, or a few if all streams share the sink.
@@ -44,7 +44,12 @@ class Output:
 
 
 def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:
-    """Close sinks in parallel, so that a hanging sink does not block the others. Return the errors."""
+    """Close sinks in parallel, so that a hanging sink does not block the others. Return the errors.
+
+    Args:
+        outputs: the sinks.
+        timeout_s: timeout in seconds.
+    """
     errors: list[Exception] = []
 
     def close(output: Output) -> None:

@@ -1,4 +1,4 @@
-"""The second stream of a camera, with larger images: it is received for recordings and clips, and never decoded."""
+"""Receives the second stream of a camera, which has larger images, for recordings and clips. It is never decoded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _END_S = 5.0
 
 
 class RecordSource:
-    """Receives a live source in a thread of its own, for its taps. Detection does not depend on it.
+    """Receives packets of a live source in a separate thread, for recordings and clips.
+
+    Detection uses another source, so that a failure here does not affect it.
 
     Args:
-        source: the source; its taps are complete. It is closed with this object.
+        source: the source, with all of its packet taps. It is closed with this object.
     """
 
     def __init__(self, source: LiveSource) -> None:
@@ -24,11 +26,11 @@ class RecordSource:
         self._thread = threading.Thread(target=self._receive, name="saccade record source", daemon=True)
 
     def start(self) -> None:
-        """Start receiving."""
+        """Start receiving packets."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop receiving."""
+        """Stop receiving packets, and close the source."""
         self.source.close()
         if self._thread.is_alive():
             self._thread.join(_END_S)
@@ -37,6 +39,6 @@ class RecordSource:
         try:
             self.source.receive()
         except SourceError as error:
-            log.warning("%s: the record source has failed: %s", self.source.name, error)
+            log.warning("%s: the source for recordings has failed: %s", self.source.name, error)
         except Exception:  # a bug must not end the process silently
-            log.exception("%s: the record source has failed", self.source.name)
+            log.exception("%s: the source for recordings has failed", self.source.name)

@@ -8,8 +8,8 @@ frames. Threads that all streams share run the stages and write to shared sinks 
 
 A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are
 completed, and all sinks are closed. If the engine, a gate or a stage fails on a frame of a file, the run ends, because
-the results must not have gaps. On a live source, the frame is dropped, and the run ends only if too many frames in a
-row fail.
+the results must not have gaps. In a live stream, the frame is dropped, and the run ends only after too many consecutive
+failures.
 
 `Run.update` is the only way to change a run.
 """
@@ -58,10 +58,10 @@ _MAX_FAILED = 10  # highest number of consecutive failed frames of a live source
 
 @dataclass(slots=True)
 class _Collected:
-    """The state of the thread that collects results.
+    """The state of the thread that collects results from the engine.
 
     Attributes:
-        whole: whether the results have no gap so far. After a gap in the results of a file, the sinks get no more
+        whole: whether the results have no gap so far. After a gap in the results of a file, the sinks receive no more
             results.
         failed: number of consecutive frames on which the engine, a gate or a stage failed.
         lost: number of frames dropped since the last delivered frame.
@@ -76,23 +76,23 @@ class Run:
     """The run of one stream. It closes its source, stages and unshared sinks. The caller closes the engine.
 
     Attributes:
-        config: the configuration; None for a run that a program has assembled.
+        config: configuration of the stream; None if a program created the run without a configuration.
 
     Args:
         source: source of the frames.
         engine: the engine.
         tasks: tasks for each frame.
         outputs: sinks for the frames and results.
-        tiles: also process tiles of the image, this many along each side (`Engine.submit`).
+        tiles: number of tiles along each side of the image, which are also processed (`Engine.submit`).
         queue: policy of the frame queue. None means `newest` for a live source and `wait` for a file.
         in_flight: maximum number of frames in flight.
         share: scheduling settings of a live stream.
-        stages: stages for each result, in order. No other stream may use these instances.
-        gates: gates that must all admit a frame. No other stream may use these instances.
+        stages: stages for each result, in order. No other stream can use these instances.
+        gates: gates that must all admit a frame. No other stream can use these instances.
         name: name of the stream; default: the name of the source.
         on_end: called once by the last thread of the run, after everything else has ended.
         threads: threads that collect results, shared with other runs; None for separate threads.
-        config: the configuration; None for a run that a program has assembled.
+        config: configuration of the stream; None if a program created the run without a configuration.
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class Run:
         return self._stream.share
 
     def update(self, config: ListedStream) -> None:
-        """Apply a new configuration from the next frame on: prompts, share, zones, lines, rules and gates.
+        """Apply a new configuration from the next frame on: prompts, scheduling, zones, lines, rules and gates.
 
-        The method does not change the source, queue and outputs. For these, the stream is reopened (`control.plan`).
-        Any thread can call this method, but only one at a time.
+        Changes of the source, the queue or the outputs are ignored, because they require reopening the stream
+        (`control.plan`). Any thread can call this method, but only one at a time.
 
         Raises:
             UnknownClassError, ConfigError: see `tasks_for`. The run continues unchanged.
@@ -190,7 +190,7 @@ class Run:
                 part.configure(saccades_of(config))
 
     def watch(self, *, watched: bool) -> None:
-        """Set whether someone watches the stream. A watched stream has a higher weight."""
+        """Set whether the stream has viewers. A stream with viewers has a higher scheduling weight."""
         self._stream.watched = watched
 
     @property
@@ -200,11 +200,11 @@ class Run:
 
     @property
     def expected_frames(self) -> int | None:
-        """The approximate number of frames of the source, or None."""
+        """The approximate number of frames of the source, or None if unknown."""
         return self._source.info.frames
 
     def start(self) -> None:
-        """Start all threads and return at once.
+        """Start all threads of the run, without waiting.
 
         Raises:
             RuntimeError: if no more threads can be started. Nothing has run then, and the caller closes source, stages
@@ -227,10 +227,7 @@ class Run:
             self._begun.set()
 
     def stop(self) -> None:
-        """Stop reading, drop the queued frames, complete the frames in flight, and close every sink.
-
-        Returns at once.
-        """
+        """Stop reading, drop queued frames, complete frames in flight, and close every sink, without waiting."""
         self._stopped = True
         self._source.close()
         self._frames.discard()
@@ -238,7 +235,7 @@ class Run:
             self._stats.note_lost("closed")
 
     def abandon(self) -> None:
-        """Stop reading, drop all frames with the cause `closed`, and close every sink. Returns at once."""
+        """Stop reading, drop all frames with the cause `closed`, and close every sink, without waiting."""
         self._abandoned = True
         self._flights.cancel()
         self.stop()
@@ -260,7 +257,11 @@ class Run:
         return 0.0 if since is None else time.monotonic() - since
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the end of the run. Return whether every thread has ended."""
+        """Wait for the end of the run. Return whether every thread has ended.
+
+        Args:
+            timeout_s: timeout in seconds.
+        """
         deadline = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return False
@@ -278,7 +279,7 @@ class Run:
             return self._error
 
     def report(self) -> Report:
-        """Return the current counters. Thread-safe."""
+        """Return the current counters of the run. Thread-safe."""
         drops: Counter[str] = Counter(self._frames.drops) + self._flights.superseded
         drops.update(self._delivery.drops())
         waiting = {"engine": len(self._frames) + (self._held is not None), **self._delivery.waiting()}
@@ -339,7 +340,7 @@ class Run:
         self._frames.put(frame, frame.dropped_before)
 
     def _offer(self, frame: Frame) -> None:
-        """Submit a frame. If too many results have not been collected, postpone the submission."""
+        """Submit a frame to the engine. If too many frames are in flight, postpone the submission."""
         with self._submitting:
             if self._stopped:
                 raise QueueClosed
@@ -381,7 +382,7 @@ class Run:
             self._call_collecting()
 
     def _submit_taken(self, taken: Taken[Frame]) -> None:
-        """Submit a frame from the queue.
+        """Submit a frame from the queue to the engine.
 
         This is a separate function, so that no local variable keeps a frame in memory during the next wait. Six 4K
         cameras had 500 MB of frames that nobody needed.
@@ -389,7 +390,7 @@ class Run:
         self._submit_one(taken.item.changed(dropped_before=taken.lost_before))
 
     def _submit_one(self, frame: Frame) -> None:
-        """Submit a frame if the gates admit it."""
+        """Submit a frame to the engine if the gates admit it."""
         frame = frame.changed(stream=self.name, dropped_before=frame.dropped_before + self._lost)
         now = time.monotonic()
         try:
@@ -437,7 +438,7 @@ class Run:
             self._places.release()
 
     def _collect(self) -> None:
-        """Process the available results, in order. One thread at a time calls this method."""
+        """Process the available results in stream order. Only one thread at a time calls this method."""
         if self._collecting is None:
             return
         try:
@@ -459,7 +460,7 @@ class Run:
         self._part_ended()
 
     def _submit_late(self) -> None:
-        """Submit the postponed frame, after a result was collected."""
+        """Submit the postponed frame to the engine, after a result was collected."""
         with self._submitting:
             try:
                 if not self._flights.full:
@@ -469,7 +470,7 @@ class Run:
                     self._flights.close()
 
     def _collect_one(self, flight: InFlight, collected: _Collected) -> None:
-        """Wait for the result of a frame and deliver it. If there is no result, record the reason."""
+        """Wait for the result of a frame and deliver it. If the frame has no result, record the reason."""
         collected.lost += flight.lost
         self._free_place()
         try:
@@ -491,7 +492,7 @@ class Run:
                 self._stats.note_lost("failed")
                 collected.lost += 1 + flight.frame.dropped_before
                 if collected.failed == 1:
-                    log.warning("%s: a frame failed: %s", self.name, error)
+                    log.warning("stream %s: processing a frame failed: %s", self.name, error)
             else:
                 self._fail(error)
                 collected.whole = False
@@ -500,7 +501,7 @@ class Run:
             collected.failed = collected.lost = 0
 
     def _process(self, flight: InFlight, result: Result) -> Delivery:
-        """Run all stages on a result."""
+        """Run all stages on the result of a frame. Return the result for the sinks."""
         started = time.monotonic()
         for stage in self._stages:
             result = stage.process(flight.frame, result)
@@ -508,11 +509,11 @@ class Run:
         return Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
 
     def _deliver(self, delivery: Delivery, lost: int) -> None:
-        """Pass a result to the sinks.
+        """Add a result to the queues of the sinks.
 
         Args:
             delivery: the result with its frame.
-            lost: number of frames dropped before it, in addition to `dropped_before` of the frame.
+            lost: number of frames dropped before this result, in addition to `dropped_before` of the frame.
         """
         self._stats.note_result(delivery.frame, delivery.result, delivery.latency)
         self._delivery.put(delivery, delivery.frame.dropped_before + lost)

@@ -1,4 +1,4 @@
-"""A small thread pool for the work of many streams. Only one thread at a time runs a task.
+"""A small thread pool for the work of many streams. Usually, only one of its threads runs tasks.
 
 Without the pool, each part of each stream would have a thread. 64 cameras would have 200 threads. Each frame would
 wake three of them, and each woken thread would contend for the GIL with the thread of the engine.
@@ -20,7 +20,7 @@ _MOST = 16
 
 
 class SharedThreads:
-    """Daemon threads that run tasks and end with the last task.
+    """A pool of daemon threads that run tasks. The threads end after the last task is closed.
 
     One thread runs the tasks. Another thread helps only if a task has waited for 50 ms, for example because a task
     blocks.
@@ -40,11 +40,11 @@ class SharedThreads:
         self._waking = False
 
     def open(self, work: Callable[[], None]) -> SharedTask:
-        """Add a task. The caller closes it.
+        """Add a task to the pool. The caller closes the task.
 
         Args:
             work: function of the task. One thread at a time calls it after `SharedTask.call`. Several calls of
-                `SharedTask.call` can lead to one call of the function.
+                `SharedTask.call` can cause one call of the function.
 
         Raises:
             RuntimeError: if no thread can be started.
@@ -56,9 +56,12 @@ class SharedThreads:
         return SharedTask(self, work)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the threads to end after the last task.
+        """Wait for the threads to end after the last task.
 
-        Return whether they have ended.
+        Return whether the threads have ended.
+
+        Args:
+            timeout_s: timeout in seconds.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -137,7 +140,7 @@ class SharedThreads:
 
 
 class SharedTask:
-    """A task of `SharedThreads`. `SharedThreads.open` creates it."""
+    """A task of the thread pool `SharedThreads`. `SharedThreads.open` creates it."""
 
     __slots__ = ("_threads", "called", "called_at", "running", "work")
 
@@ -147,9 +150,12 @@ class SharedTask:
         self.called_at = 0.0
 
     def call(self) -> None:
-        """Request a run of the task's function. If it is running, it runs once more afterwards. Thread-safe."""
+        """Request a run of the task's function.
+
+        If the function is running, it runs once more afterwards. Thread-safe.
+        """
         self._threads._call(self)
 
     def close(self) -> None:
-        """Close the task. The threads end after the last task is closed. The task's function may call this method."""
+        """Close the task. The task's function can call this method. The threads end after the last task is closed."""
         self._threads._close()

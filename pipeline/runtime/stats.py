@@ -24,7 +24,7 @@ _CLASSES = 1000  # maximum number of counted classes; prompts, and thus classes,
 
 @dataclass(slots=True, frozen=True)
 class Histogram:
-    """A latency histogram: the count of each bucket of `BUCKETS_MS`, not cumulative, and the sum in milliseconds."""
+    """A latency histogram: the count of each bucket in `BUCKETS_MS` (not cumulative), and the sum in milliseconds."""
 
     counts: tuple[int, ...] = (0,) * (len(BUCKETS_MS) + 1)
     sum_ms: float = 0.0
@@ -32,12 +32,14 @@ class Histogram:
 
 @dataclass(slots=True, frozen=True)
 class Recent:
-    """The current rates of a run.
+    """The frame rate and latency of a run over the last seconds.
 
     Attributes:
         fps: results per second over the last 5 s.
-        p50_ms, p99_ms: latency of the last 512 frames, without the queue time of files. None before the first result.
-        age_ms: time since the arrival of the frame of the newest result. None before the first result, and for files.
+        p50_ms, p99_ms: median and 99th percentile of the latency of the last 512 frames, in milliseconds. For files,
+            the time in the queue is not included. None before the first result.
+        age_ms: time since the arrival of the frame of the newest result, in milliseconds. None before the first result,
+            and for files.
         objects: number of boxes and points in the newest result.
     """
 
@@ -53,7 +55,7 @@ class Report:
     """The counters of a run.
 
     Attributes:
-        frames: number of frames whose results were passed to the sinks.
+        frames: number of frames with results that were passed to the sinks.
         objects: number of boxes and points in these frames.
         elapsed_s: seconds from the first submitted frame to the last result.
         latency: mean latency of the frames, in milliseconds.
@@ -61,10 +63,10 @@ class Report:
             waited for the engine, or dropped from the full frame queue. `closed`: still waiting or unfinished at the
             end of the run. `max_fps`: replaced by a newer frame while the frame rate limit delayed it. `deadline`:
             past the deadline. `gate`: not admitted by a gate. `failed`: the engine, a gate or a stage failed.
-            `sink full`, `sink closed`: dropped from the outbox of a sink.
+            `sink full`, `sink closed`: dropped from the queue of a sink.
         corrupt_packets: number of packets of the source that could not be decoded.
         read: number of frames read from the source.
-        waiting: number of frames that wait for the engine, and number of results in the outbox of each sink. The key
+        waiting: number of frames that wait for the engine, and number of results in the queue of each sink. The key
             of a sink is its index and name.
         recent: current rates.
         histograms: latency histograms, by part of `Latency`.
@@ -72,7 +74,8 @@ class Report:
         looks: number of saccade windows, by reason.
         kept: size of the state of the stages: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video
             that is buffered for clips) and `clips` (not written yet).
-        held_back: number of finds that resemble a false alarm and were held back. A find counts once per frame.
+        held_back: number of detections that were suppressed because they resemble a false alarm. An object counts once
+            per frame.
         events: number of events that have begun. None if the stream has no rules.
     """
 
@@ -94,7 +97,7 @@ class Report:
 
     @property
     def fps(self) -> float:
-        """Frames per second; 0 before the first frame."""
+        """The mean number of frames per second; 0 before the first frame."""
         return self.frames / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
@@ -132,12 +135,16 @@ class Stats:
             self._lost["lost"] += lost_before
 
     def note_lost(self, cause: str) -> None:
-        """Count dropped frames, by cause; see `Report.drops`."""
+        """Count one dropped frame; see `Report.drops` for the causes."""
         with self._lock:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """Record the submission of a frame to the engine. `now` is `time.monotonic()`."""
+        """Record the submission of a frame to the engine.
+
+        Args:
+            now: current time by `time.monotonic()`, in seconds.
+        """
         with self._lock:
             self._first_submit = self._first_submit or now
 
@@ -170,7 +177,7 @@ class Stats:
         looks: Mapping[str, int] | None = None,
         kept: Mapping[str, int] | None = None,
     ) -> Report:
-        """Return all counters, together with those of the run's queues and source."""
+        """Return all counters of the run, including the counters of its queues and its source."""
         every = Counter(drops)
         with self._lock:
             every.update(+self._lost)
@@ -210,11 +217,11 @@ class Stats:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
-    """Return the latency of each part of a frame whose result is ready now.
+    """Return the latency of each processing step for a frame with a result that is ready now.
 
     Args:
         frame: the frame.
-        submitted_at: `time.monotonic()` of the submission, in seconds.
+        submitted_at: time of the submission by `time.monotonic()`, in seconds.
         result: result of the engine.
         track_ms: time that the stages took, in milliseconds.
     """

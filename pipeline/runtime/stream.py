@@ -1,4 +1,4 @@
-"""Opens one stream: makes its source, tasks, stages and gates from its configuration.
+"""Opens one stream: creates its source, tasks, stages and gates from its configuration.
 
 A run, the HTTP API and the demo all open streams with `open_stream`.
 """
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class EventPlaces:
-    """The receivers of events.
+    """The receivers of a stream's events.
 
     Attributes:
-        hub: publishes events to outputs and the store.
-        history: whether to publish track paths and minute counts, too.
+        hub: publishes events to outputs and the event store.
+        history: whether to publish also track paths and counts per minute.
         media: writes clips and snapshots, or None.
-        verdicts: returns the verdicts on the events of a stream.
+        verdicts: returns the false alarms of a stream.
     """
 
     hub: EventHub
@@ -92,19 +92,23 @@ class OpenedStream:
         """
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue events that were open when the stream last ran; see `EventStage.resume`."""
+        """Continue events that were open when the stream last ran, possibly on another worker.
+
+        Args:
+            events: last event of each rule.
+        """
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
 
     def start(self, streams: Streams, *, reserved: bool = False) -> Run:
-        """Start the stream under the name in its configuration. Then the run closes source, stages and outputs.
+        """Start the stream under the name in its configuration. The returned run closes source, stages and outputs.
 
         Args:
-            streams: the streams to add it to.
+            streams: the running streams, to which this stream is added.
             reserved: whether the caller has reserved the name with `Streams.reserve`.
 
         Raises:
-            StreamError: see `Streams.add`.
+            StreamError: if the name is taken, or too many streams are running.
         """
         config = self.config
         run = streams.add(
@@ -129,7 +133,7 @@ class OpenedStream:
         return run
 
     def close(self) -> None:
-        """Close everything, unless the stream was started. A second call does nothing."""
+        """Close source, stages and outputs, unless the stream was started. A second call does nothing."""
         if not self._open:
             return
         self._open = False
@@ -170,7 +174,7 @@ def open_stream(
         ask: engine for questions of rules; None uses `engine`.
         events: receivers of events, or None.
         source: a source that is already open. It is closed if an error occurs.
-        check: see `open_source_of`.
+        check: checks the source's addresses, see `open_source_of`.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -219,7 +223,9 @@ def open_stream(
                 )
             )
         elif config.rules:
-            raise ConfigError("this program has no output for events: use rules with `saccade run`")
+            raise ConfigError(
+                "rules are unsupported in this program, because it has no output for events; use `saccade run`"
+            )
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
         gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
@@ -253,7 +259,10 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
 
 
 def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | None) -> LiveSource | None:
-    """Return the second stream of a camera, or None."""
+    """Open the second stream of a camera, which has larger images for recordings.
+
+    Return None if it is not configured.
+    """
     if config.record_source is None:
         return None
     wrong = f"record_source: {redact(config.record_source)} should be the address of a camera, such as rtsp://HOST/main"
@@ -278,7 +287,10 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: bool) -> Recorder:
-    """Return the recorder of a stream's clips and snapshots. It uses the packets of a live source, or the file."""
+    """Return the recorder of a stream's clips and snapshots.
+
+    It uses the packets of a live source, or the source file.
+    """
     file = source.index if isinstance(source, FileSource) else None
     recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file, second=second)
     if isinstance(source, LiveSource):
@@ -287,7 +299,7 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: 
 
 
 def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> Source:
-    """Open the source of a stream. A file is played like a camera if the configuration requests it.
+    """Open the source of a stream. If configured, a file is played at its frame rate like a live camera.
 
     Args:
         config: configuration of the stream.
@@ -315,7 +327,7 @@ def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> S
 
 
 def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") -> Source:
-    """Open a source without retries. Unlike a source of a stream, it fails at the first error.
+    """Open a source without retries, so that it fails at the first error.
 
     Raises:
         ConfigError: if the hwaccel or transport does not exist.
@@ -329,7 +341,7 @@ def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") ->
 
 
 def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], None] | None = None) -> Engine:
-    """Load the model of a configuration, with its device and dtypes.
+    """Load the model of a configuration, on the configured device and with the configured dtypes.
 
     Args:
         config: configuration of the model for frames or for questions.
@@ -358,7 +370,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 def for_life(load: Callable[[], Engine]) -> Engine:
     """Load an engine that is used until the process ends.
 
-    This makes garbage collections shorter, see `shorten_collections`.
+    Existing objects are excluded from garbage collection, which shortens its pauses; see `shorten_collections`.
     """
     from saccade.engine.process import shorten_collections
 

@@ -3,7 +3,7 @@
     streams = Streams(engine, [Output(JsonlSink("-"))])
     streams.add("door", open_source("rtsp://…"), [Detect("person")])
 
-Each stream has a separate `Run`, so a failing or hanging stream does not affect others.
+Each stream has a separate `Run`, so that a failing or hanging stream does not affect other streams.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class StreamStatus:
         reason: reason for an unhealthy state, otherwise None.
         live: whether the source is live.
         connections: number of connections that a live source has made.
-        detail: codec, size and decoder of the video. If a live source is disconnected, its last error.
+        detail: codec, size and decoder of the video. For a disconnected live source, the last error.
         report: counters of the stream.
-        counts: counts of the analytics stage, or None.
-        config: configuration of the stream; None for a run that a program has assembled.
-        prompts: prompts in the labels that the model uses, including labels of rules; None if unknown.
+        counts: object counts of the analytics stage, or None.
+        config: configuration of the stream; None if a program created the run without a configuration.
+        prompts: prompts as labels of the model, including labels of rules; None if unknown.
         worker: name of the worker that runs the stream; None without workers, and in the state `waiting`.
         frames: approximate number of frames of a file; None if unknown.
     """
@@ -84,7 +84,7 @@ class StreamStatus:
 
 
 def status_of(run: Run) -> StreamStatus:
-    """Return the status of a run."""
+    """Return the status of the stream of a run."""
     source, error = run.source, run.error
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
@@ -120,15 +120,14 @@ def status_of(run: Run) -> StreamStatus:
 
 
 class Streams:
-    """The running streams by name. Thread-safe.
+    """The running streams, by name. Thread-safe.
 
     A stream that ends is removed from the list. A stream that fails stays in `snapshot` until it is removed, or
     another stream uses its name.
 
     Args:
         engine: the engine. The caller closes it.
-        outputs: outputs that all streams use, in addition to their own. Their sinks must be thread-safe. `close`
-            closes them once.
+        outputs: outputs that all streams share. Their sinks must be thread-safe. `close` closes them once.
         max_streams: maximum number of running streams.
     """
 
@@ -153,7 +152,7 @@ class Streams:
 
     @contextmanager
     def reserve(self, name: str) -> Iterator[str]:
-        """Reserve a name while a stream is opened. This prevents a second stream from emptying the same output file.
+        """Reserve a name while a stream is opened. This prevents a second stream from overwriting the same output file.
 
         Args:
             name: name of the stream.
@@ -195,12 +194,12 @@ class Streams:
         reserved: bool = False,
         config: ListedStream | None = None,
     ) -> Run:
-        """Start a stream. Unless an error is raised, the stream closes its source, stages and outputs.
+        """Start a stream. The stream closes its source, stages and outputs, unless an error is raised.
 
         Args:
             name: name of the stream in its records, instead of the name of the source.
             source: source of the frames.
-            tasks: see `Run`.
+            tasks: tasks for each frame.
             outputs: outputs that only this stream uses.
             tiles: see `Run`.
             queue: see `Run`.
@@ -208,7 +207,7 @@ class Streams:
             share: see `Run`.
             stages: see `Run`.
             gates: see `Run`.
-            on_end: called in a thread of the stream, after it has ended and is no longer listed.
+            on_end: called in a thread of the stream, after the stream has ended and is no longer listed.
             reserved: whether the caller has reserved the name with `reserve`.
             config: see `Run`.
 
@@ -244,7 +243,7 @@ class Streams:
                 try:
                     run.start()
                 except RuntimeError as error:
-                    raise StreamError(f"'{name}' cannot be started: {error}") from error
+                    raise StreamError(f"stream '{name}' cannot be started: {error}") from error
                 self._runs[name] = run
                 self._forget(name)
         return run
@@ -261,7 +260,7 @@ class Streams:
         return [output.sink for output in self._shared]
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """Return each sink's status with the name of its stream. The name is empty for a shared sink."""
+        """Return the status of every sink, with the name of its stream. The name is empty for a shared sink."""
         with self._lock:
             runs = list(self._runs.values())
         shared = [("", output.guard.status()) for output in self._shared]
@@ -269,7 +268,7 @@ class Streams:
 
     @property
     def names(self) -> list[str]:
-        """The names of running streams, in the order of their start, then of streams that are being opened."""
+        """The names of running streams in the order of their start, followed by streams that are being opened."""
         with self._lock:
             return list(dict.fromkeys([*self._runs, *self._reserved, *self._reopened]))
 
@@ -289,13 +288,16 @@ class Streams:
             if run := self._runs.get(name):
                 return run
             again = name in self._reopened
-        raise StreamError(f"'{name}' is being reopened; try again" if again else f"there is no stream '{name[:80]}'")
+        raise StreamError(
+            f"stream '{name}' is being reopened; try again" if again else f"stream '{name[:80]}' does not exist"
+        )
 
     def remove(self, name: str, timeout_s: float = _CLOSE_S) -> None:
-        """Stop a stream, or remove a failed stream from the list.
+        """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
-            StreamError: if the stream does not exist, or does not stop in time. In the second case, it stops later.
+            StreamError: if the stream does not exist or does not stop in time. A stream that does not stop in time
+                stops later.
         """
         with self._lock:
             if self._forget(name) and name not in self._runs:
@@ -304,9 +306,7 @@ class Streams:
 
     @contextmanager
     def reopening(self, name: str) -> Iterator[None]:
-        """Stop a stream, or remove a failed stream, and let the `with` block open it again.
-
-        The stream stays listed meanwhile.
+        """Stop a stream, and keep its name reserved while the `with` block opens it again. The stream stays listed.
 
         If the block raises an error, the stream is listed as failed with this error. It can be reopened again.
 
@@ -315,10 +315,10 @@ class Streams:
         """
         with self._lock:
             if name in self._reopened:
-                raise StreamError(f"'{name}' is being reopened; try again")
+                raise StreamError(f"stream '{name}' is being reopened; try again")
             run, failed = self._runs.get(name), self._failed.get(name)
         if run is None and failed is None:
-            raise StreamError(f"there is no stream '{name[:80]}'")
+            raise StreamError(f"stream '{name[:80]}' does not exist")
         before = status_of(run) if run is not None else failed
         assert before is not None
         with self._lock:
@@ -339,7 +339,7 @@ class Streams:
                 self.fail(replace(before, state="failed", reason=reason))
 
     def fail(self, status: StreamStatus) -> None:
-        """Add a stream that could not be opened to the list, as failed."""
+        """Add a stream that could not be opened to the list of streams, as failed."""
         with self._lock:
             if status.name not in self._runs:
                 self._note_failed(status)
@@ -372,6 +372,9 @@ class Streams:
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Stop every stream, then close the shared sinks. A second call does nothing.
 
+        Args:
+            timeout_s: timeout in seconds.
+
         Raises:
             StreamError: if a stream or sink does not stop in time.
             SinkError: if a shared sink could not write all its data.
@@ -389,7 +392,7 @@ class Streams:
         if errors:
             raise errors[0]
         if late:
-            raise StreamError(f"{', '.join(late)}: did not stop within {timeout_s:g} s")
+            raise StreamError(f"streams that did not stop within {timeout_s:g} s: {', '.join(late)}")
 
     def __enter__(self) -> Self:
         return self
@@ -402,7 +405,7 @@ class Streams:
             self._runs.pop(run.name, None)
             if run.error and not self._closed:
                 self._note_failed(status_of(run))
-        log.info("%s: %s", run.name, status_of(run).reason or "ended")
+        log.info("stream %s stopped: %s", run.name, status_of(run).reason or "ended")
 
     def _note_failed(self, status: StreamStatus) -> None:
         while len(self._failed) >= self._max:
@@ -410,7 +413,7 @@ class Streams:
         self._failed[status.name] = status
 
     def _forget(self, name: str) -> bool:
-        """Remove a failed stream from the list. Return whether it was listed."""
+        """Remove a failed stream from the list of streams. Return whether it was listed."""
         self._to_reopen.discard(name)
         return self._failed.pop(name, None) is not None
 
@@ -418,4 +421,4 @@ class Streams:
 def _end(run: Run, timeout_s: float) -> None:
     run.stop()
     if not run.join(timeout_s):
-        raise StreamError(f"'{run.name}' did not stop within {timeout_s:g} s")
+        raise StreamError(f"stream '{run.name}' did not stop within {timeout_s:g} s")

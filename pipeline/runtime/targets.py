@@ -1,7 +1,6 @@
 """Opens the outputs of a configuration. If possible, all streams share an output. Otherwise each stream has its own.
 
-An address or path that contains `{stream}` is opened once per stream. `{stream}` is replaced by the name of the
-stream.
+An address or path with `{stream}` is opened once per stream. `{stream}` is replaced by the name of the stream.
 """
 
 from __future__ import annotations
@@ -69,11 +68,11 @@ class Target:
 
     @property
     def each(self) -> bool:
-        """Whether each stream has its own output, because the text contains `{stream}`."""
+        """Whether each stream has its own output, because the address or path contains `{stream}`."""
         return STREAM in self.text
 
     def of(self, stream: str) -> Target:
-        """Return the output of one stream, with `{stream}` replaced by its name."""
+        """Return the output for one stream: `{stream}` is replaced by the stream's name."""
         return Target(self.text.replace(STREAM, stream), self.flag)
 
 
@@ -110,14 +109,16 @@ def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
         if target.flag == HEATMAP and not os.access(path.parent, os.W_OK):  # it is written at the end of the run
             raise ConfigError(f"{HEATMAP}: cannot write {path}: the folder does not exist or is read-only")
         if path.exists() and any(path.samefile(source) for source in inputs):
-            raise ConfigError(f"{target.flag}: {path} is the source; choose another file")
+            raise ConfigError(f"{target.flag}: {path} is also the source; choose another output file")
         first = seen.setdefault(path.resolve(), target)
         if first is not target:
-            raise ConfigError(f"{first.flag} and {target.flag} are the same file, {path}; choose different files")
+            raise ConfigError(f"{first.flag} and {target.flag} name the same file, {path}; choose different files")
 
 
 def check_frames(targets: Iterable[Target], info: SourceInfo) -> None:
-    """Check that the outputs support the frames of a source. This runs before the model is loaded.
+    """Check that the outputs support the frames of a source, for example their size.
+
+    This runs before the model is loaded.
 
     Raises:
         SinkError: if an output does not support the frames.
@@ -133,15 +134,15 @@ def check_frames(targets: Iterable[Target], info: SourceInfo) -> None:
 
 
 def open_output(target: Target, source: Source | None = None, vid_stride: int = 1) -> Output:
-    """Open an output.
+    """Open an output of a configuration.
 
     Args:
         target: the output, with `{stream}` replaced.
-        source: the source, if the output has only one; otherwise None.
-        vid_stride: configured stride of frames.
+        source: the source, if only one source uses the output; otherwise None.
+        vid_stride: N if every Nth frame is processed.
 
     Raises:
-        ConfigError: if the output supports only one stream, and there are several.
+        ConfigError: if the output supports only one stream, and several streams use it.
         SinkError: if the output cannot be opened.
     """
     watched = target.text == "display" or target.text.startswith(
@@ -151,7 +152,9 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
     if source is None and not output.sink.shared:
         output.sink.close()
         what = redact_target(target.text)
-        raise ConfigError(f"{target.flag}: {what} supports one stream only; for several streams, use {STREAM} in it")
+        raise ConfigError(
+            f"{target.flag}: {what} supports only one stream; for several streams, use {STREAM} in the output address"
+        )
     return output
 
 

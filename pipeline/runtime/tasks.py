@@ -1,4 +1,4 @@
-"""Makes the tasks of a stream from its prompts and from the labels and questions of its rules."""
+"""Creates the tasks of a stream from its prompts, and from the labels and questions of its rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
-    """Return the tasks for the prompts, in the labels that the model uses and without duplicates.
+    """Convert prompts to tasks for the model. Labels are converted to labels of the model, without duplicates.
 
     Raises:
         UnknownClassError: if the model does not know a label.
@@ -44,7 +44,7 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
 
 
 def names_of(engine: Engine, label: str) -> list[str]:
-    """Return the labels that the model uses for a label. If the model does not know it, return the label itself."""
+    """Return the model's labels for a label. If the model does not know the label, return the label itself."""
     from saccade.engine import Detect, UnknownClassError
 
     try:
@@ -54,7 +54,7 @@ def names_of(engine: Engine, label: str) -> list[str]:
 
 
 def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
-    """Return the prompts in the labels that the model uses in results. Labels of rules are included."""
+    """Return the prompts as the labels that the model uses in results. Labels of rules are included."""
     found: dict[str, list[str]] = {"detect": [], "point": []}
     for skill, label in prompts.asked:
         if skill in found:
@@ -63,11 +63,11 @@ def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
 
 
 def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | None:
-    """Return an object that asks the model the questions of rules. Return None if the model cannot answer questions.
+    """Return an `Asker`, which asks the model the questions of rules. Return None if the model cannot answer questions.
 
     Args:
         engine: the engine.
-        config: deadline and weight of the questions.
+        config: timeout and weight of the questions.
         wait: whether the stream waits for answers, as a file does.
     """
     if "query" not in engine.model.skills:
@@ -76,7 +76,7 @@ def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | N
 
 
 def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
-    """Check that a stream supports the rules of its configuration.
+    """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.
 
     Args:
         engine: the engine for frames.
@@ -101,7 +101,7 @@ def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
 
 
 def check_asked(ask: Engine, config: EventSettings) -> None:
-    """Check that a model can answer the questions of rules.
+    """Check that a model can answer the questions in rules.
 
     Raises:
         ConfigError: if the model cannot answer questions.

@@ -98,10 +98,10 @@ def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"out": "a.mp4"}, r"--out: a\.mp4 supports one stream only; for several streams, use {stream}"),
+        ({"out": "a.mp4"}, r"--out: a\.mp4 supports only one stream; for several streams, use {stream}"),
         ({"display": True}, "no screen|is for one stream"),
-        ({"sinks": ["a.jsonl", "a.jsonl"]}, "--sink and --sink are the same file"),
-        ({"sinks": ["{stream}.jsonl", "yard.jsonl"]}, "are the same file, yard.jsonl"),
+        ({"sinks": ["a.jsonl", "a.jsonl"]}, "--sink and --sink name the same file"),
+        ({"sinks": ["{stream}.jsonl", "yard.jsonl"]}, "name the same file, yard.jsonl"),
         ({"sinks": ["a.xyz"]}, "a.xyz"),
         ({"sinks": ["none/a.mp4?segment=1m"]}, "none"),
         ({"http": "0.0.0.0:0"}, "needs a token"),
@@ -335,7 +335,7 @@ def test_the_summary_shows_whole_names_and_no_options() -> None:
 def test_a_heatmap_overwrites_nothing_that_a_run_needs(tmp_path: Path) -> None:
     (tmp_path / "street.png").write_bytes(b"")
     with (
-        pytest.raises(ConfigError, match="--heatmap and --heatmap are the same file"),
+        pytest.raises(ConfigError, match="--heatmap and --heatmap name the same file"),
         opened_run(two(heatmap="heat.png")),
     ):
         pass

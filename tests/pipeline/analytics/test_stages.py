@@ -110,7 +110,7 @@ def test_a_live_stream_outlives_a_stage_that_raises(
     gaps = [after - before - 1 for before, after in pairwise(frames)]
     assert gaps == [record["dropped_since_last"] for record in records[1:]]
     assert run.report().drops["failed"] == 3
-    assert "clip: a frame failed: cannot process a frame, call 2" in caplog.text
+    assert "stream clip: processing a frame failed: cannot process a frame, call 2" in caplog.text
 
 
 def test_a_file_ends_at_a_stage_that_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ HALF = "\ud800"  # one half of a surrogate pair, which JSON can write and UTF-8 
         ("POST", "/streams", {"source": "a.mp4", "detect": "person", HALF: 1}, "valid string"),
         ("POST", "/streams", {"source": f"{HALF}://a", "detect": "person"}, "source"),
         ("PATCH", "/streams/clip", {"detect": [HALF]}, "detect"),
-        ("PATCH", "/streams/%ED%A0%80", {"detect": ["cat"]}, "there is no stream"),
+        ("PATCH", "/streams/%ED%A0%80", {"detect": ["cat"]}, "does not exist"),
     ],
 )
 def test_half_a_character_is_a_bad_request(

@@ -110,7 +110,7 @@ def test_parts_are_bytes_of_files(server: HttpServer, tmp_path: Path) -> None:
         ("door/recording/spans?from=tomorrow", 422, "times in seconds"),
         ("door/recording/files/..%2f..%2fetc%2fpasswd", 404, "no such file"),
         ("yard/recording", 404, "is not recorded"),
-        ("gate/recording/spans", 404, "there is no stream"),
+        ("gate/recording/spans", 404, "does not exist"),
     ],
 )
 def test_what_there_is_not_is_said(server: HttpServer, path: str, status: int, complaint: str) -> None:

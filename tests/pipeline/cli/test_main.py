@@ -60,7 +60,7 @@ BAD_INPUT = {
     "unknown key": (["run", "--config", "typo.yaml", *OUTPUTS], "typo.yaml:2:1: unknown key 'detct'; did you mean"),
     "unknown flag": (["run", "clip.mp4", "--detct", "person"], "--detct"),
     "unknown command": (["rnu"], "Did you mean 'run'?"),
-    "source overwritten": (["run", "clip.mp4", *PERSON, "--out", "./clip.mp4"], "is the source; choose"),
+    "source overwritten": (["run", "clip.mp4", *PERSON, "--out", "./clip.mp4"], "is also the source; choose"),
     "outputs the same": (["run", "clip.mp4", *PERSON, "--out", "a.mp4", "--jsonl", "a.mp4"], "same file"),
     "video as an image": (["image", "clip.mp4", *PERSON], "more than one image"),
     "nothing asked": (["run", "clip.mp4", "--out", "out.mp4"], "no prompts"),

@@ -194,10 +194,10 @@ def test_names_are_taken_while_a_stream_runs_and_free_when_it_has_ended(local: L
     for _ in range(2):
         controller.add(short)
         until(lambda: "clip" not in controller.config.named())  # it has ended by itself
-    with pytest.raises(StreamError, match="there is no stream 'clip'"):
+    with pytest.raises(StreamError, match="stream 'clip' does not exist"):
         controller.update("clip", {"conf": 0.2})
     controller.remove("door")
-    with pytest.raises(StreamError, match="there is no stream 'door'"):
+    with pytest.raises(StreamError, match="stream 'door' does not exist"):
         controller.remove("door")
 
 

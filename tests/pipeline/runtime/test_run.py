@@ -267,7 +267,7 @@ def test_a_live_stream_outlives_frames_the_engine_fails_on(
         run = Run(ReplaySource(open_source(CLIP)), engine, TASKS, [Output(JsonlSink(out))], in_flight=1)
         run_for(run, 6)
     report, kept = run.report(), records(out)
-    assert "a frame failed: out of memory" in caplog.text
+    assert "processing a frame failed: out of memory" in caplog.text
     if survives:
         assert run.error is None
         assert report.drops["failed"] == 3
