@@ -2,8 +2,7 @@
 
     from saccade.pipeline import Output, Streams
 
-The names in `__all__` are imported on first use. Importing them does not import torch. It is imported when a model is
-loaded.
+The names in `__all__` are imported on first use, without importing torch. Loading a model imports torch.
 """
 
 from __future__ import annotations

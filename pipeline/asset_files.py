@@ -1,4 +1,4 @@
-"""Paths of files that the package includes: the demo clip and the web pages."""
+"""Paths of files that the package contains: the demo clip and the web pages."""
 
 from __future__ import annotations
 

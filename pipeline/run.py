@@ -1,4 +1,4 @@
-"""Runs a complete `saccade run`: opens and closes the source, model, outputs and server of a configuration."""
+"""Opens and closes everything for `saccade run`: source, model, outputs and server of a configuration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OpenedRun:
 
     @property
     def url(self) -> str | None:
-        """The URL of the HTTP server, or None."""
+        """The URL of the HTTP server. None if no server is configured."""
         return None if self.server is None else self.server.url
 
 
@@ -62,7 +62,7 @@ def opened_run(
 
     Args:
         config: the configuration.
-        file: file of the configuration. Changes that an earlier run has stored are applied to it.
+        file: configuration file, or None. Stored changes of an earlier run are applied to the configuration.
         progress: called with (done, total) while a GPU is prepared.
         given_up: returns whether to stop waiting for workers.
 
@@ -93,7 +93,7 @@ def opened_run(
             if (kept := state.load(config)) is not None:
                 desired = merge(kept[0], base, kept[1])
                 if plan(base, desired):
-                    log.warning("%s: applying stored changes from the HTTP API", state.path)
+                    log.warning("%s: applying changes that were made over HTTP before the restart", state.path)
         if has_workers(config):
             opened_workers, kind = _ray(config)
             apart = state.path if state else file.path if file else Path("saccade")
@@ -129,12 +129,12 @@ def opened_run(
 
 
 def has_workers(config: RunConfig) -> bool:
-    """Return whether a run uses Ray workers."""
+    """Return whether a configuration uses Ray workers."""
     return config.ray is not None or config.workers > 1
 
 
 def _ray(config: RunConfig) -> tuple[Any, type]:
-    """Return `opened_workers` and the actor class of a worker.
+    """Import Ray. Return the function `opened_workers` and the actor class of a worker.
 
     Raises:
         ConfigError: if Ray is not installed.
@@ -158,7 +158,7 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
 
 
 def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:
-    """Return the file that stores changes.
+    """Open the file that stores changes of the streams.
 
     Return None if changes are not stored, or are stored in the configuration file.
 
@@ -177,5 +177,5 @@ def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | Non
     for folder in (file.path.parent, Path.cwd()):
         if os.access(folder, os.W_OK):
             return StateFile(folder / name)
-    log.warning("%s cannot be written, so changes over HTTP are lost at exit; store them with --state FILE", name)
+    log.warning("%s cannot be written, so changes made over HTTP are lost at exit; store them with --state FILE", name)
     return None

@@ -1,8 +1,8 @@
-"""Searches stored events for a text. SQL selects candidates, and a model rates the snapshot of each.
+"""Searches stored events by a text. SQL selects candidates, and a model scores the snapshot of each candidate.
 
 A model that answers questions returns the probability that a snapshot shows the text. A detection-only model, such as
-nano, detects the labels in the text. `search` works with functions that list events and rate snapshots, so snapshots
-can be on other machines. `search_events` uses a local store and a local engine.
+nano, detects the labels in the text. `search` works with functions that list events and score snapshots, so that
+snapshots can be on other machines. `search_events` uses a local store and a local engine.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """Identifies a snapshot: the event ID, and the machine that stores it.
+    """Identifies a snapshot by the event ID and the machine that stores it.
 
-    The machine is empty if there is only one store.
+    The machine is empty if the run has only one store.
     """
 
     event: str
@@ -69,25 +69,25 @@ It yields each event ID with the probability, as soon as it is known and in any 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """A matching event, and the probability that it shows the text, 0 to 1."""
+    """An event found by a search, and the probability that it shows the text, from 0 to 1."""
 
     event: dict[str, Any]
     p_yes: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record of the event, with the probability as `match`."""
+        """Return the record of the found event, with its probability as `match`."""
         return {**self.event, "match": round(self.p_yes, 3)}
 
 
 @dataclass(slots=True, frozen=True)
 class Searched:
-    """The results of a search, best first, and the names of machines that could not be searched."""
+    """The found events, best match first, and the names of machines that could not be searched."""
 
     found: list[Found]
     away: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results in the format of the HTTP API."""
+        """Return the search results in the format of the HTTP API."""
         return {"events": [one.to_json() for one in self.found], **({"away": self.away} if self.away else {})}
 
 
@@ -100,18 +100,18 @@ def search_events(
     candidates: int = CANDIDATES,
     progress: Progress | None = None,
 ) -> list[Found]:
-    """Search a store for events that show a text.
+    """Search a local event store for events that show a text.
 
     Args:
         store: the event store.
-        engine: the engine.
-        text: text to search for, see `search`.
-        query: filters for events.
+        engine: the engine that scores the snapshots.
+        text: text to search for, such as red truck.
+        query: filters for events. `query.limit` is the maximum number of results.
         candidates: maximum number of candidates.
         progress: called after each candidate.
 
     Returns:
-        See `search`.
+        The results, best match first. Events without a snapshot are not included.
 
     Raises:
         ConfigError: if the text is empty, or the model does not know a label in it.
@@ -139,18 +139,19 @@ def search(
 ) -> list[Found]:
     """Search stored events for a text.
 
-    Candidates are first the events whose labels, answers or attributes contain the words, then the newest events.
+    The first candidates are the events with the words in labels, answers or attributes. The next candidates are the
+    newest other events.
 
     Args:
         walk: lists events.
-        match: rates the snapshots of events.
+        match: scores the snapshots of events.
         text: text to search for, such as red truck.
         query: filters for events. `query.limit` is the maximum number of results.
         candidates: maximum number of candidates.
         progress: called after each candidate.
 
     Returns:
-        The results, best first. Events without a snapshot are not included.
+        The results, best match first. Events without a snapshot are not included.
 
     Raises:
         ConfigError: if the text is empty; also the errors of `match`.
@@ -185,7 +186,7 @@ def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tu
 
 
 class SnapshotAsker:
-    """Asks an engine about the snapshots of events. Thread-safe.
+    """Asks a model whether the snapshots of events show a text. Thread-safe.
 
     Args:
         engine: the engine. The caller closes it. All searches form one engine stream with a low weight.
@@ -229,7 +230,7 @@ class SnapshotAsker:
                     future.cancel()
 
     def _tasks_for(self, text: str) -> list[Task]:
-        """Return the task for a text: a yes-or-no question, or for a detection-only model, the labels in the text."""
+        """Convert a search text to a task: a yes-or-no question, or detection for a detection-only model."""
         if "query" in self._engine.model.skills:
             return [Query(f"Does this image show {text.strip()}?", choices=(_YES, "no"))]
         tasks: dict[Task, None] = {}

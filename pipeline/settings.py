@@ -1,4 +1,4 @@
-"""Declares settings, and defines types that several settings share."""
+"""Declares settings of a configuration, and defines types that several settings share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pydantic.fields import FieldInfo
 
 
 class PlacedError(ValueError):
-    """A mistake at a position in a text, or in another setting that the text refers to.
+    """Raised for an error at a position in a text, or in another setting that the text refers to.
 
     Args:
         message: short message for the user.
         offset: position in the text, as the number of characters before it.
-        key: path of the setting with the mistake; None for the setting that is being validated.
+        key: path of the invalid setting; None for the setting that is being validated.
     """
 
     def __init__(self, message: str, offset: int = 0, key: tuple[int | str, ...] | None = None) -> None:
@@ -33,7 +33,7 @@ class PlacedError(ValueError):
 
 
 class NullIsUnset(BaseModel):
-    """A model in which null for an optional key means that the key is not set. Many HTTP clients send every key."""
+    """A pydantic model that treats null for an optional key as a missing key. Many HTTP clients send every key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +45,7 @@ class NullIsUnset(BaseModel):
 
 
 def _keeps_null(field: FieldInfo) -> bool:
-    """Return whether null stays in the input: it is a valid value, or the key is required and null is a mistake."""
+    """Return whether null stays in the input: null is a valid value, or the key is required and null is an error."""
     return field.is_required() or field.annotation is Any or type(None) in get_args(field.annotation)
 
 
@@ -53,9 +53,9 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read_seconds(value: object) -> object:
-    """Parse `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` as seconds.
+    """Parse a duration such as `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30`, and return it in seconds.
 
-    Return any other value for the validator.
+    Any other value is returned unchanged.
     """
     if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value.strip())):
         return float(found[1]) * _UNITS[found[2]]
@@ -77,17 +77,17 @@ def split_names(value: object) -> object:
 
 
 def as_list(value: object) -> object:
-    """Convert a single text to a list."""
+    """Convert a single text to a list of one text."""
     return [value] if isinstance(value, str) else value
 
 
 def read_number(value: object) -> object:
-    """Convert a number to text, such as a webcam index in YAML."""
+    """Convert a number to text, for example the index of a webcam in YAML."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def no_nul(value: str) -> str:
-    """Return `value` unchanged, after checking that it contains no NUL character.
+    """Check that a text contains no NUL character. Return the text unchanged.
 
     Raises:
         ValueError: if the text contains a NUL character.
@@ -98,7 +98,10 @@ def no_nul(value: str) -> str:
 
 
 def keep_bytes(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Validate a name that may contain bytes that are not UTF-8. Such bytes are represented as U+DC80 to U+DCFF."""
+    """Validate a file name that can contain bytes that are not UTF-8.
+
+    These bytes are represented as U+DC80 to U+DCFF.
+    """
     if isinstance(value, str) and any("\udc80" <= one <= "\udcff" for one in value):
         check(re.sub("[\udc80-\udcff]", "?", value))  # pydantic refuses such a text
         return value
@@ -129,7 +132,7 @@ def setting(
 
     Args:
         default: default value; `...` for a required field.
-        description: purpose in one line. It is also the help text of the flag.
+        description: purpose of the setting in one line, also used as the help text of the flag.
         more: additional text for the manual.
         metavar: placeholder of the value in the help; default: the type.
         flags: command-line flags; default: the name of the field with dashes.

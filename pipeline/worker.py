@@ -1,7 +1,7 @@
-"""A worker: a Ray actor with an engine, its streams (`Local`), and an HTTP server for requests that need pixels.
+"""A worker: a Ray actor with an engine, its streams (`Local`), and an HTTP server for requests that need video frames.
 
-Frames never leave the process of the worker. Events, and results for shared outputs, are queued in an outbox until the
-controller takes them. The worker continues while no controller is connected.
+Frames never leave the process of the worker. Events, and results for shared outputs, are queued until the controller
+takes them. The worker continues while no controller is connected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _WISH_S = 15.0
 
 
 class Outbox:
-    """Queues messages and results for the controller. Thread-safe."""
+    """Queues messages and results of a worker for the controller. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the attributes below
@@ -70,9 +70,9 @@ class Outbox:
         self._results: deque[bytes] = deque()
 
     def put(self, kind: str, value: Any) -> None:
-        """Add a message. A new report replaces the last report in the queue.
+        """Add a message to the queue. A new report replaces the last report in the queue.
 
-        If too many messages are queued, the oldest is dropped.
+        If too many messages are queued, the oldest message is dropped.
         """
         with self._changed:
             if kind == "report" and self._messages and self._messages[-1][0] == "report":
@@ -83,14 +83,20 @@ class Outbox:
             self._changed.notify_all()
 
     def put_result(self, data: bytes) -> None:
-        """Add a result. While too many results are queued, the call blocks, and the stream waits."""
+        """Add a pickled result to the queue.
+
+        While too many results are queued, the call blocks, and the stream waits.
+        """
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
             self._results.append(data)
             self._changed.notify_all()
 
     def take(self, wait_s: float) -> Batch:
-        """Return the queued messages and results. If there are none, wait up to `wait_s` seconds for the first."""
+        """Return the queued messages and results.
+
+        If the queue is empty, wait up to `wait_s` seconds for the first item.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._results, wait_s)
             messages = [self._messages.popleft() for _ in range(min(_MOST, len(self._messages)))]
@@ -100,13 +106,13 @@ class Outbox:
 
 
 class Worker:
-    """An engine with its streams and an HTTP server for them. The constructor opens it, `close` closes it.
+    """An engine with its streams and an HTTP server for them. The constructor opens the worker, and `close` closes it.
 
     Args:
         settings: settings of the worker.
         media: folder for clips and snapshots, or None.
-        outbox: receives messages and results.
-        host: address of the server.
+        outbox: receives messages and results for the controller.
+        host: address that the HTTP server listens on.
 
     Raises:
         ConfigError, EngineError: if the configuration cannot be used, or the model cannot be loaded.
@@ -166,13 +172,17 @@ class Worker:
     # ---- streams
 
     def prepare(self, change: Change, *, checked: bool) -> None:
-        """Prepare a change, see `Local.prepare`. An opened stream is stored until `follow` or `release` is called."""
+        """Prepare a change of a stream. An opened stream is stored until `follow` or `release` is called.
+
+        Raises:
+            ConfigError, EngineError, SourceError: if the change is not possible.
+        """
         opened = self.local.prepare(change, checked=checked)
         if opened is not None:
             self._prepared[change.name] = opened
 
     def release(self, name: str) -> None:
-        """Close a prepared stream that `follow` has not used."""
+        """Close a prepared stream that was not started."""
         if (opened := self._prepared.pop(name, None)) is not None:
             opened.close()
 
@@ -185,12 +195,14 @@ class Worker:
         events: Sequence[Mapping[str, Any]] = (),
         again: bool = False,
     ) -> StreamStatus | None:
-        """Start, change or stop a stream, see `Local.follow`.
+        """Open, change, reopen or stop a stream, so that it matches a configuration.
+
+        Errors are the same as for `Local.follow`.
 
         Args:
-            name: see `Local.follow`.
-            wanted: see `Local.follow`.
-            checked: see `Local.follow`.
+            name: name of the stream.
+            wanted: desired configuration; None stops the stream.
+            checked: whether the source policy applies.
             events: last event of each rule of the stream on the previous worker.
             again: whether the stream has run before. Its earlier output files are then renamed, not overwritten.
         """
@@ -212,7 +224,7 @@ class Worker:
         return status
 
     def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
-        """Move every stream to another worker of this process, one after the other. Open events continue.
+        """Move every stream to another worker of this process, one stream after another. Open events continue.
 
         Args:
             other: the new worker, with a loaded engine.
@@ -229,7 +241,7 @@ class Worker:
             name, stream = status.name, after[status.name]
             if not status.live:
                 raise ConfigError(
-                    f"{name} is a file that is being processed: the engine can be replaced after the file has ended"
+                    f"stream {name} is processing a file: the engine can be replaced only after the file has ended"
                 )
             tasks_for(other.local.engine, stream)
             check_asked(other.local.asks, stream)
@@ -268,7 +280,7 @@ class Worker:
     # ---- what viewers ask for, and others
 
     def wish(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Ask the controller to change a stream. Return the new configuration.
+        """Ask the controller to change a stream. Return the new configuration of the stream.
 
         Raises:
             ConfigError, EngineError, StreamError: if the change is not possible.
@@ -285,7 +297,12 @@ class Worker:
         return stream
 
     def answer(self, number: int, answer: ListedStream | Exception) -> None:
-        """Receive the controller's answer to a `Wish`."""
+        """Receive the controller's answer to a request to change a stream.
+
+        Args:
+            number: number of the request.
+            answer: the new configuration, or an error.
+        """
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
             wish[0].set()
@@ -293,7 +310,7 @@ class Worker:
     def match(self, text: str, events: Sequence[str]) -> list[float | None]:
         """Return the probability that the snapshot of each event shows a text.
 
-        It is None if the snapshot is not here.
+        The probability is None if the snapshot is not on this machine.
 
         Raises:
             ConfigError, EngineError: see `SnapshotAsker.match`.
@@ -327,7 +344,7 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Complete the frames in flight, within a short time limit, and close everything."""
+        """Complete the frames in flight within a short timeout, and close the worker."""
         runs = self.local.streams.stop()
         deadline = time.monotonic() + _ENGINE_S
         for run in runs:
@@ -350,7 +367,7 @@ class WorkerActor:
         self._host = "127.0.0.1"
 
     def start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready | Exception:
-        """Load the engine. If a worker with equal settings is running, use it instead.
+        """Load the engine of the worker. If a worker with equal settings is running, use it instead.
 
         Args:
             settings: settings of the worker.
@@ -360,7 +377,7 @@ class WorkerActor:
             return told(lambda: self._start(settings, wanted))
 
     def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Exception:
-        """Load another engine while the current engine runs, and move the streams to it.
+        """Load another engine while the current engine runs, and move the streams to the new engine.
 
         If this fails, nothing changes.
         """
@@ -368,7 +385,10 @@ class WorkerActor:
             return told(lambda: self._replace(settings, wanted))
 
     def poll(self, wait_s: float) -> Batch:
-        """Return queued messages and results; see `Outbox.take`."""
+        """Return the queued messages and results.
+
+        If the queue is empty, wait up to `wait_s` seconds for the first item.
+        """
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -382,7 +402,7 @@ class WorkerActor:
         return told(lambda: attrgetter(method)(self._running)(*arguments, **options))
 
     def close(self) -> None:
-        """Stop the worker. Its last message is `end`."""
+        """Stop the worker. The last message to the controller is `end`."""
         with self._lock:
             self._over.set()
             worker, self._worker = self._worker, None
@@ -491,9 +511,9 @@ def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> Non
 
 
 def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> str | None:
-    """Return a message if there is too little memory for a second process of this size.
+    """Return a message if the free memory is too small for a second process of the current size.
 
-    Return None if there is enough memory, or it is unknown.
+    Return None if the memory is sufficient, or the free memory is unknown.
     """
     free: list[int] = []
     with contextlib.suppress(OSError, KeyError, ValueError):

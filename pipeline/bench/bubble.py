@@ -1,8 +1,8 @@
-"""`saccade bench bubble`: predicts and measures the speedup of pipelining host and device.
+"""The benchmark `saccade bench bubble`: predicts and measures the speedup of pipelining host and device.
 
     speedup = T_block / T_pipe · (1 − z)
 
-The engine either waits for each decode step (depth 1, blocking) or prepares the next step meanwhile (depth 2,
+The engine either waits for each decode step (depth 1, blocking), or prepares the next step meanwhile (depth 2,
 pipelined). T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of
 the previous step to the end of this step. z is the fraction of decoded sequences that are wasted, because they had
 already ended.
@@ -42,14 +42,14 @@ _ROUNDS = 5  # the depths alternate, so that a change of the machine's speed aff
 
 @dataclass(slots=True, frozen=True)
 class BubbleRow:
-    """The results for one number of streams. All times are in milliseconds.
+    """The measured step times and speedups for one number of streams. All times are in milliseconds.
 
     Attributes:
         streams: number of streams. Each has one request in flight.
-        rows_block, rows_pipe: mean number of sequences per decode step.
+        rows_block, rows_pipe: mean number of sequences per decode step, blocking and pipelined.
         forward_ms, sampling_ms: median device time of the forward pass and of sampling, in a pipelined decode step
             with a full batch.
-        bookkeeping_ms: median host time of such a step, without waiting.
+        bookkeeping_ms: median host time of a pipelined decode step with a full batch, without waiting.
         idle_block_ms, idle_pipe_ms: median idle time of the device per period.
         t_block_ms, t_pipe_ms: mean period of all decode steps.
         steps: L, mean number of decode steps per answer.
@@ -84,11 +84,11 @@ class BubbleRow:
 
 @dataclass(slots=True, frozen=True)
 class BubbleBench:
-    """The results of the benchmark.
+    """The results of the benchmark of pipelining host and device.
 
     Attributes:
         model, device, dtype: model, device and data type.
-        conf: score threshold. It gives the requested mean number of objects.
+        conf: score threshold at which answers have the requested mean number of objects.
         rows: results for each number of streams.
     """
 
@@ -140,7 +140,7 @@ def time_bubble(
     objects: float = 5.0,
     size: tuple[int, int] = (640, 360),
 ) -> BubbleBench:
-    """Run the closed loop at depth 1 and 2.
+    """Measure decode steps of blocking and pipelined engines (depth 1 and 2) in a closed loop.
 
     Args:
         name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
@@ -164,7 +164,7 @@ def time_bubble(
 
 
 def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, seconds: float) -> BubbleRow:
-    """Measure one number of streams, with an engine of depth 1 and an engine of depth 2."""
+    """Measure one number of streams with a blocking engine (depth 1) and a pipelined engine (depth 2)."""
     block, pipe = Measured(), Measured()
     wait_for_rest(engines[1])
     for _ in range(_ROUNDS):

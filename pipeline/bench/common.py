@@ -1,4 +1,4 @@
-"""Code that the benchmarks share: parsing of flags, and test images."""
+"""Code that the benchmarks share: parsing of command-line flags, and test images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STRIDE = 10  # the demo clip has 200 frames
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Parse a size such as `640x360`.
+    """Parse an image size such as `640x360`, in pixels.
 
     Raises:
         ConfigError: if the text is not a size.
@@ -32,7 +32,7 @@ def parse_counts(text: str, flag: str) -> list[int]:
     """Parse a list of numbers from 1 to 64, such as `1,8,32`.
 
     Raises:
-        ConfigError: if the text is not such a list. The message names the flag.
+        ConfigError: if the text is invalid. The message names the flag.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MAX_COUNT for part in parts):
@@ -46,7 +46,7 @@ def parse_small(text: str, flag: str, most: int) -> list[int]:
     """Parse a list of numbers from 0 to `most`, such as `0,2`.
 
     Raises:
-        ConfigError: if the text is not such a list. The message names the flag.
+        ConfigError: if the text is invalid. The message names the flag.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}", part) and int(part) <= most for part in parts):
@@ -55,10 +55,10 @@ def parse_small(text: str, flag: str, most: int) -> list[int]:
 
 
 def parse_range(text: str, flag: str) -> tuple[float, float]:
-    """Parse one rate or a range of rates, such as `15` or `5-30`. Rates must be above 0 and at most 1000.
+    """Parse one frame rate or a range of frame rates, such as `15` or `5-30`. Rates must be above 0 and at most 1000.
 
     Raises:
-        ConfigError: if the text is not such a range. The message names the flag.
+        ConfigError: if the text is invalid. The message names the flag.
     """
     match = re.fullmatch(r"(\d{1,4}(?:\.\d+)?)(?:-(\d{1,4}(?:\.\d+)?))?", text.strip())
     low, high = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
@@ -71,7 +71,7 @@ def parse_weights(text: str, flag: str) -> list[float]:
     """Parse a list of weights from 0.01 to 100, such as `1,1,4`.
 
     Raises:
-        ConfigError: if the text is not such a list. The message names the flag.
+        ConfigError: if the text is invalid. The message names the flag.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}(\.\d+)?", part) and 0.01 <= float(part) <= 100 for part in parts):
@@ -82,7 +82,13 @@ def parse_weights(text: str, flag: str) -> list[float]:
 
 
 def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> list[RgbImage]:
-    """Return `count` images of a source, scaled to `width` × `height` pixels. Every tenth frame is used.
+    """Return every tenth frame of a source, scaled to `width` × `height` pixels.
+
+    Args:
+        source: path or address of the source.
+        width: width of the images, in pixels.
+        height: height of the images, in pixels.
+        count: number of images.
 
     Raises:
         SourceError: if the source cannot be used.

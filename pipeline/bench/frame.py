@@ -1,4 +1,4 @@
-"""`saccade bench frame`: measures the end-to-end time from one image to its boxes."""
+"""The benchmark `saccade bench frame`: measures the end-to-end latency from one image to its boxes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ WARM_UP = 20  # CPU replay is recorded by then, see `engine.cpu.replay`
 
 @dataclass(slots=True, frozen=True)
 class FrameBench:
-    """The times of single images, in milliseconds.
+    """The measured latency of single images, in milliseconds.
 
     Attributes:
         model, device, dtype: model, device and data type.
         width, height: size of the images, in pixels.
         frames: number of measured images.
-        median_ms, p99_ms: time from the submission of an image to its boxes.
+        median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its boxes.
         prefill_ms, decode_ms: median times that the engine reports for prefill and decoding.
         boxes: mean number of boxes per image, or the fixed number of objects.
     """
@@ -52,7 +52,7 @@ class FrameBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a readable summary of two lines."""
+        """Return the latency as text of two lines."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} images, "
             f"{self.boxes:.1f} boxes each\n"
@@ -62,7 +62,7 @@ class FrameBench:
 
 
 def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
-    """Measure scaled images of a configuration's source, one at a time.
+    """Measure the latency of scaled images from a configuration's source, one image at a time.
 
     Args:
         config: model, source and prompts.

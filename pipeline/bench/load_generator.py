@@ -1,6 +1,6 @@
-"""Runs a closed loop of streams on an engine, and measures its steps. The engine benchmarks share this module.
+"""Runs a closed loop of streams on an engine, and measures the engine's steps. The benchmarks share this module.
 
-Each stream submits one prompt about one image, and submits the next prompt after the answer. The model decides where
+Each stream submits one prompt about one image, and submits the next prompt after the answer. The model decides when
 answers end, so their length is not known in advance.
 """
 
@@ -42,7 +42,7 @@ Job = tuple[RgbImage, Detect]
 
 
 class RandomWindows:
-    """Random windows of images in the model's input size, like those of `--saccades`.
+    """Chooses random windows of images in the model's input size, to simulate `--saccades`.
 
     Args:
         engine: the engine.
@@ -55,7 +55,7 @@ class RandomWindows:
         self._sizes: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def of(self, image: RgbImage) -> list[Window]:
-        """Return random windows of an image. Return none if the image is not larger than the model's input."""
+        """Return random windows of an image. Return an empty list if the image is not larger than the model's input."""
         height, width = image.shape[:2]
         if not self._count:
             return []
@@ -77,7 +77,7 @@ class RandomWindows:
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """The times of a step on the compute stream, in seconds.
+    """The times of an engine step on the compute stream, in seconds.
 
     Attributes:
         decode: whether the step is a decode step. Otherwise it is a prefill.
@@ -99,11 +99,13 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Measured:
-    """The measurements at one pipeline depth.
+    """The measured engine steps at one pipeline depth.
 
     Attributes:
         steps: steps that ended during the measurement.
-        answers, rows, zombies: number of answers, of decoded sequences, and of wasted sequences.
+        answers: number of answers.
+        rows: number of decoded sequences.
+        zombies: number of wasted sequences.
         elapsed: duration of the measurement, in seconds.
     """
 
@@ -125,7 +127,7 @@ class Measured:
 
     @property
     def decode(self) -> list[StepTimes]:
-        """All decode steps."""
+        """The decode steps among the measured steps."""
         return [step for step in self.steps if step.decode]
 
     @property
@@ -140,7 +142,7 @@ class Measured:
 
     @property
     def useful_rate(self) -> float:
-        """The useful decoded sequences per second, without the time of prefills."""
+        """The number of useful decoded sequences per second, without the time of prefills."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 
@@ -170,10 +172,10 @@ def open_engine(
     kv_dtype: str | None = None,
     imgsz: int | None = None,
 ) -> Engine:
-    """Load a model, or create a random model. The arguments are those of `Engine.load`.
+    """Load a model, or create a random model. The arguments are the same as for `Engine.load`.
 
-    By default, a trained model uses speculative decoding, and a random model does not. Answers of a random model do
-    not resemble earlier answers.
+    By default, a trained model uses speculative decoding. A random model does not, because its answers do not resemble
+    earlier answers.
 
     Raises:
         EngineError: if the model, device or dtype does not exist.
@@ -184,7 +186,7 @@ def open_engine(
 
     if name in RANDOM:
         if imgsz is not None:
-            raise EngineError(f"{name} has a fixed image size: remove --imgsz, which is for nano only")
+            raise EngineError(f"{name} has a fixed input size: remove --imgsz, which only the model nano supports")
         return for_life(
             lambda: random_engine(device, dtype, depth or 2, name=name, drafts=bool(drafts), kv_dtype=kv_dtype)
         )
@@ -196,13 +198,16 @@ def open_engine(
 
 
 def dtypes_of(engine: Engine) -> str:
-    """Return the dtype of an engine. If the KV cache has another dtype, add it."""
+    """Return the dtype of an engine, and the dtype of its KV cache if it differs."""
     kept = engine.config.kv_dtype
     return engine.model.dtype if kept is None else f"{engine.model.dtype} with keys and values in {kept}"
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """Return one mosaic per image. All mosaics have the same size, and each consists of one or several images."""
+    """Return one mosaic (tiled image) per image.
+
+    Each mosaic consists of one or several images. All have the same size.
+    """
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):
@@ -222,9 +227,13 @@ def _smaller(image: RgbImage, n: int) -> RgbImage:
 
 
 def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
-    """Return one request per label and image.
+    """Return one detection request per label and image.
 
-    A score threshold limits the answers to `objects` objects on average.
+    Args:
+        engine: the engine.
+        images: the images.
+        objects: mean number of objects per answer, which a score threshold ensures.
+        most: maximum number of objects per answer.
     """
     classes = engine.model.classes
     labels = OPEN_LABELS if classes is None else classes[:_CLOSED_LABELS]
@@ -237,20 +246,24 @@ def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: in
 
 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
-    """Return the score threshold at which answers have `objects` objects on average.
+    """Return the score threshold at which answers have a given mean number of objects.
 
     It is computed from the scores of answers without a threshold. An answer ends at its first score below the
-    threshold, and its scores never increase (see `skills.FindObjects`). So its length is the number of scores above
-    the threshold.
+    threshold, and its scores never increase (see `skills.FindObjects`). The length of an answer is therefore the number
+    of scores above the threshold.
+
+    Args:
+        scores: scores of each answer.
+        objects: mean number of objects.
     """
     falling = sorted(chain.from_iterable(scores), reverse=True)
     return falling[min(round(objects * len(scores)), len(falling) - 1)]
 
 
 class ClosedLoop:
-    """Submits the requests of all streams from one thread.
+    """Submits the requests of all streams from one thread, each after the previous answer (closed loop).
 
-    With one thread per stream, the threads themselves would considerably reduce the throughput.
+    With one thread per stream, the threads would contend for the GIL and reduce the throughput.
 
     Args:
         engine: the engine.
@@ -286,7 +299,15 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Keep `streams` requests in flight for a warm-up and then for `seconds`. Add the measurements to `measured`."""
+    """Run a closed loop with a warm-up, and add the measurements to `measured`.
+
+    Args:
+        engine: the engine.
+        jobs: the requests.
+        streams: number of requests in flight.
+        seconds: duration of the measurement after the warm-up, in seconds.
+        measured: receives the measurements.
+    """
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:
@@ -316,7 +337,7 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
 
 
 def wait_for_rest(engine: Engine) -> None:
-    """Wait until the engine is idle and has also completed wasted steps.
+    """Wait until the engine is idle, after all of its steps have ended.
 
     Raises:
         TimeoutError: if the engine does not become idle.
@@ -329,7 +350,7 @@ def wait_for_rest(engine: Engine) -> None:
 
 
 def step_times(trace: Trace) -> list[StepTimes]:
-    """Return the times of all steps whose start is in the trace."""
+    """Return the times of all engine steps that start within the trace."""
     device: dict[int, list[Span]] = {}
     for span in trace.spans("compute"):
         device.setdefault(_step(span), []).append(span)

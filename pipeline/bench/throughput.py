@@ -1,4 +1,4 @@
-"""`saccade bench throughput`: measures images per second and CPU time with many concurrent streams."""
+"""The benchmark `saccade bench throughput`: measures images per second and CPU time with many concurrent streams."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from saccade.pipeline.bench.load_generator import ClosedLoop, RandomWindows, dty
 
 @dataclass(slots=True, frozen=True)
 class ThroughputRow:
-    """The results for one number of streams.
+    """The throughput and latency for one number of streams.
 
     Attributes:
         streams: number of streams. Each has one image in flight.
         fps: answered images per second of all streams.
-        median_ms, p99_ms: time from the submission of an image to its answer.
+        median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its answer.
         cpu_ms: CPU time of the process per image.
     """
 
@@ -35,9 +35,10 @@ class ThroughputRow:
 
 @dataclass(slots=True, frozen=True)
 class ThroughputBench:
-    """The results of `time_throughput`.
+    """The results of the throughput benchmark, from `time_throughput`.
 
-    `saccades` is the number of windows per image; for `boxes`, see `frame.FrameBench`.
+    `saccades` is the number of windows per image. `boxes` is the mean number of boxes per image, or the fixed number of
+    objects.
     """
 
     model: str
@@ -50,11 +51,11 @@ class ThroughputBench:
     rows: tuple[ThroughputRow, ...]
 
     def as_json(self) -> str:
-        """All fields as a JSON object."""
+        """Return all fields as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a readable table."""
+        """Return the results as a table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, "
             f"{self.boxes:.1f} boxes and {self.saccades} windows an image",
@@ -80,10 +81,10 @@ def time_throughput(
     seconds: float = 5.0,
     saccades: int = 0,
 ) -> ThroughputBench:
-    """Measure streams that submit one image after another, each with one prompt.
+    """Measure the throughput of streams that submit one image after another, each with one prompt.
 
     Args:
-        model: name, folder or hub id of a model, or a random model.
+        model: name, folder or hub ID of a model, or a random model.
         device: device of the model.
         counts: numbers of streams to measure.
         dtype: see `Engine.load`.
@@ -92,7 +93,7 @@ def time_throughput(
         objects: fixed number of objects per answer; None for the model's own answers.
         size: size of the images, in pixels.
         seconds: duration of each measurement, in seconds.
-        saccades: windows per image, at random positions.
+        saccades: number of windows per image, at random positions.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -120,9 +121,12 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Run `streams` requests in flight until `stop`.
+    """Run a closed loop until a time. Return the latency in milliseconds and the number of objects of each image.
 
-    Return time in milliseconds and number of objects of each image.
+    Args:
+        loop: the closed loop.
+        streams: number of requests in flight.
+        stop: time at which to stop, in seconds.
     """
     waits: list[float] = []
     found: list[int] = []

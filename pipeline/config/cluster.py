@@ -1,4 +1,4 @@
-"""The settings of `saccade run --ray`: the cluster, and the resources of each worker."""
+"""The settings of `saccade run --ray`: the Ray cluster, and the resources of each worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes streams into a configuration file. The order, comments and quotes of all other text are preserved.
+"""Writes stream settings into a configuration file. The order, comments and quotes of all other text are preserved.
 
 The file is replaced atomically and synced to disk.
 """
@@ -36,16 +36,16 @@ _KINDS: dict[str, type[BaseModel]] = {"zones": ZoneSettings, "lines": LineSettin
 def save_streams(
     path: Path, given: RunConfig, wanted: RunConfig, check: Callable[[Path], object] = lambda path: None
 ) -> None:
-    """Write streams into a configuration file. The order, comments and quotes of all other text are preserved.
+    """Write stream settings into a configuration file. The order, comments and quotes of all other text are preserved.
 
     Args:
-        path: a valid configuration file.
+        path: path of a valid configuration file.
         given: the configuration that is now in the file.
         wanted: named streams with all of their settings (`RunConfig.resolved`).
-        check: reads the new file before it replaces the old one. It raises ConfigError to cancel.
+        check: reads the new file before it replaces the old file, and raises ConfigError to cancel.
 
     Raises:
-        ConfigError: if the file cannot be read or written, was changed in the meantime, or `check` refuses it.
+        ConfigError: if the file cannot be read or written, was changed in the meantime, or `check` rejects it.
     """
     try:
         before = path.read_text(encoding="utf-8")
@@ -54,14 +54,19 @@ def save_streams(
             _replace(path, text, check)
     except (YAMLError, KeyError, IndexError, TypeError, ValueError):
         raise ConfigError(
-            f"{path}: not saved, because the file was changed in the meantime; reload it and try again"
+            f"{path}: not saved, because another program changed the file; reload the file and try again"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
 def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
-    """Return the text of a configuration, changed from the configuration `given` to the configuration `wanted`.
+    """Edit the text of a configuration so that it describes another configuration. Return the new text.
+
+    Args:
+        text: text of the configuration `given`.
+        given: current configuration.
+        wanted: new configuration.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text does not match `given`.
@@ -87,7 +92,7 @@ def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
 
 
 def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given: RunConfig) -> str:
-    """Return the text with new settings of one stream."""
+    """Return the text of a configuration with new settings of one stream."""
     for key in ListedStream.model_fields:
         value = getattr(new, key)
         if key == "name" or getattr(old, key) == value:
@@ -104,7 +109,7 @@ def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given:
 
 
 def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, BaseModel]) -> str:
-    """Return the text with new zones or lines in the mapping at a path."""
+    """Return the text of a configuration with new zones or lines in the mapping at a path."""
     for name, region in new.items():
         if old.get(name) != region:
             text = with_key(text, at, name, _region(str(at[-1]), region))
@@ -115,7 +120,7 @@ def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, B
 
 
 def _as_list(text: str, given: RunConfig) -> str:
-    """Convert the text of a configuration with one source into a configuration with a list of one stream."""
+    """Convert the text of a configuration with a single source to a configuration with a list of one stream."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
     stream["source"] = value_of(_required(text, ("source",)))
@@ -130,7 +135,7 @@ def _as_list(text: str, given: RunConfig) -> str:
 def _required(text: str, at: At) -> Any:
     node = node_at(root_of(text), at)
     if node is None:
-        raise TypeError("another shape")
+        raise TypeError("the YAML text has no value at this path")
     return node
 
 
@@ -151,14 +156,14 @@ def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
 
 
 def _without_setting(key: str, given: RunConfig, *, in_list: bool) -> Any:
-    """Return the value that a stream has for a key if the stream does not set the key."""
+    """Return the value that a setting has in a stream that does not set it: the common value, or the default."""
     if in_list and key in StreamConfig.model_fields.keys() & given.model_fields_set - {"source"}:
         return getattr(given, key)
     return ListedStream.model_fields[key].get_default(call_default_factory=True)
 
 
 def plain_setting(stream: ListedStream, key: str) -> Any:
-    """Return a setting as plain YAML values, in the short form that files use."""
+    """Return a setting as plain YAML values, in the short form that configuration files use."""
     if key == "rules":
         return [values_of_rule(rule) for rule in stream.rules]
     if key in _KINDS:
@@ -167,7 +172,7 @@ def plain_setting(stream: ListedStream, key: str) -> Any:
 
 
 def _region(kind: str, region: BaseModel) -> Any:
-    """Return a zone or line in the short form, which is only the points if nothing else is set."""
+    """Return a zone or line as YAML values. If nothing else is set, these are only its points."""
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points

@@ -46,7 +46,7 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
     listed = (*at, "rules")
     place = node_at(root_of(text), at)
     if not isinstance(place, yaml.MappingNode):
-        raise TypeError("no mapping")
+        raise TypeError("the YAML text has no mapping at this path")
     node = next((value for key, value in place.value if key.value == "rules"), None)
     if isinstance(node, yaml.SequenceNode) and not node.flow_style and rules:
         changed = _edited(text, listed, _RULES.validate_python(value_of(node)), rules)
@@ -58,7 +58,7 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
 
 
 def _edited(text: str, at: At, old: Sequence[RuleSettings], new: Sequence[RuleSettings]) -> str:
-    """Return the text with new rules in the list at a path."""
+    """Return the text of a configuration with new rules in the list at a path."""
     before, after = ([rule.name for rule in rules] for rules in (old, new))
     for kind, first, last, begin, end in reversed(SequenceMatcher(None, before, after, autojunk=False).get_opcodes()):
         if kind == "equal":
@@ -73,7 +73,7 @@ def _edited(text: str, at: At, old: Sequence[RuleSettings], new: Sequence[RuleSe
 
 
 def _with_rule(text: str, at: At, number: int, old: RuleSettings, new: RuleSettings) -> str:
-    """Return the text with new values of one rule."""
+    """Return the text of a configuration with new values of one rule."""
     place, values = (*at, number), values_of_rule(new)
     if old != new and not isinstance(_required(text, place), yaml.MappingNode):  # one line such as cats=cat
         return without_item(with_item(text, at, values, number + 1), at, number)
@@ -88,7 +88,7 @@ def _with_rule(text: str, at: At, number: int, old: RuleSettings, new: RuleSetti
 def _required(text: str, at: At) -> yaml.Node:
     node = node_at(root_of(text), at)
     if node is None:
-        raise TypeError("another shape")
+        raise TypeError("the YAML text has no value at this path")
     return node
 
 

@@ -1,6 +1,6 @@
 """Reads a configuration from a YAML file, overridden by values of the command line. Also reads a list of rules.
 
-Every error message is one line that names the file, line and key, or the flag. It never repeats a value that may be
+Every error message is one line that names the file, line and key, or the flag. It never repeats a value that can be
 secret.
 """
 
@@ -22,7 +22,7 @@ from saccade.pipeline.events.settings import Rules, RuleSettings
 from saccade.pipeline.settings import NullIsUnset, PlacedError
 
 MAX_DEPTH = 8
-NOT_UNICODE = "a value has bytes that are not UTF-8; only file names may have them"
+NOT_UNICODE = "a value contains bytes that are not UTF-8; only file names can contain these"
 
 _NESTED: dict[int | str, type[BaseModel]] = {"rules": RuleSettings, "zones": ZoneSettings, "lines": LineSettings}
 """The model whose keys are valid below a key."""
@@ -54,14 +54,22 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
         source: default source if the file has neither source nor streams.
 
     Raises:
-        ConfigError: if the file cannot be read or is not YAML, or a value is invalid.
+        ConfigError: if the file cannot be read or is invalid YAML, or a value is invalid.
     """
     values, places = _read_yaml(path, _read_text(path)) if path is not None else ({}, {})
     return _validated(values, places, path, overrides, source)
 
 
 def load_text(text: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Load a configuration from the text of a file. `overrides` and errors are those of `load`."""
+    """Load a configuration from the text of a file.
+
+    Args:
+        text: text of the file.
+        overrides: values from the command line, by key, or None.
+
+    Raises:
+        ConfigError: if the text is invalid YAML, or a value is invalid.
+    """
     path = Path("configuration")
     return _validated(*_read_yaml(path, text), path, overrides or {}, None)
 
@@ -95,7 +103,7 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
         check: raises PlacedError for rules that the stream does not support.
 
     Raises:
-        TextError: if the text has a mistake.
+        TextError: if the text is invalid.
     """
     values, places = _parse(text, ("rules",))
     try:
@@ -110,7 +118,7 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
 
 
 def first_mistake(error: ValidationError) -> ErrorDetails:
-    """Return the mistake to report. It is the first one, unless a misspelt key explains a missing key."""
+    """Return the validation error to report: the first error, unless a misspelt key explains a missing key."""
     first, *others = error.errors()
     if first["type"] == "missing":
         unknown = (one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
@@ -119,13 +127,13 @@ def first_mistake(error: ValidationError) -> ErrorDetails:
 
 
 def _key_of(error: ErrorDetails) -> KeyPath:
-    """Return the path of the setting that has the mistake."""
+    """Return the path of the setting with a validation error."""
     cause = error.get("ctx", {}).get("error")
     return cause.key if isinstance(cause, PlacedError) and cause.key else error["loc"]
 
 
 def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tuple[Where, str]:
-    """Return the line and column of a mistake in the text, and a short explanation."""
+    """Return the line and column of a validation error in the text, and a short explanation."""
     cause, key = error.get("ctx", {}).get("error"), _key_of(error)
     if isinstance(cause, PlacedError) and (*key, VALUE) in places:
         return _place_in(cause, key, places), f"{_named(error, key)}{cause}"
@@ -133,7 +141,7 @@ def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tupl
 
 
 def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
-    """Return the line and column of a mistake inside the value of a setting."""
+    """Return the line and column of an error inside the value of a setting."""
     if (*key, VALUE) not in places:
         return _nearest(key, places)
     line, column = places[*key, VALUE]
@@ -141,14 +149,14 @@ def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
 
 
 def _nearest(key: KeyPath, places: Places) -> Where:
-    """Return the line and column of a setting, or of the innermost enclosing setting whose position is known."""
+    """Return the line and column of a setting. If unknown, return the position of the innermost enclosing setting."""
     return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 
 def _named(error: ErrorDetails, key: KeyPath) -> str:
-    """Return a prefix that names the setting with the mistake.
+    """Return a prefix for an error message that names the invalid setting.
 
-    Return an empty text if the message already names it.
+    Return an empty text if the message already names the setting.
     """
     return f"{_called(key).lstrip('.')}: " if error["loc"] else ""
 
@@ -159,7 +167,7 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
     Args:
         error: the error of pydantic.
         known: the model that defines the valid keys at the position of the error.
-        from_file: name the setting as a key. Otherwise name it as a command-line flag.
+        from_file: whether to name the setting as a key. Otherwise it is named as a command-line flag.
     """
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if error["type"] == "model_type":  # pydantic names a class
@@ -200,7 +208,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
-    """Read a YAML file. Return its mapping, and line and column of each key and list item by path."""
+    """Read a YAML file. Return its values, and the line and column of each key and list item, by path."""
     try:
         values, places = _parse(text)
     except TextError as error:
@@ -214,11 +222,11 @@ def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
 
 
 def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
-    """Parse a YAML text. Return its values, and line and column of each key and list item.
+    """Parse a YAML text. Return its values, and the line and column of each key and list item, by path.
 
     Args:
         text: the text.
-        at: path that is put before every path in the result.
+        at: path that is prepended to every path in the result.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -232,18 +240,18 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         raise TextError(f"invalid YAML: {problem}", *where) from None
     except RecursionError:
-        raise TextError(f"nested more than {MAX_DEPTH} levels deep") from None
+        raise TextError(f"the YAML is nested more than {MAX_DEPTH} levels deep") from None
     except yaml.YAMLError as error:
         raise TextError(f"invalid YAML: {' '.join(str(error).split())}") from None
 
 
 def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
-    """Record line and column of each key and item.
+    """Record the line and column of each key and list item of a YAML node.
 
-    Refuse duplicate keys, because YAML would silently use the last one.
+    Reject duplicate keys, because YAML would silently use the last of them.
     """
     if len(at) > MAX_DEPTH:  # also stops at recursive aliases
-        raise TextError(f"nested more than {MAX_DEPTH} levels deep")
+        raise TextError(f"the YAML is nested more than {MAX_DEPTH} levels deep")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*at, str(key.value))

@@ -15,7 +15,7 @@ from saccade.web.tokens import is_loopback, read_token
 
 
 class HttpSettings(NullIsUnset):
-    """The settings of the HTTP server."""
+    """The settings of the HTTP server: address, TLS and access control."""
 
     http: Text | None = setting(
         None,
@@ -85,7 +85,7 @@ class HttpSettings(NullIsUnset):
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """Parse `HOST:PORT`, `:PORT`, `PORT` or `HOST`. The default is 127.0.0.1:8080.
+    """Parse a server address: `HOST:PORT`, `:PORT`, `PORT` or `HOST`. The default is 127.0.0.1:8080.
 
     Raises:
         ValueError: if the text has none of these forms.
@@ -101,19 +101,19 @@ def parse_place(text: str) -> tuple[str, int]:
 
 
 def check_open(host: str, token: str | None) -> None:
-    """Check that a server that other machines can reach requires authentication.
+    """Check that a server requires authentication if other machines can reach it.
 
     Raises:
-        ConfigError: if other machines can reach `host`, and there is no token.
+        ConfigError: if other machines can reach `host`, and no token is set.
     """
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"{host} is reachable from the network and needs a token: use --http-token-file or set SACCADE_TOKEN"
+            f"the address {host} is reachable from the network and requires a token: use --http-token-file or set SACCADE_TOKEN"
         )
 
 
 def tls_of(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context for a certificate. Return None if no certificate is configured.
+    """Load a TLS certificate and its key. Return the TLS context, or None if no certificate is configured.
 
     Raises:
         ConfigError: if the certificate or key cannot be used.

@@ -1,4 +1,4 @@
-"""The prompts of a stream and its share of the model: settings that can change while the stream runs."""
+"""The prompts of a stream and its share of the engine: settings that can change while the stream runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Saccades = Annotated[str, BeforeValidator(read_number), Field(pattern="^([0-8]|a
 
 
 class Prompts(NullIsUnset):
-    """The prompts, which tell the model what to detect or answer."""
+    """The prompts of a stream, which tell the model what to detect or answer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,7 +69,7 @@ class Prompts(NullIsUnset):
 
     @property
     def nothing(self) -> str | None:
-        """The error message if there are no prompts. None if there are prompts."""
+        """The error message for missing prompts. None if there are prompts."""
         return (
             None
             if self.asked
@@ -78,12 +78,12 @@ class Prompts(NullIsUnset):
 
     @property
     def prompts(self) -> Prompts:
-        """The prompts without the other settings of a subclass."""
+        """Only the prompts, without other settings of the stream."""
         return Prompts.model_construct(**{key: getattr(self, key) for key in Prompts.model_fields})
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """All prompts as pairs of skill and text."""
+        """All prompts as pairs of skill and text, such as ("detect", "person")."""
         named = [(skill, text) for skill in ("detect", "point", "segment", "query") for text in getattr(self, skill)]
         others = (one.partition("=") for one in self.task)
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
@@ -139,7 +139,7 @@ class ShareSettings(NullIsUnset):
 
     @property
     def most_saccades(self) -> int | None:
-        """The maximum number of windows per frame. None means that the idle time of the engine decides."""
+        """The maximum number of saccade windows per frame. None chooses the number from the idle time of the engine."""
         return None if self.saccades == "auto" else int(self.saccades)
 
 

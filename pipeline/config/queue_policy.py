@@ -1,4 +1,4 @@
-"""Queue policies define how many frames wait, and which frame is dropped when the queue is full."""
+"""Queue policies define how many frames wait in a queue, and which frame is dropped when the queue is full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class QueuePolicy:
 
     @classmethod
     def parse(cls, text: str) -> QueuePolicy:
-        """Parse `wait` (backpressure), `newest` (queue only the newest item) or `keep N` (queue the newest N).
+        """Parse a queue policy: `wait`, `newest` or `keep N`.
+
+        `wait` blocks the producer of a full queue. `newest` and `keep N` queue only the newest 1 or N items.
 
         Raises:
             ValueError: if the text is not a queue policy.

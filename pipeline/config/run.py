@@ -139,7 +139,10 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """Return the streams. Common settings of the run are applied to each stream that does not set them."""
+        """Return the settings of each stream.
+
+        Common settings of the run apply to each stream that does not set them.
+        """
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]
@@ -167,7 +170,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return named
 
     def resolved(self) -> RunConfig:
-        """Return the same configuration as a list of named streams without common settings."""
+        """Return an equivalent configuration with a list of named streams, and common settings copied into each."""
         return self.with_streams(self.named().values())
 
     def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
@@ -186,6 +189,6 @@ def flags_of(key: str) -> list[str]:
 
 
 def takes_commas(key: str) -> bool:
-    """Return whether a setting of `RunConfig` is a list that can be given as comma-separated text."""
+    """Return whether a setting of `RunConfig` is a list that can be set with comma-separated text."""
     metadata = RunConfig.model_fields[key].metadata
     return any(isinstance(one, BeforeValidator) and one.func is split_names for one in metadata)

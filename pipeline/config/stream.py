@@ -16,7 +16,7 @@ from saccade.pipeline.settings import Address, FileText, Names, Seconds, Text, s
 
 
 class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
-    """The settings of one stream."""
+    """The settings of one stream: source, prompts and processing of results."""
 
     name: str | None = setting(
         None,
@@ -134,7 +134,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     @property
     def nothing(self) -> str | None:
-        """The error message if the stream has nothing to detect, ask or record. None if it has."""
+        """The error message if the stream has nothing to detect, ask or record, otherwise None."""
         return None if self.record else super().nothing
 
     @property
@@ -171,12 +171,12 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     def _after_start(cls, value: float | None, info: Any) -> float | None:
         start = info.data.get("start")
         if value is not None and start is not None and value <= start:
-            raise ValueError(f"should be after start, {start:g} s")
+            raise ValueError(f"should be later than the setting start, {start:g} s")
         return value
 
 
 class ListedStream(StreamConfig):
-    """The settings of one stream in a list of streams. It can have its own outputs."""
+    """The settings of one stream in a list of streams. The stream can have its own outputs."""
 
     sinks: list[FileText] = setting(
         [], "Outputs that only this stream uses, in addition to the outputs of all streams."

@@ -12,7 +12,7 @@ _LIMIT = 64
 
 
 def check_name(name: str) -> str:
-    """Return `name` unchanged, after checking that it is a valid stream name.
+    """Check that a stream name is valid. Return the name unchanged.
 
     Raises:
         ValueError: if the name is invalid.
@@ -24,7 +24,7 @@ def check_name(name: str) -> str:
 
 
 def check_free(name: str, taken: Container[str]) -> None:
-    """Check that a name is valid and free, before a stream is added.
+    """Check that a stream name is valid and not in use, before a stream is added.
 
     Raises:
         StreamError: if the name is invalid or taken.
@@ -38,7 +38,7 @@ def check_free(name: str, taken: Container[str]) -> None:
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
-    """Return a free valid name, such as `door`, or `door-2` if `door` is taken."""
+    """Return a valid stream name that is not in use, such as `door`, or `door-2` if `door` is taken."""
     name = re.sub(r"[^\w.-]+", "-", wanted).strip(".-")[:_LIMIT] or "stream"
     number = 1
     free = name
@@ -50,7 +50,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
 
 
 def name_of(source: str) -> str:
-    """Derive a stream name from a source, without opening the source. The name may be invalid or taken."""
+    """Derive a stream name from a source, without opening the source. The name can be invalid or taken."""
     from saccade.sources.urls import stream_name  # its package imports FFmpeg
 
     if source.startswith("webrtc:"):

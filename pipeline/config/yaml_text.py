@@ -1,7 +1,7 @@
 """Edits keys and list items of a YAML text. All other bytes stay unchanged.
 
-The YAML parser gives the start and end of each value, and the new value is inserted there. An editor of whole
-documents (ruamel.yaml) would lose the comments after a deleted list item.
+The YAML parser returns the start and end of each value, and the new value is inserted there. The library ruamel.yaml
+would lose the comments after a deleted list item.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def root_of(text: str) -> yaml.Node | None:
     """Return the root node of a YAML text.
 
     Raises:
-        yaml.YAMLError: if the text is not YAML.
+        yaml.YAMLError: if the text is invalid YAML.
     """
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     return node
 
 
 def with_key(text: str, at: At, key: str, value: Any) -> str:
-    """Return the text with a new value for a key in the mapping at a path.
+    """Return the YAML text with a new value for a key in the mapping at a path.
 
     Args:
         text: text of the document.
@@ -58,9 +58,10 @@ def with_key(text: str, at: At, key: str, value: Any) -> str:
 
 
 def without_key(text: str, at: At, key: str) -> str:
-    """Return the text without a key of the mapping at a path. If the key is missing, the text is unchanged.
+    """Return the YAML text without a key of the mapping at a path. If the key is missing, the text is unchanged.
 
-    Errors: see `with_key`.
+    Raises:
+        yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no mapping at this path.
     """
     place = _mapping_at(text, at)
     found = _entry(place, key)
@@ -85,9 +86,16 @@ def without_key(text: str, at: At, key: str) -> str:
 
 
 def with_item(text: str, at: At, value: dict[str, Any], number: int | None = None) -> str:
-    """Return the text with a new mapping in the list at a path, before item `number` or at the end.
+    """Return the YAML text with a new mapping in the list at a path.
 
-    Errors: see `with_key`.
+    Args:
+        text: text of the document.
+        at: path of the list.
+        value: the new mapping.
+        number: index of the item before which the mapping is inserted; None for the end of the list.
+
+    Raises:
+        yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no list at this path.
     """
     *above, key = at
     if not above and root_of(text) is None:
@@ -105,13 +113,14 @@ def with_item(text: str, at: At, value: dict[str, Any], number: int | None = Non
 
 
 def without_item(text: str, at: At, number: int) -> str:
-    """Return the text without an item of the list at a path, and without the comments above this item.
+    """Return the YAML text without an item of the list at a path, and without the comments above this item.
 
-    Errors: see `with_key`.
+    Raises:
+        yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no list at this path.
     """
     node = node_at(root_of(text), at)
     if not isinstance(node, yaml.SequenceNode):
-        raise TypeError("no list")
+        raise TypeError("the YAML text has no list at this path")
     items = node.value
     if len(items) == 1:
         return with_key(text, at[:-1], str(at[-1]), [])
@@ -124,14 +133,14 @@ def without_item(text: str, at: At, number: int) -> str:
 
 
 def _before(text: str, node: yaml.SequenceNode, number: int) -> int:
-    """Return the position where a list item starts, including the comment lines above it."""
+    """Return the position at which a list item starts, including the comment lines above the item."""
     return line_end(text, end_of(node.value[number - 1])) if number else line_start(text, node.start_mark.index)
 
 
 def _mapping_at(text: str, at: At) -> yaml.MappingNode:
     node = node_at(root_of(text), at)
     if not isinstance(node, yaml.MappingNode):
-        raise TypeError("no mapping")
+        raise TypeError("the YAML text has no mapping at this path")
     return node
 
 
@@ -151,7 +160,7 @@ def _added(text: str, place: yaml.MappingNode, key: str, value: Any) -> str:
 
 
 def key_lines(key: str, value: Any, pad: str) -> str:
-    """Format a key and its value as lines."""
+    """Format a key and its value as YAML lines."""
     key = inline_text(key)
     if isinstance(value, dict) and value and key in ("zones", "lines"):
         return f"{pad}{key}:\n" + "".join(
@@ -163,7 +172,7 @@ def key_lines(key: str, value: Any, pad: str) -> str:
 
 
 def item_lines(value: dict[str, Any], indent: str) -> str:
-    """Format a mapping as the lines of a list item."""
+    """Format a mapping as the YAML lines of a list item."""
     lines = "".join(key_lines(key, one, f"{indent}  ") for key, one in value.items())
     return f"{indent}- {lines[len(indent) + 2 :]}"
 
@@ -176,7 +185,7 @@ def _ended(text: str) -> str:
 
 
 def block_text(value: Any) -> str:
-    """Format a value as one line, for use after a key in block style."""
+    """Format a value as one line of YAML, for use after a key in block style."""
     if not isinstance(value, str):
         return inline_text(value)
     style = '"' if "\n" in value else None
@@ -199,7 +208,7 @@ def inline_text(value: Any) -> str:
 
 
 def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
-    """Return the node at a path below `node`.
+    """Return the YAML node at a path below another node.
 
     Raises:
         KeyError, IndexError, TypeError: if the path does not exist.
@@ -210,19 +219,19 @@ def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
         elif isinstance(node, yaml.MappingNode):
             node = {key.value: value for key, value in node.value}[step]
         else:
-            raise TypeError("another shape")
+            raise TypeError("the YAML text has no value at this path")
     return node
 
 
 def value_of(node: yaml.Node) -> Any:
-    """Return the value of a node as plain Python values."""
+    """Return the value of a YAML node as plain Python values."""
     return yaml.constructor.SafeConstructor().construct_document(node)
 
 
 def end_of(node: yaml.Node) -> int:
-    """Return the end of the last value in a node.
+    """Return the end position of the last value in a YAML node.
 
-    The end that the parser reports is after the comments that follow.
+    The end position that the parser reports is after the comments that follow the value.
     """
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
@@ -231,12 +240,12 @@ def end_of(node: yaml.Node) -> int:
 
 
 def line_start(text: str, at: int) -> int:
-    """Return the start of the line at a position."""
+    """Return the start of the line that contains a position."""
     return text.rfind("\n", 0, at) + 1
 
 
 def line_end(text: str, at: int) -> int:
-    """Return the start of the next line after a position."""
+    """Return the start of the line after the line that contains a position."""
     if at and text[at - 1] == "\n":  # after a multi-line text
         return at
     end = text.find("\n", at)

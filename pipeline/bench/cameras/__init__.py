@@ -1,1 +1,1 @@
-"""`saccade bench cameras`: overloads a model with simulated cameras that have different frame rates."""
+"""The benchmark `saccade bench cameras`: overloads a model with simulated cameras of different frame rates."""

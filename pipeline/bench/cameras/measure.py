@@ -1,8 +1,12 @@
-"""`saccade bench cameras`: overloads a model with simulated cameras that have different frame rates.
+"""The benchmark `saccade bench cameras`: overloads a model with simulated cameras of different frame rates.
 
-It measures three quantities: the age of frames at the launch of their prefill and at their result, the dropped frames
-by cause, and the fairness between cameras. One camera freezes for a third of the time, one sends bursts of one second,
-and one is 4K. Frames come from memory, so sources use no CPU time.
+It measures three quantities:
+    1. the age of frames at the launch of their prefill and at their result
+    2. the number of dropped frames by cause
+    3. the fairness between cameras
+
+One camera freezes for a third of the time, one sends bursts of one second, and one has 4K resolution. Frames come from
+memory, so sources use no CPU time.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ def time_cameras(
     """Simulate cameras that submit frames, each with one prompt, and measure the results.
 
     Args:
-        model: name, folder or hub id of a model, or a random model.
+        model: name, folder or hub ID of a model, or a random model.
         device: device of the model.
         streams: number of cameras, at least 4.
         fps: lowest and highest frame rate. The other rates are evenly distributed between them.
@@ -67,11 +71,11 @@ def time_cameras(
         seconds: duration in seconds.
         deadline_ms: maximum age of a frame at its result, in milliseconds; None for no limit.
         load: scale the frame rates so that their sum is this multiple of the model's throughput in a closed loop.
-        weights: weights of the cameras. If there are more cameras, the weights repeat.
+        weights: scheduling weights of the cameras. If there are more cameras than weights, the weights repeat.
         objects: fixed number of objects per answer; None for the model's own answers.
         label: label to detect.
         size: size of the images, in pixels.
-        saccades: windows per frame, at random positions.
+        saccades: number of windows per frame, at random positions.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -84,7 +88,13 @@ def time_cameras(
 def shown_images(
     size: tuple[int, int], objects: int | None = None, label: str = "person"
 ) -> tuple[list[RgbImage], list[RgbImage], Detect]:
-    """Return the images of normal cameras, the images of the 4K camera, and the task; see `time_cameras`."""
+    """Return the images of normal cameras, the images of the 4K camera, and the detection task.
+
+    Args:
+        size: width and height of normal images, in pixels.
+        objects: fixed number of objects per answer; None for the model's own answers.
+        label: label to detect.
+    """
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
@@ -106,7 +116,10 @@ def run_cameras(
     weights: Sequence[float],
     saccades: int = 0,
 ) -> CamerasBench:
-    """Run the benchmark with a given engine, images and 4K images; see `time_cameras`."""
+    """Run the camera benchmark with a given engine, normal images and 4K images.
+
+    Other arguments: see `time_cameras`.
+    """
     windows = RandomWindows(engine, saccades)
     for image in [*images[:3], *large]:
         engine.submit(image, [task], windows=windows.of(image)).result()
@@ -135,7 +148,10 @@ def run_cameras(
 
 
 class _Camera:
-    """One simulated camera, with the results of its frames. Frames within `SETTLE_S` of the start are not counted."""
+    """A simulated camera, with the results of its frames.
+
+    Frames within `SETTLE_S` seconds of the start are not counted.
+    """
 
     def __init__(
         self,
@@ -156,7 +172,14 @@ class _Camera:
         engine.configure_stream(self._key, StreamSettings(weight=weight))
 
     def offer(self, number: int, due: float, limit_s: float | None, *, counts: bool) -> None:
-        """Submit a frame. `due` is the time at which it was due, by `time.monotonic`."""
+        """Submit a frame of the simulated camera.
+
+        Args:
+            number: number of the frame.
+            due: time at which the frame was due by `time.monotonic()`, in seconds.
+            limit_s: maximum age of the frame at its result, in seconds; None for no limit.
+            counts: whether the frame is part of the measurement.
+        """
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
         with self._lock:
@@ -194,14 +217,14 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Select three cameras with medium frame rates: one freezes, one sends bursts, and one is 4K."""
+    """Select three cameras with medium frame rates: one freezes, one sends bursts, and one has 4K resolution."""
     special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
     for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):
         row.name = name
 
 
 def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float, int]]:
-    """Yield the time in seconds and the camera index of each frame, in order. The sequence is deterministic."""
+    """Yield the time in seconds and the camera index of each frame, ordered by time. The sequence is deterministic."""
     dice = random.Random(0)
     due = [(dice.random() / row.fps, i) for i, row in enumerate(rows)]
     heapq.heapify(due)
@@ -219,7 +242,7 @@ def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float,
 
 
 def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> None:
-    """Submit every frame at its time, in this thread."""
+    """Submit every frame of the cameras at its time, in the calling thread."""
     begun = time.monotonic() + 0.05
     for number, (at, i) in enumerate(arrivals([camera.row for camera in cameras], seconds)):
         if (wait_s := begun + at - time.monotonic()) > 0:
@@ -237,7 +260,7 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
 def closed_loop(
     engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float, windows: RandomWindows
 ) -> float:
-    """Return the images per second of 32 saturated streams. A warm-up of a fifth of the time is not counted."""
+    """Measure the throughput of 32 saturated streams, in images per second. The first fifth of the time is warm-up."""
     numbers, done = count(), list[float]()
     stop = time.monotonic() + 1.2 * seconds
     open_now = threading.Semaphore(0)

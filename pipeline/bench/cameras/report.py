@@ -14,7 +14,7 @@ from saccade.engine.errors import DeadlineError, SupersededError
 
 @dataclass(slots=True)
 class CameraRow:
-    """The results of one camera.
+    """The results of one simulated camera.
 
     Attributes:
         name: role of a special camera; for other cameras, the number.
@@ -22,8 +22,8 @@ class CameraRow:
         weight: scheduling weight.
         offered: number of submitted frames.
         looks: number of answered frames.
-        launch_p50_ms, launch_p99_ms: age of the frames at the launch of their prefill.
-        result_p50_ms, result_p99_ms: age of the frames at their result.
+        launch_p50_ms, launch_p99_ms: median and 99th percentile of the age of frames at the launch of their prefill.
+        result_p50_ms, result_p99_ms: median and 99th percentile of the age of frames at their result.
         dropped: number of dropped frames, by cause: superseded by a newer frame, deadline, or failed.
         share: answered frames, divided by the number that a fair scheduler would answer, see `fair_shares`.
     """
@@ -43,14 +43,14 @@ class CameraRow:
 
 @dataclass(slots=True, frozen=True)
 class CamerasBench:
-    """The results of `time_cameras`.
+    """The results of the benchmark with simulated cameras, from `time_cameras`.
 
     Attributes:
         offered_fps, fps: submitted and answered frames per second of all cameras.
         closed_loop_fps: answered frames per second of 32 saturated streams.
         launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: ages of the frames of all cameras.
         jain: Jain's fairness index of the cameras' shares; 1 is fair.
-        deadlines_met: fraction of the launched frames whose result came before the deadline.
+        deadlines_met: fraction of the launched frames with a result before the deadline.
         cpu_ms: CPU time of the process per answered frame.
     """
 
@@ -76,7 +76,7 @@ class CamerasBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a readable table."""
+        """Return the results as a table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}: {len(self.rows)} cameras offer {self.offered_fps:.0f} "
             f"frames/s; answered {self.fps:.1f}, {100 * self.fps / self.closed_loop_fps:.0f} % of "
@@ -100,7 +100,7 @@ class CamerasBench:
 
 @dataclass(slots=True)
 class CameraLog:
-    """The results of one camera's frames. All times are in seconds.
+    """The times of one camera's frames, in seconds.
 
     Attributes:
         row: results of the camera in the report.
@@ -118,7 +118,7 @@ class CameraLog:
     failed_late: int = 0
 
     def lost(self, error: BaseException) -> None:
-        """Count a frame without a result."""
+        """Count a frame without a result, by the cause of the error."""
         cause = "failed"
         if isinstance(error, SupersededError):
             cause = "superseded"
@@ -129,9 +129,9 @@ class CameraLog:
 
 
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """Divide a total by max-min fairness.
+    """Divide the total number of answered frames between cameras by max-min fairness.
 
-    Shares are proportional to the weights, and never more than the offered frames.
+    Shares are proportional to the weights, and never more than the offered frames of the camera.
     """
     shares, open_now, left = [0.0] * len(offered), set(range(len(offered))), total
     while open_now and left > 1e-9:
@@ -146,9 +146,9 @@ def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float
 
 
 def jain(values: Sequence[float]) -> float:
-    """Return Jain's fairness index (Jain, Chiu and Hawe 1984).
+    """Return Jain's fairness index of values (Jain, Chiu and Hawe 1984).
 
-    It is 1 if all values are equal, and 1/n if only one value is not 0.
+    The index is 1 if all values are equal, and 1/n if only one of n values is not 0.
     """
     squares = sum(value**2 for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
@@ -162,7 +162,7 @@ def summarize(
     used_s: float,
     model: tuple[str, str, str],
 ) -> CamerasBench:
-    """Summarize the results of all cameras.
+    """Summarize the results of all simulated cameras.
 
     Args:
         cameras: results of the cameras' frames.

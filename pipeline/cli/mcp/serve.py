@@ -43,7 +43,9 @@ def serve(url: str, token: str | None, token_file: str | None, http: str | None)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if place and token is None and not is_loopback(place[0]):
-        raise ConfigError(f"{place[0]} is reachable from the network and needs a token: set SACCADE_TOKEN")
+        raise ConfigError(
+            f"the address {place[0]} is reachable from the network and requires a token: set SACCADE_TOKEN"
+        )
 
     async def run() -> None:
         async with api:
