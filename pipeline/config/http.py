@@ -108,7 +108,7 @@ def check_open(host: str, token: str | None) -> None:
     """
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"the address {host} is reachable from the network and requires a token: use --http-token-file or set SACCADE_TOKEN"
+            f"{host} is reachable from the network and requires a token: use --http-token-file or set SACCADE_TOKEN"
         )
 
 
