@@ -104,7 +104,7 @@ def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
         ({"sinks": ["{stream}.jsonl", "yard.jsonl"]}, "name the same file, yard.jsonl"),
         ({"sinks": ["a.xyz"]}, "a.xyz"),
         ({"sinks": ["none/a.mp4?segment=1m"]}, "none"),
-        ({"http": "0.0.0.0:0"}, "needs a token"),
+        ({"http": "0.0.0.0:0"}, "requires a token"),
     ],
 )
 def test_an_invalid_output_leaves_every_file_as_it_was(

@@ -307,7 +307,7 @@ def test_a_token_is_required_for_everything_but_public_paths(streams: Streams) -
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_on_the_network_needs_a_token(streams: Streams, host: str) -> None:
-    with pytest.raises(ConfigError, match="needs a token"):
+    with pytest.raises(ConfigError, match="requires a token"):
         serve(controller_of(streams), host, 0)
 
 

@@ -154,7 +154,7 @@ def status_of(url: str) -> int | None:
     ("url", "http", "message"),
     [
         ("rtsp://127.0.0.1", None, "should be the address of a running Saccade"),
-        ("http://127.0.0.1:1", "0.0.0.0:9000", "needs a token"),
+        ("http://127.0.0.1:1", "0.0.0.0:9000", "requires a token"),
         ("http://127.0.0.1:1", "a b:c", "should be HOST:PORT"),
     ],
 )
