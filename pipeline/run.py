@@ -134,11 +134,7 @@ def has_workers(config: RunConfig) -> bool:
 
 
 def _ray(config: RunConfig) -> tuple[Any, type]:
-    """Import Ray. Return the function `opened_workers` and the actor class of a worker.
-
-    Raises:
-        ConfigError: if Ray is not installed.
-    """
+    """Import Ray. Return the function `opened_workers` and the actor class of a worker."""
     if config.ray is None:
         # Read when Ray is imported. Ray's servers listen on every address, so they require a token. By default Ray runs
         # workers at nice 15, where any other process on a busy machine takes the CPU from the cameras.
@@ -158,13 +154,7 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
 
 
 def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:
-    """Open the file that stores changes of the streams.
-
-    Return None if changes are not stored, or are stored in the configuration file.
-
-    Raises:
-        ConfigError: if the configured file cannot be used.
-    """
+    """Open the file that stores changes of the streams. Return None if changes are not stored in a separate file."""
     if config.state == _IN_FILE:
         if file is None:
             raise ConfigError("--state config needs a configuration file: start with --config FILE")

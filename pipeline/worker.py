@@ -477,8 +477,6 @@ class WorkerActor:
 
 
 class _Warnings(logging.Handler):
-    """A logging handler that sends warnings and errors to the controller."""
-
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(logging.WARNING)
         self._outbox = outbox

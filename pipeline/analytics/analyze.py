@@ -177,7 +177,6 @@ def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:
 
 
 def _without(result: Result, masks: list[ZoneSettings]) -> Result:
-    """Return the result without the objects in masked areas of the image."""
 
     def kept(one: Box | Spot) -> bool:
         seen = Sighting(0, one.label, one.score, _box_of(one))

@@ -121,12 +121,7 @@ class MotionMap:
 
 
 def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArray[np.bool_]:
-    """Return a (rows, n) bool map that is True outside the masks.
-
-    Args:
-        shape: rows and columns of the map.
-        masks: polygons in fractions of the frame size.
-    """
+    """Return a (rows, n) bool map that is True outside the masks."""
     masked = np.zeros(shape, np.uint8)
     for polygon in masks:
         corners = np.array(polygon) * (shape[1], shape[0])

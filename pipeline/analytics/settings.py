@@ -49,7 +49,6 @@ def _box(points: list[Point]) -> list[Point]:
 
 
 def _side(box: list[Point]) -> float:
-    """Return the square root of a box's area."""
     return math.sqrt((box[1][0] - box[0][0]) * (box[1][1] - box[0][1]))
 
 

@@ -231,7 +231,6 @@ class Tracker:
         self._next_id += len(rows)
 
     def _forget(self) -> None:
-        """Delete the tracks that have been lost for too long."""
         if self._clock - self._oldest(self._clock - self._settings.lost_s) > self._settings.lost_s:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 

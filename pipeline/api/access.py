@@ -309,7 +309,6 @@ def _is_no_change(path: str) -> bool:
 
 
 def _is_local_name(place: str) -> bool:
-    """Return whether the value of a `Host` header is an IP address or localhost."""
     with suppress(ValueError):
         return is_address_or_localhost(urlsplit(f"//{place}").hostname or "")
     return False

@@ -152,5 +152,4 @@ def _described(prompts: Prompts) -> dict[str, Any]:
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """Return the overlay colour of each label, such as "#ff8800"."""
     return {label: "#{:02x}{:02x}{:02x}".format(*color_of(label)) for label in labels}

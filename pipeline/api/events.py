@@ -306,7 +306,7 @@ def _query_of(given: dict[str, str]) -> EventQuery:
 
 
 class _GoneError(Exception):
-    """Raised to stop a search after the client has disconnected."""
+    pass
 
 
 async def _steps(

@@ -317,7 +317,6 @@ def _made(task: Callable[[], MadeT]) -> MadeT:
 
 
 def _refs(given: list[list[float]]) -> Any:
-    """Convert the points and boxes in `spatial_refs` to tuples. The tasks validate them."""
     return tuple(map(tuple, given))
 
 

@@ -199,7 +199,6 @@ def _prompt_tokens(asker: Asker, task: Query) -> int:
 async def _chosen(
     asker: Asker, chat: Chat, schema: ChoiceSchema, image: RgbImage, answer: _Answer
 ) -> AsyncGenerator[str]:
-    """Yield the answer that the model chose, as JSON that matches the schema."""
     task = _query(chat, schema.choices)
     answer.prompt_tokens = _prompt_tokens(asker, task)
     text = (await asker.result(image, [task])).texts[0]
@@ -210,7 +209,6 @@ async def _chosen(
 
 
 async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbImage, images: int) -> AsyncGenerator[str]:
-    """Yield the detections as JSON that matches the schema."""
     if images > 1:
         raise HttpError(400, "boxes need exactly one image per request")
     try:

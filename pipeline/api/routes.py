@@ -134,8 +134,6 @@ class ApiRoute(APIRoute):
 
 
 class _BoundedRequest(Request):
-    """A request with a limit on the size of its JSON body."""
-
     def __init__(self, request: Request, route: ApiRoute) -> None:
         super().__init__(request.scope, request.receive)
         self._route = route

@@ -126,7 +126,6 @@ class ViewerPeer(Peer):
             viewer.set_halvings(self._loss.halvings)
 
     def _ask(self) -> None:
-        """Request a keyframe from the video encoder for this viewer."""
         if self._track.viewer is not None:
             self._track.viewer.request_key_frame()
 
@@ -162,11 +161,7 @@ class ViewerPeer(Peer):
 
 
 def _chosen_codec(answer: str) -> Codec:
-    """Return the video codec of the first payload type in an SDP answer. WebRTC uses this codec.
-
-    Raises:
-        OfferError: if the answer contains no supported codec.
-    """
+    """Return the video codec of the first payload type in an SDP answer. WebRTC uses this codec."""
     for number in re.findall(r"^m=video \d+ \S+ (.*)$", answer, re.MULTILINE)[0].split():
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):

@@ -121,13 +121,7 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Run a closed loop until a time. Return the latency in milliseconds and the number of objects of each image.
-
-    Args:
-        loop: the closed loop.
-        streams: number of requests in flight.
-        stop: time at which to stop, in seconds.
-    """
+    """Run a closed loop until a time. Return the latency in milliseconds and the number of objects of each image."""
     waits: list[float] = []
     found: list[int] = []
     for _ in range(streams):

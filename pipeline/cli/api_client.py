@@ -178,7 +178,6 @@ def data_url(jpeg: bytes) -> str:
 
 
 def _reason(data: bytes) -> str:
-    """Return the error message in the body of a response, or an empty string."""
     try:
         error = json.loads(data)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

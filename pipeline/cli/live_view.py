@@ -94,7 +94,6 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> No
 
 
 def _statuses(controller: Controller) -> dict[str, StreamStatus]:
-    """Return the status of every stream, including ended streams."""
     ended = {name: one.status for name, one in controller.finished.copy().items()}
     return ended | {status.name: status for status in controller.runner.statuses()}
 

@@ -92,7 +92,6 @@ def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
 
 
 def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given: RunConfig) -> str:
-    """Return the text of a configuration with new settings of one stream."""
     for key in ListedStream.model_fields:
         value = getattr(new, key)
         if key == "name" or getattr(old, key) == value:
@@ -109,7 +108,6 @@ def _with_stream(text: str, at: At, old: ListedStream, new: ListedStream, given:
 
 
 def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, BaseModel]) -> str:
-    """Return the text of a configuration with new zones or lines in the mapping at a path."""
     for name, region in new.items():
         if old.get(name) != region:
             text = with_key(text, at, name, _region(str(at[-1]), region))

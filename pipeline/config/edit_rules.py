@@ -58,7 +58,6 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
 
 
 def _edited(text: str, at: At, old: Sequence[RuleSettings], new: Sequence[RuleSettings]) -> str:
-    """Return the text of a configuration with new rules in the list at a path."""
     before, after = ([rule.name for rule in rules] for rules in (old, new))
     for kind, first, last, begin, end in reversed(SequenceMatcher(None, before, after, autojunk=False).get_opcodes()):
         if kind == "equal":
@@ -73,7 +72,6 @@ def _edited(text: str, at: At, old: Sequence[RuleSettings], new: Sequence[RuleSe
 
 
 def _with_rule(text: str, at: At, number: int, old: RuleSettings, new: RuleSettings) -> str:
-    """Return the text of a configuration with new values of one rule."""
     place, values = (*at, number), values_of_rule(new)
     if old != new and not isinstance(_required(text, place), yaml.MappingNode):  # one line such as cats=cat
         return without_item(with_item(text, at, values, number + 1), at, number)

@@ -127,7 +127,6 @@ def first_mistake(error: ValidationError) -> ErrorDetails:
 
 
 def _key_of(error: ErrorDetails) -> KeyPath:
-    """Return the path of the setting with a validation error."""
     cause = error.get("ctx", {}).get("error")
     return cause.key if isinstance(cause, PlacedError) and cause.key else error["loc"]
 
@@ -141,7 +140,6 @@ def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tupl
 
 
 def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
-    """Return the line and column of an error inside the value of a setting."""
     if (*key, VALUE) not in places:
         return _nearest(key, places)
     line, column = places[*key, VALUE]
@@ -222,12 +220,7 @@ def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
 
 
 def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
-    """Parse a YAML text. Return its values, and the line and column of each key and list item, by path.
-
-    Args:
-        text: the text.
-        at: path that is prepended to every path in the result.
-    """
+    """Parse a YAML text. Return its values, and the line and column of each key and list item, by path."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         places: Places = {(): (1, 1)}

@@ -450,7 +450,6 @@ class Controller:
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """Hold the lock of a stream while the stream is being changed."""
         with self._lock:
             turn = self._turns.setdefault(name, _Turn())
         with turn.lock:
@@ -469,12 +468,7 @@ class Controller:
         self._base, self._desired = base, desired
 
     def _undo(self, name: str, before: ListedStream | None) -> None:
-        """Restore the desired state of a stream that failed to start.
-
-        Args:
-            name: name of the stream.
-            before: previous configuration of the stream. None removes the stream.
-        """
+        """Restore the desired state of a stream that failed to start."""
         with self._lock:
             desired = _without([name], self._desired)
             self._store(self._base, desired if before is None else _with(desired, before))
@@ -511,20 +505,13 @@ class Controller:
                         self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
-        """Remove an attached stream from the desired state. The caller holds the lock.
-
-        Does nothing if another stream now has the name.
-        """
+        """Remove an attached stream from the desired state, if it still has its name. The caller holds the lock."""
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
             self._desired = _without([name], self._desired)
 
     def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
-        """Return the desired configuration of a stream.
-
-        Raises:
-            StreamError: if the stream does not exist or has no configuration.
-        """
+        """Return the desired configuration of a stream, or raise StreamError."""
         self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:
@@ -586,7 +573,6 @@ def _without(names: Collection[str | None], desired: RunConfig) -> RunConfig:
 
 
 def _line(outcome: Outcome) -> str:
-    """Format the result of a stream change as one line."""
     change = outcome.change
     if outcome.error is not None:
         return f"{change.name}: {outcome.error}"

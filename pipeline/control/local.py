@@ -492,11 +492,7 @@ class Local:
         return [*_own_targets(stream, self._each, name), *_written_by_stages(stream, name)]
 
     def _check_files(self, name: str, targets: Sequence[Target], source: str) -> None:
-        """Check that no output of a stream overwrites a source or a file of another stream.
-
-        Raises:
-            ConfigError: if an output would overwrite a file.
-        """
+        """Check that no output of a stream overwrites a source or a file of another stream."""
         others = [status.source for status in self.streams.snapshot() if status.name != name]
         check_targets(targets, [source, *others])
         going = {_EVERY, *self.streams.names} - {name}
@@ -652,7 +648,6 @@ def _name(stream: OpenedStream) -> str:
 
 
 def _own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
-    """Return the outputs that belong to only one stream."""
     return [target.of(name) for target in (*each, *map(Target, stream.sinks))]
 
 

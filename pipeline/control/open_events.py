@@ -178,16 +178,12 @@ class OpenEvents:
             del self._over[next(iter(self._over))]
 
     def _forget(self, stream: str, event: str) -> None:
-        """Forget which machine stores an event, if the event has ended and its media files are complete."""
         if event in self._open.get(stream, {}) or any(one == event for one, _ in self._files.get(stream, ())):
             return
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """Remove the incomplete media files of selected events from the list.
-
-        Return event ID, file kind and machine of each file.
-        """
+        """Remove the incomplete media files of selected events. Return event ID, file kind and machine of each file."""
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]
         for event, kind, _ in taken:

@@ -517,7 +517,6 @@ class RayWorkers:
         self._place()
 
     def _take_messages(self, worker: WorkerSlot) -> str:
-        """Process the messages of a worker until the worker ends. Return the reason of the end."""
         while True:
             batch = self._poll(worker)
             for data in batch.results:
@@ -532,11 +531,6 @@ class RayWorkers:
                     log.exception("cannot process a message of worker %s: %s", worker.name, kind)
 
     def _poll(self, worker: WorkerSlot) -> Batch:
-        """Wait for the next messages of a worker and return them.
-
-        Raises:
-            GetTimeoutError: if the worker does not respond.
-        """
         asked_at, asked = time.monotonic(), worker.actor.poll.remote(POLL_S)
         while True:
             try:
@@ -584,7 +578,6 @@ class RayWorkers:
                 worker.actor.call.remote("follow", name, None)
 
     def _take_end(self, worker: WorkerSlot, ended: Ended) -> None:
-        """Handle the end of a stream that ended by itself."""
         with self._changed:
             stream = self._streams.get(ended.name)
             if stream is None or stream.worker != worker.name:
@@ -636,7 +629,6 @@ class RayWorkers:
         self._place()
 
     def _kill(self, worker: WorkerSlot) -> None:
-        """Kill the actor of a worker that does not respond. Ray restarts the actor."""
         if worker.ready is not None and not worker.settings.cluster:
             with contextlib.suppress(OSError):
                 os.kill(worker.ready.pid, signal.SIGKILL)
@@ -672,13 +664,7 @@ class RayWorkers:
                 self._fail(name, stream, one_line(str(error)) or type(error).__name__)
 
     def _open_at(self, name: str, stream: PlacedStream, place: WorkerSlot | None, *, checked: bool) -> StreamStatus:
-        """Open or change a stream on a worker. The caller holds the lock of the stream.
-
-        A stream without a worker is opened on `place`, or on the least-loaded worker if `place` is None.
-
-        Raises:
-            AwayError: if the worker, or every worker, is not ready.
-        """
+        """Open or change a stream on `place` or on the least-loaded worker. The caller holds the lock of the stream."""
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
             if worker is None or worker.ready is None:
@@ -729,11 +715,6 @@ class RayWorkers:
         return None if name is None else self._workers[name]
 
     def _any_worker(self, *, full: bool = False) -> WorkerSlot:
-        """Return the ready worker with the least load.
-
-        Raises:
-            AwayError: if no worker is ready.
-        """
         with self._changed:
             worker = self._least_loaded(full=full)
         if worker is None:
@@ -741,11 +722,6 @@ class RayWorkers:
         return worker
 
     def _stream(self, name: str) -> PlacedStream:
-        """Return the record of a desired stream, even if the stream has failed.
-
-        Raises:
-            StreamError: if the stream does not exist.
-        """
         with self._changed:
             if (stream := self._streams.get(name)) is None:
                 raise _no_stream(name)
@@ -764,23 +740,10 @@ class RayWorkers:
     def _call(
         self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float = _CALL_S, **options: Any
     ) -> Any:
-        """Call a method of a worker and return its result. An error of the method is raised here.
-
-        Args:
-            worker: the worker.
-            method: name of the method, see `WorkerActor.call`.
-            arguments: arguments of the method.
-            timeout_s: timeout of the call, in seconds.
-            options: keyword arguments of the method.
-
-        Raises:
-            AwayError: if the worker has died.
-            StreamError: if the worker does not respond in time.
-        """
+        """Call a method of a worker and return its result. An error of the method is raised here."""
         return self._ask(worker, "call", method, *arguments, timeout_s=timeout_s, **options)
 
     def _ask(self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
-        """Call a method of a worker's actor and return its result. Arguments and errors are the same as for `_call`."""
         try:
             answer: Any = ray.get(getattr(worker.actor, method).remote(*arguments, **options), timeout=timeout_s)
         except ray.exceptions.RayTaskError:

@@ -248,10 +248,7 @@ def _restore(handlers: Mapping[int, Any]) -> None:
 
 @contextmanager
 def _without_hangup() -> Iterator[None]:
-    """Start Ray's processes with SIGHUP ignored, so that they survive a closed terminal.
-
-    Saccade handles SIGHUP itself.
-    """
+    """Start Ray's processes with SIGHUP ignored, so that a closed terminal does not end them."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if hasattr(signal, "SIGHUP") else None
     try:
         yield

@@ -134,11 +134,7 @@ def _authority(address: str) -> str:
 
 
 def _host(source: str) -> str:
-    """Return the host in the address of a live source.
-
-    Raises:
-        SourceError: if the host is missing or ambiguous.
-    """
+    """Return the host in the address of a live source. Raise SourceError if the host is missing or ambiguous."""
     if source.startswith("webrtc:"):
         rest = source.removeprefix("webrtc:")
         return urlsplit(rest).hostname or "127.0.0.1" if rest.startswith("//") else "127.0.0.1"
@@ -155,7 +151,6 @@ def _host(source: str) -> str:
 
 
 def _listens(source: str) -> bool:
-    """Return whether a source listens for incoming connections on a port of this machine."""
     scheme, _, rest = source.partition("://")
     options = parse_qs(rest.partition("?")[2], keep_blank_values=True)
     # FFmpeg treats the option without a value as yes.

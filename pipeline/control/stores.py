@@ -358,11 +358,7 @@ class MachineStores:
             return [("", None), *self._remote.items()]
 
     def _ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Call a method of all event stores. Return the results of reachable stores, by machine name.
-
-        Raises:
-            StoreError: if the store of the controller's machine fails.
-        """
+        """Call a method of all event stores. Return the results of reachable stores, by machine name."""
 
         def ask(one: tuple[str, RemoteStore | None]) -> tuple[str, Any] | None:
             machine, store = one

@@ -249,7 +249,6 @@ def _explain(error: UnexpectedInput, text: str) -> str:
 
 
 def _hint(text: str, at: int) -> str:
-    """Return a hint if the condition has a common mistake at an offset. Otherwise return an empty string."""
     if text[at : at + 1] == '"':
         return ": the quote is not closed" if text.count('"') % 2 else ""
     if re.match(r"and\b", text[at:], re.IGNORECASE):

@@ -131,7 +131,6 @@ class Watch:
         return kept
 
     def _removed(self, scene: Scene, now: Moment) -> dict[int, Moment] | None:
-        """Return the objects that are removed on this frame, because their places have been empty for long enough."""
         due = {}
         for number, (track, empty_s) in scene.empty.items():
             place = self.condition.place
@@ -158,7 +157,6 @@ class Watch:
         return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
 
     def _concerned(self, scene: Scene) -> Iterable[Track]:
-        """Return the tracks that match the labels, the motion and the zone or line of the condition."""
         tracks: Iterable[Track] = scene.tracks.values()
         place, kind = self.condition.place, self.condition.kind
         if self._labels:
@@ -191,7 +189,6 @@ class Watch:
         return 0.0 if scene.seconds <= self.carried_until else self.condition.for_s
 
     def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
-        """Return whether a track has fulfilled the condition for its `for` time. In a zone, the dwell time counts."""
         if self.condition.motion == "stationary":
             return True  # its time counts from when it came to its place
         if self.condition.motion == "moving":

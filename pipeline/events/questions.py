@@ -247,7 +247,6 @@ class Questions:
         return FRAME if self._rule.scope == "frame" else track
 
     def _forget(self, scene: Scene, candidates: Collection[int]) -> None:
-        """Delete answers about ended tracks, and old `ask` answers about tracks that do not fulfil the condition."""
         wanted = {*candidates, FRAME} if candidates else set()
         for key, state in list(self._states.items()):
             kind, _, number = key

@@ -180,7 +180,6 @@ class SceneReader:
             self._drop(track, stream)
 
     def _rest(self, seconds: float) -> None:
-        """Update the motion state of each track."""
         seen = {track.number: (track.label, track.box) for track in self._tracks.values() if track.seen_s == seconds}
         self._places.update(seconds, seen, self._tracks)
         places = self._places.places

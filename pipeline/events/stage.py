@@ -224,7 +224,6 @@ class EventStage:
         self._end_resumed()
 
     def _end_resumed(self) -> None:
-        """End the resumed events of rules that no longer exist."""
         for event in self._resumed.values():
             if event.end_time is not None:
                 continue
@@ -248,11 +247,7 @@ class EventStage:
         return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)
 
     def _tell_history(self, last: bool = False) -> None:
-        """Publish the paths of ended tracks, and the counts of ended minutes.
-
-        Args:
-            last: whether this is the last call, which also publishes the current minute.
-        """
+        """Publish the paths of ended tracks, and the counts of ended minutes."""
         for path in self._reader.take_ended():
             self._publish(path)
         if self._minutes is not None and self._live:

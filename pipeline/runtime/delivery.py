@@ -128,8 +128,6 @@ class OutputDelivery:
 
 
 class _Outbox:
-    """The queue of results for one sink."""
-
     def __init__(self, output: Output, delivery: OutputDelivery) -> None:
         self.output, self._delivery = output, delivery
         self.queue = BoundedQueue[Delivery](output.outbox or (_LIVE_OUTBOX if delivery.live else WAIT))
@@ -156,7 +154,6 @@ class _Outbox:
             self._task.call()
 
     def _write(self) -> None:
-        """Write the queued results to the sink. Close the sink after the last result."""
         if self._over:
             return
         run, guard = self._delivery, self.output.guard

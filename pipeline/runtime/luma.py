@@ -45,10 +45,7 @@ class FrameLuma:
 
 
 def _copied(luma: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Start an asynchronous copy to pinned memory on the decoder's CUDA stream.
-
-    Return the copy, and the CUDA event that marks the end of the copy.
-    """
+    """Start an asynchronous copy to pinned memory. Return the copy, and the CUDA event that marks its end."""
     import torch
 
     with torch.cuda.stream(torch.cuda.default_stream(luma.device)):

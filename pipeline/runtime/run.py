@@ -390,7 +390,6 @@ class Run:
         self._submit_one(taken.item.changed(dropped_before=taken.lost_before))
 
     def _submit_one(self, frame: Frame) -> None:
-        """Submit a frame to the engine if the gates admit it."""
         frame = frame.changed(stream=self.name, dropped_before=frame.dropped_before + self._lost)
         now = time.monotonic()
         try:
@@ -460,7 +459,6 @@ class Run:
         self._part_ended()
 
     def _submit_late(self) -> None:
-        """Submit the postponed frame to the engine, after a result was collected."""
         with self._submitting:
             try:
                 if not self._flights.full:
@@ -501,7 +499,6 @@ class Run:
             collected.failed = collected.lost = 0
 
     def _process(self, flight: InFlight, result: Result) -> Delivery:
-        """Run all stages on the result of a frame. Return the result for the sinks."""
         started = time.monotonic()
         for stage in self._stages:
             result = stage.process(flight.frame, result)
@@ -509,12 +506,7 @@ class Run:
         return Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
 
     def _deliver(self, delivery: Delivery, lost: int) -> None:
-        """Add a result to the queues of the sinks.
-
-        Args:
-            delivery: the result with its frame.
-            lost: number of frames dropped before this result, in addition to `dropped_before` of the frame.
-        """
+        """Add a result to the queues of the sinks."""
         self._stats.note_result(delivery.frame, delivery.result, delivery.latency)
         self._delivery.put(delivery, delivery.frame.dropped_before + lost)
 

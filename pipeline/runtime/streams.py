@@ -413,7 +413,6 @@ class Streams:
         self._failed[status.name] = status
 
     def _forget(self, name: str) -> bool:
-        """Remove a failed stream from the list of streams. Return whether it was listed."""
         self._to_reopen.discard(name)
         return self._failed.pop(name, None) is not None
 

@@ -201,7 +201,6 @@ class Planner:
     # ---- look requests
 
     def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_Wish]:
-        """Return requests for windows on moving areas without a detected object."""
         recent = [box for box, at in self._recent if 0 <= seconds - at < _SURE_S]
         boxes = [_enlarged(box, 0.4 if self._is_small(box) else 0.05) for box in recent]
         boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
@@ -370,7 +369,6 @@ _KERNEL = np.ones((3, 3), np.uint8)
 
 
 def _enlarged(box: Rect, by: float) -> Rect:
-    """Return a box that is enlarged on each side by a fraction of its size."""
     x, y = by * (box[2] - box[0]), by * (box[3] - box[1])
     return box[0] - x, box[1] - y, box[2] + x, box[3] + y
 

@@ -200,13 +200,6 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return candidate positions, along one axis, for a window that contains the range `low` to `high`.
-
-    Args:
-        low: start of the range, in pixels.
-        high: end of the range, in pixels.
-        size: size of the window.
-        side: size of the frame.
-    """
+    """Return candidate positions, along one axis, for a window that contains the range `low` to `high`."""
     first, last = max(0.0, min(high - size, side - size)), max(0.0, min(low, side - size))
     return np.linspace(min(first, last), max(first, last), _POSITIONS)

@@ -242,7 +242,6 @@ def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float,
 
 
 def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> None:
-    """Submit every frame of the cameras at its time, in the calling thread."""
     begun = time.monotonic() + 0.05
     for number, (at, i) in enumerate(arrivals([camera.row for camera in cameras], seconds)):
         if (wait_s := begun + at - time.monotonic()) > 0:

@@ -147,7 +147,6 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
 
 
 def _stride_of(video: str) -> int:
-    """Return the frame stride for a video: N if every Nth frame is processed."""
     with open_source(video) as source:
         return max(1, ceil((source.info.average_rate or 0) / _MAX_FPS))
 

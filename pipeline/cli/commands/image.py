@@ -58,7 +58,6 @@ class ProcessedImage:
 
 
 def _shares(text: Text) -> str:
-    """Format the probability of each choice of an answer, most probable first."""
     if text.probabilities is None:
         return ""
     ranked = sorted(text.probabilities.items(), key=lambda one: -one[1])

@@ -138,7 +138,6 @@ def examine(
 
 
 def _advice(stats: StreamStats, seconds: float) -> list[str]:
-    """Return recommended changes to the camera or the configuration, one line each."""
     lines = []
     interval = stats.key_interval_s if stats.key_interval_s is not None else seconds if seconds > LONG_GOP_S else 0.0
     if interval > LONG_GOP_S:

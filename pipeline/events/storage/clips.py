@@ -386,7 +386,6 @@ def _frames_between(file: FileIndex, begin: float, end: float) -> Iterator[_Show
 
 
 def _decoded(packets: Sequence[CodedPacket]) -> Iterator[_Shown]:
-    """Decode packets and yield the upright images."""
     converter, orientation = RgbConverter(), orientation_of_matrix(_matrix_of(packets))
     for frame, aspect in _frames_of(packets):
         if frame.pts is not None:

@@ -305,7 +305,6 @@ class Recorder:
         return Moment(steady, captured if self._second and event.capture_clock == "rtcp" else None)
 
     def _is_over(self, time: Moment, now: float) -> bool:
-        """Return whether all packets up to a time have arrived."""
         if not self._second:
             return now > time.steady
         return (now > time.steady and self.ring.reaches(time)) or now > time.steady + _SKEW_S

@@ -251,11 +251,7 @@ class EventStore(EventReader):
     # ---- within
 
     def _lock(self, folder: Path) -> int:
-        """Create the folders of the store, and lock the store. Return the file descriptor of the lock.
-
-        Raises:
-            BlockingIOError: if another process has the lock.
-        """
+        """Create the folders of the store, and lock the store. Return the file descriptor of the lock."""
         folder.mkdir(parents=True, exist_ok=True)
         strange = [path for path in (self.media_folder, folder / "lock") if path.is_dir() != (path.name == "media")]
         if any(path.exists() for path in strange):
@@ -297,11 +293,7 @@ class EventStore(EventReader):
         return not any(path.exists() and path.stat().st_size for path in files)
 
     def _replace(self, why: object) -> None:
-        """Move the database and its media files aside.
-
-        Raises:
-            OSError: if the files cannot be moved.
-        """
+        """Move the database and its media files aside."""
         paths = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
         elsewhere = self.media_folder.is_symlink()  # possibly on another disk; the media stay there
         aside = move_aside(paths if elsewhere else [*paths, self.media_folder])
@@ -438,7 +430,6 @@ class EventStore(EventReader):
             job.done.set_result(result)
 
     def _failed(self, jobs: list[_Job], error: Exception) -> None:
-        """Handle failed jobs: retry them one by one, postpone them, or drop a faulty job."""
         if is_damaged(error):
             if self._begin_anew(error):
                 self._commit(jobs)
@@ -468,7 +459,6 @@ class EventStore(EventReader):
         return (is_sound(self._db) and not is_index_damaged(error)) or self._begin_anew(error)
 
     def _begin_anew(self, why: object) -> bool:
-        """Replace a corrupt database by an empty one. Return False if this is not possible now."""
         damaged = self._db
         try:
             with self._opening:
@@ -544,10 +534,7 @@ class EventStore(EventReader):
         return self._ahead + elapsed_s()
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
-        """Return the time at which an event expires, if its rule sets a retention time.
-
-        Return None if the retention time of the store applies.
-        """
+        """Return the time at which an event expires, or None if the retention time of the store applies."""
         keep_s = self._rule_keep_s.get(record["stream"], {}).get(record["rule"])
         return None if keep_s is None else self._clock() + keep_s
 
@@ -699,12 +686,7 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """End events at their last frame.
-
-    Args:
-        db: connection to the database.
-        rows: event ID and JSON record of each event.
-    """
+    """End events at their last frame. Each row has the ID and the JSON record of an event."""
     for event, text in rows:
         record = json.loads(text)
         record |= {"type": "end", "end_time": record["frame_time"], "count": 0}

@@ -396,11 +396,7 @@ class EventReader:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a database connection for reading.
-
-        Raises:
-            StoreError: if the database cannot be read.
-        """
+        """Provide a database connection for reading. A failed read raises StoreError."""
         generation, db = self._generation, None
         try:
             with self._opening:
