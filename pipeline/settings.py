@@ -98,10 +98,7 @@ def no_nul(value: str) -> str:
 
 
 def keep_bytes(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Validate a file name that can contain bytes that are not UTF-8.
-
-    These bytes are represented as U+DC80 to U+DCFF.
-    """
+    """Validate a file name with bytes that are not UTF-8, which are represented as U+DC80 to U+DCFF."""
     if isinstance(value, str) and any("\udc80" <= one <= "\udcff" for one in value):
         check(re.sub("[\udc80-\udcff]", "?", value))  # pydantic refuses such a text
         return value

@@ -83,20 +83,14 @@ class Outbox:
             self._changed.notify_all()
 
     def put_result(self, data: bytes) -> None:
-        """Add a pickled result to the queue.
-
-        While too many results are queued, the call blocks, and the stream waits.
-        """
+        """Add a pickled result to the queue. A full queue blocks the call and thereby the stream."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
             self._results.append(data)
             self._changed.notify_all()
 
     def take(self, wait_s: float) -> Batch:
-        """Return the queued messages and results.
-
-        If the queue is empty, wait up to `wait_s` seconds for the first item.
-        """
+        """Wait up to `wait_s` seconds for messages and results. Return all that are queued."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._results, wait_s)
             messages = [self._messages.popleft() for _ in range(min(_MOST, len(self._messages)))]
@@ -172,11 +166,7 @@ class Worker:
     # ---- streams
 
     def prepare(self, change: Change, *, checked: bool) -> None:
-        """Prepare a change of a stream. An opened stream is stored until `follow` or `release` is called.
-
-        Raises:
-            ConfigError, EngineError, SourceError: if the change is not possible.
-        """
+        """Prepare a change of a stream. An opened stream is stored until `follow` or `release` is called."""
         opened = self.local.prepare(change, checked=checked)
         if opened is not None:
             self._prepared[change.name] = opened
@@ -297,12 +287,7 @@ class Worker:
         return stream
 
     def answer(self, number: int, answer: ListedStream | Exception) -> None:
-        """Receive the controller's answer to a request to change a stream.
-
-        Args:
-            number: number of the request.
-            answer: the new configuration, or an error.
-        """
+        """Receive the controller's answer to a numbered request to change a stream."""
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
             wish[0].set()
@@ -385,10 +370,7 @@ class WorkerActor:
             return told(lambda: self._replace(settings, wanted))
 
     def poll(self, wait_s: float) -> Batch:
-        """Return the queued messages and results.
-
-        If the queue is empty, wait up to `wait_s` seconds for the first item.
-        """
+        """Wait up to `wait_s` seconds for messages and results. Return all that are queued."""
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:

@@ -106,20 +106,12 @@ class AnalyzeStage:
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
-        """Return the object counts of each minute that ends after a time.
-
-        Args:
-            since: time in seconds, on the clock of `Frame.captured_at`.
-        """
+        """Return the object counts of each minute that ends after a time in seconds, on the clock of `captured_at`."""
         with self._lock:
             return self._log.since(since, self._totals())
 
     def take_minutes(self, last: bool) -> list[Minute]:
-        """Return the object counts of the minutes that ended since the last call.
-
-        Args:
-            last: whether to include the current minute, at the end of the stream.
-        """
+        """Return the object counts of the minutes that ended since the last call. `last` adds the current minute."""
         with self._lock:
             return self._log.take(self._totals() if last else None)
 
@@ -128,10 +120,7 @@ class AnalyzeStage:
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
     def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
-        """Count the objects of a frame in zones and over lines.
-
-        Return the result with zones and lines, and the zones of each track by track ID. Lost tracks are included.
-        """
+        """Return the result with zones and lines counted, and the zones of each track, including lost tracks."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None

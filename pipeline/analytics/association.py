@@ -11,14 +11,7 @@ Ints = NDArray[np.int64]
 
 
 def corners_of(boxes: Floats) -> Floats:
-    """Convert boxes from centre x, centre y, width and height to x1, y1, x2 and y2.
-
-    Args:
-        boxes: (4, n) boxes.
-
-    Returns:
-        (4, n) boxes.
-    """
+    """Convert (4, n) boxes from centre x, centre y, width and height to x1, y1, x2 and y2."""
     corners = np.empty_like(boxes)
     half = boxes[2:] / 2
     np.subtract(boxes[:2], half, out=corners[:2])

@@ -136,11 +136,7 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Skip a period without motion, so that tracks do not age.
-
-        Args:
-            seconds: duration of the period, in seconds.
-        """
+        """Skip a period without motion, in seconds, so that tracks do not age."""
         if self._last is not None:
             self._last += seconds
 

@@ -123,14 +123,7 @@ class Access(HttpAuth):
         return ANYONE if self._token is None or self.has_token(request, self._token) else None
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Write a change to the audit log. This can block the calling thread.
-
-        Args:
-            client: client that made the change.
-            change: HTTP method and path.
-            status: HTTP status of the response.
-            origin: IP address of the client, or None.
-        """
+        """Write a change, its HTTP status and the client's IP address to the audit log. Can block."""
 
 
 class RoleAccess(Access):
@@ -224,10 +217,7 @@ def client_of(request: Request) -> Client:
 
 
 def headers_for(client: Client) -> dict[str, str]:
-    """Return the HTTP headers that name the client in a request to a worker.
-
-    They do not contain the worker's secret.
-    """
+    """Return the HTTP headers that name the client in a request to a worker, without the worker's secret."""
     return {CLIENT_HEADER: client.model_dump_json(include={"name", "role", "streams"})}
 
 
@@ -275,10 +265,7 @@ class AccessGuard(Guard):
             raise HttpError(403, f"{client.name} can only access {', '.join(client.streams)}")
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """Return an error response with a message of one line.
-
-        Under /v1, the body is an error object as in OpenAI's API.
-        """
+        """Return an error of one line as JSON. Under /v1, it is an error object as in OpenAI's API."""
         described: Any = line
         if request.scope["path"].startswith("/v1/"):
             kind = {401: "authentication_error", 403: "permission_error"}.get(status)
@@ -287,10 +274,7 @@ class AccessGuard(Guard):
         return JSONResponse({"error": described}, status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Write the request to the audit log if it changed something.
-
-        Video sessions and model queries are not logged.
-        """
+        """Write a request to the audit log, except reads, video sessions, model queries and rule checks."""
         client: Client | None = request.scope.get(_CLIENT)
         if client is None or request.method in _READING or _is_no_change(request.scope["path"]):
             return

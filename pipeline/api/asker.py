@@ -60,11 +60,7 @@ class Asker:
         return Path(name).name if os.path.isdir(name) else name
 
     async def decode(self, decode: Callable[[], T]) -> T:
-        """Decode client data in a thread: call `decode` and return its result.
-
-        Raises:
-            HttpError: with status 400 if `decode` raises a ValueError.
-        """
+        """Run a decoder of client data in a thread. A ValueError becomes an HttpError with status 400."""
         try:
             return await asyncio.to_thread(decode)
         except ValueError as error:

@@ -128,10 +128,7 @@ async def frame(
 
 
 def answer_page(here: Here, stream: str, text: str) -> str:
-    """Apply new prompts that a web page sent over the WebRTC data channel.
-
-    Return the current prompts, or the error, as JSON.
-    """
+    """Apply prompts that a web page sent over the data channel. Return the current prompts or an error as JSON."""
     try:
         wanted = Prompts.model_validate(parse_json(text))
         if wanted.model_fields_set:

@@ -162,10 +162,7 @@ _Whip = Annotated[WebRtcServer, the(WebRtcServer)]
 
 @routes.post("/whip", role="operator", limited="always", status_code=201, openapi_extra=SDP_BODY)
 async def _publish(request: Request, whip: _Whip) -> Response:
-    """Publish the video of a web page (WHIP).
-
-    The body is an SDP offer. The `Location` header has the URL of the session.
-    """
+    """Publish the video of a web page (WHIP). The body is an SDP offer. `Location` is the URL of the session."""
     return await whip.post(request)
 
 

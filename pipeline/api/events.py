@@ -199,10 +199,7 @@ async def rules(events: Events, stream: str | None = None) -> RuleNames:
 
 @routes.get("/events/verdicts", role="viewer", limited="asked")
 async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
-    """Return the events of a stream, or of all streams, that users marked as false alarms.
-
-    The oldest event comes first.
-    """
+    """Return the events of one stream or all streams that users marked as false alarms, oldest first."""
     local = events.judging()
 
     def shown() -> list[VerdictShown]:
@@ -228,10 +225,7 @@ async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
 
 @routes.post("/events/{id}/verdict", role="operator", status_code=204)
 async def judge(id: str, given: VerdictGiven, events: Events) -> None:
-    """Mark an event as a false alarm, or remove the mark.
-
-    Similar detections in the same stream then need a higher score.
-    """
+    """Mark an event as a false alarm, or remove the mark. Similar detections then need a higher score."""
     try:
         stream = await asyncio.to_thread(events.judging().judge, id, false_alarm=given.false_alarm)
     except ValueError as error:

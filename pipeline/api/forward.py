@@ -89,10 +89,9 @@ class Forwarder:
         return await self.ask(request, address, request.scope["raw_path"].decode())
 
     async def ask(self, request: Request, address: Address, path: str) -> Response:
-        """Forward a request to a worker's address, with a new path.
+        """Forward a request to the address of a worker, with a new path.
 
-        Raises:
-            HttpError: with status 503 if the worker does not respond.
+        HTTP status 503 if the worker does not respond.
         """
         headers = {key: request.headers[key] for key in _ASKED if key in request.headers}
         headers |= {**address.headers, **headers_for(client_of(request)), "accept-encoding": "identity"}

@@ -176,10 +176,7 @@ async def complete(chat: Chat, engines: Engines) -> Response:
 
 
 async def _image(asker: Asker, chat: Chat) -> tuple[RgbImage, int]:
-    """Return the image of a chat request, and the number of images.
-
-    Several images are combined into a contact sheet.
-    """
+    """Return the image of a chat request, or a contact sheet of several images, and the number of images."""
     urls = [url for message in chat.messages for url in message.images]
     if not urls:
         raise HttpError(400, "messages: no image found; add a part of type image_url with a data URL")

@@ -107,10 +107,7 @@ class ApiRoute(APIRoute):
         return match, child
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a request handler that limits the size of the body.
-
-        An invalid body causes an error message of one line.
-        """
+        """Return a request handler that limits the body size, and explains an invalid body in one line."""
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
@@ -225,12 +222,7 @@ async def read_model(request: Request, kind: type[Model]) -> Model:
 
 
 def json_body(model: str, *others: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a request body that the route handler parses itself.
-
-    Args:
-        model: name of the JSON model.
-        others: additional content types, for text.
-    """
+    """Return the OpenAPI description of a request body that is either a JSON model or text of other types."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
     content |= {other: {"schema": {"type": "string"}} for other in others}
     return {"requestBody": {"required": True, "content": content}}

@@ -53,10 +53,7 @@ class RuleStates(BaseModel):
 
 @routes.get(_PATH, role="viewer", response_model=RuleList)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Return the rules of a stream in the format of the configuration.
-
-    `Accept: application/yaml` returns a YAML list.
-    """
+    """Return the rules of a stream as JSON, or with `Accept: application/yaml` as a YAML list."""
     await known(controller, name)
     rules = controller.stream(name).rules
     if YAML in request.headers.get("Accept", ""):

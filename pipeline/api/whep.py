@@ -125,10 +125,7 @@ Whep = Annotated[WhepServer, the(WhepServer)]
 
 @routes.post("/whep/{stream}", role="viewer", status_code=201, response_class=Response, openapi_extra=SDP_BODY)
 async def watch(stream: str, request: Request, whep: Whep) -> Response:
-    """Watch the live video of a stream (WHEP).
-
-    The body is an SDP offer. The `Location` header has the URL of the session.
-    """
+    """Watch a stream's live video (WHEP). The body is an SDP offer. `Location` is the URL of the session."""
     return await whep.post(request)
 
 

@@ -204,10 +204,7 @@ def dtypes_of(engine: Engine) -> str:
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """Return one mosaic (tiled image) per image.
-
-    Each mosaic consists of one or several images. All have the same size.
-    """
+    """Return one mosaic per image. A mosaic is tiled from one or several images. All mosaics have the same size."""
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):
@@ -299,15 +296,7 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Run a closed loop with a warm-up, and add the measurements to `measured`.
-
-    Args:
-        engine: the engine.
-        jobs: the requests.
-        streams: number of requests in flight.
-        seconds: duration of the measurement after the warm-up, in seconds.
-        measured: receives the measurements.
-    """
+    """Run a closed loop for a warm-up and then for `seconds`. Add the measurements to `measured`."""
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:

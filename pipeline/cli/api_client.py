@@ -61,34 +61,19 @@ class ApiClient:
         return listed
 
     async def frame(self, stream: str, *, drawn: bool) -> bytes:
-        """Return the next frame of a stream as JPEG.
-
-        Args:
-            stream: name of the stream.
-            drawn: whether to draw boxes and labels on the frame.
-        """
+        """Return the next frame of a stream as JPEG. `drawn` draws boxes and labels on the frame."""
         overlay = "" if drawn else "?overlay=off"
         return await self._request("GET", f"/streams/{quote(stream, safe='')}/frame.jpg{overlay}")
 
     async def detect(self, image: str, name: str) -> list[dict[str, Any]]:
-        """Detect objects with a label in an image, and return their boxes.
-
-        Args:
-            image: data URL of the image.
-            name: label of the objects.
-        """
+        """Detect objects with a label in an image (data URL), and return their boxes."""
         found: list[dict[str, Any]] = (await self._json("POST", "/v1/detect", {"image_url": image, "object": name}))[
             "objects"
         ]
         return found
 
     async def ask(self, image: str, question: str) -> str:
-        """Ask a question about an image, and return the answer.
-
-        Args:
-            image: data URL of the image.
-            question: the question.
-        """
+        """Ask a question about an image (data URL), and return the answer."""
         answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
         return answer
 

@@ -97,10 +97,7 @@ def bench_throughput(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure throughput in images per second, and CPU time, with many concurrent streams.
-
-    Each stream has one prompt.
-    """
+    """Measure throughput in images per second, and CPU time, with many concurrent streams."""
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 

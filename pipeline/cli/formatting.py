@@ -77,10 +77,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
-    """Return a table that compares the engine with a reference. Each row is a quantity.
-
-    The columns are the number of values that differ, and the largest difference.
-    """
+    """Return a table with the number of differing values and the largest difference of each quantity."""
     from saccade.engine.golden.check_engine import ANY_NUMBER
 
     lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]

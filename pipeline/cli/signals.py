@@ -73,10 +73,7 @@ class EndingSignals:
 
     @property
     def urgent_at(self) -> float | None:
-        """The time of the first urgent signal, by `time.monotonic()`, in seconds.
-
-        None if no urgent signal was received.
-        """
+        """The time of the first urgent signal by `time.monotonic()`, in seconds, or None."""
         urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
         return min(urgent, default=None)
 

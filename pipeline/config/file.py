@@ -61,15 +61,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
 
 
 def load_text(text: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Load a configuration from the text of a file.
-
-    Args:
-        text: text of the file.
-        overrides: values from the command line, by key, or None.
-
-    Raises:
-        ConfigError: if the text is invalid YAML, or a value is invalid.
-    """
+    """Load a configuration from the text of a file. Raise ConfigError if the text or a value is invalid."""
     path = Path("configuration")
     return _validated(*_read_yaml(path, text), path, overrides or {}, None)
 

@@ -139,10 +139,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """Return the settings of each stream.
-
-        Common settings of the run apply to each stream that does not set them.
-        """
+        """Return the streams. Each stream has the common settings of the run, unless it sets them."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]

@@ -380,10 +380,7 @@ class Controller:
         return lines or [f"{file.path}: nothing has changed"]
 
     def reload_lines(self) -> list[str]:
-        """Reload the configuration file and return the changes as lines for a terminal.
-
-        An error is returned as a line.
-        """
+        """Reload the configuration file. Return the changes, or the error, as lines for a terminal."""
         try:
             return self.reload()
         except ConfigError as error:
@@ -521,10 +518,7 @@ class Controller:
         return wanted
 
     def _is_foreign(self, change: Change, base: RunConfig) -> bool:
-        """Return whether an HTTP client chose the source of a stream.
-
-        The source policy applies only to these sources.
-        """
+        """Return whether an HTTP client chose the source of a stream, so that the source policy applies."""
         if isinstance(change, Close):
             return False
         given = base.named().get(change.name)

@@ -262,10 +262,7 @@ class Local:
             return self._status_of(self.begin(self.open(wanted, checked=checked)))
 
     def begin(self, stream: OpenedStream) -> Run:
-        """Open the outputs of a stream and start it.
-
-        If this fails, close the stream and raise an error as `follow` does.
-        """
+        """Open the outputs of a stream and start the stream. On an error, the stream is closed."""
         name = _name(stream)
         with stream, self.streams.reserve(name):
             self._begin(name, stream)
@@ -357,11 +354,7 @@ class Local:
         return [self._with_prompts(status) for status in found]
 
     def status(self, name: str) -> StreamStatus:
-        """Return the status of a stream.
-
-        Raises:
-            StreamError: if the stream does not exist.
-        """
+        """Return the status of a stream. Raise StreamError if the stream does not exist."""
         found = next((status for status in self.streams.snapshot() if status.name == name), None)
         return self._status_of(self.streams.get(name)) if found is None else self._with_prompts(found)
 

@@ -68,10 +68,7 @@ Change = Open | Update | Reopen | Close
 
 
 def plan(old: RunConfig, new: RunConfig) -> list[Change]:
-    """Return the stream changes that lead from one configuration to another.
-
-    Stops come first, new streams come last.
-    """
+    """Return the stream changes from one configuration to another: stops first, new streams last."""
     before, after = old.named(), new.named()
     closed: list[Change] = [Close(name) for name in before if name not in after]
     kept = [change_of(name, before[name], stream) for name, stream in after.items() if name in before]

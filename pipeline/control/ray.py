@@ -253,10 +253,7 @@ class RayWorkers:
         self._call(self._any_worker(), "local.check_rules", stream)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Apply changed settings of the whole run: restart the engines of the workers, one after another.
-
-        Return applied keys.
-        """
+        """Restart the engines of the workers one after another, if their settings changed. Return the applied keys."""
         settings = [replace(one.settings, values=worker_values(config)) for one in self._workers.values()]
         before, after = next(iter(self._workers.values())).settings.values, settings[0].values
         keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
@@ -352,11 +349,7 @@ class RayWorkers:
             return [stream.now() for name, stream in self._streams.items()]
 
     def status(self, name: str) -> StreamStatus:
-        """Return the status of a stream.
-
-        Raises:
-            StreamError: if the stream does not exist.
-        """
+        """Return the status of a stream. Raise StreamError if the stream does not exist."""
         with self._changed:
             return self._stream(name).now()
 

@@ -92,11 +92,7 @@ class WorkerSlot:
     thread: threading.Thread | None = None
 
     def status(self, streams: Sequence[str]) -> WorkerStatus:
-        """Return the status of the worker.
-
-        Args:
-            streams: names of the streams that run on the worker.
-        """
+        """Return the status of the worker, given the names of the streams that run on it."""
         ready, report = self.ready, self.report
         counters = Counter(self.counted)
         counters.update(report.counters)

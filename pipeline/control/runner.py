@@ -112,10 +112,7 @@ class StoredEvents(Protocol):
         """The names of machines with an unreachable event store."""
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return the records of the events that match a query, newest first.
-
-        Each comes with the time at which it was stored.
-        """
+        """Return matching event records with their storage times, newest first, and `more` events beyond the limit."""
 
     def rules(self, stream: str | None = None) -> list[str]:
         """Return the names of rules that have stored events."""

@@ -128,10 +128,7 @@ def _rows(of: str, streams: Iterable[ListedStream]) -> Iterable[tuple[str, int, 
 
 
 def plain(stream: ListedStream) -> dict[str, Any]:
-    """Return the keys that are set in a stream configuration, as JSON values.
-
-    They are validated when the file is loaded.
-    """
+    """Return the keys that are set in a stream configuration, as JSON values."""
     values: dict[str, Any] = stream.model_dump(mode="json", exclude_unset=True)
     return values
 

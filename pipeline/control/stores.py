@@ -284,10 +284,7 @@ class MachineStores:
             self._local.write(record)
 
     def page(self, query: EventQuery, more: int = 0) -> list[Stored]:
-        """Return the newest events of all machines that match a query.
-
-        Each comes with the time at which it was stored.
-        """
+        """Return the newest matching event records of all machines, with their storage times."""
         pages = self._ask_all("page", query, more)
         found = sorted(chain(*pages.values()), key=lambda one: (one[1], one[0]["id"]), reverse=True)
         return found[: query.limit + more]

@@ -100,10 +100,7 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Wish:
-    """A viewer's request to change a stream.
-
-    The worker forwards the request to the controller, which sends an answer.
-    """
+    """A viewer's request to change a stream, which a worker forwards to the controller."""
 
     number: int
     stream: str

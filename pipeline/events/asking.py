@@ -115,13 +115,7 @@ class Asker:
         self._failing = ""
 
     def ask(self, question: Question, scene: Scene, image: NDArray[np.uint8]) -> bool:
-        """Ask a question about a frame. Return False if too many questions are in flight.
-
-        Args:
-            question: the question.
-            scene: tracks of the frame, which determine the image crop.
-            image: (height, width, 3) uint8 RGB.
-        """
+        """Ask a question about a frame. Return False if too many questions are in flight."""
         if len(self._asked) >= MAX_ASKED and not self._wait:
             return False
         track = None if question.track == FRAME else scene.tracks[question.track]

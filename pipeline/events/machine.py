@@ -323,10 +323,7 @@ class RuleMachine:
         return changes
 
     def questions(self, scene: Scene) -> list[Question]:
-        """Return the questions to ask the model about the last scene.
-
-        Call `refuse` for each question that cannot be asked.
-        """
+        """Return the questions about the last scene. Call `refuse` for each question that cannot be asked."""
         return self._questions.due(scene, self._held) if self.rule.asks else []
 
     def refuse(self, question: Question) -> None:

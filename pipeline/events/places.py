@@ -45,19 +45,11 @@ class Rest:
     at: Rect
 
     def stationary_for(self, seconds: float) -> float:
-        """Return how long the object has been at its place, in seconds.
-
-        Args:
-            seconds: current stream time, in seconds.
-        """
+        """Return how long the object has been at its place at a stream time, in seconds."""
         return seconds - self.since_s
 
     def moving(self, seconds: float) -> bool:
-        """Return whether the object has moved by its own size within the last `STILL_S` seconds.
-
-        Args:
-            seconds: current stream time, in seconds.
-        """
+        """Return whether the object moved by its own size in the `STILL_S` seconds before a stream time."""
         return self.moved and seconds - self.since_s < STILL_S
 
 

@@ -91,12 +91,7 @@ class Questions:
         self._states: dict[tuple[Kind, str, int], _State] = {}
 
     def due(self, scene: Scene, candidates: Collection[int]) -> list[Question]:
-        """Return the questions to ask now about tracks that fulfil the condition. The questions are marked as asked.
-
-        Args:
-            scene: tracks of the current frame.
-            candidates: IDs of the tracks that fulfil the condition.
-        """
+        """Return the questions to ask now about candidate tracks, and mark the questions as asked."""
         rule, questions = self._rule, list[Question]()
         self._forget(scene, candidates)
         tracks = [number for number in candidates if number != FRAME] or ([FRAME] if candidates else [])
@@ -142,20 +137,13 @@ class Questions:
             state.on = False
 
     def refuse(self, question: Question) -> None:
-        """Mark a question as not asked, because too many questions are in flight.
-
-        It is asked again for the next frame.
-        """
+        """Mark a question as not asked, because too many questions are in flight. The next frame asks it again."""
         state = self._states.get((question.kind, question.name, question.track))
         if state is not None:
             state.pending, state.asked_s = False, float("-inf")
 
     def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
-        """Return the tracks for which the model gave every expected answer.
-
-        Args:
-            held: IDs of the tracks that fulfil the condition, and since when they do.
-        """
+        """Return the tracks, of those that fulfil the condition, for which the model gave every expected answer."""
         rule = self._rule
         if not (rule.ask or rule.verify):
             return dict(held)

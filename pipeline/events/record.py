@@ -165,10 +165,7 @@ def read_event(record: Mapping[str, Any]) -> Event:
 
 
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:
-    """Convert a change of an event to a JSON record.
-
-    The record has boxes in pixels and in fractions of the image size.
-    """
+    """Convert an event change to a JSON record, with boxes in pixels and in fractions of the image size."""
     if isinstance(change, RuleList):
         listed = {"rules": list(change.rules), "keep_s": dict(change.keep_s)}
         return {"schema": SCHEMA, "type": "rules", "stream": change.stream, **listed}

@@ -107,11 +107,7 @@ class EventStage:
         """The open events that `close` has left for `resume`."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue events that began on another worker. Call this before the first frame.
-
-        Args:
-            events: last event of each rule.
-        """
+        """Continue each rule's last event, which began on another worker. Call this before the first frame."""
         self._resumed = {event.rule: event for event in events}
 
     def configure(self, settings: EventSettings) -> None:

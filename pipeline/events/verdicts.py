@@ -63,10 +63,7 @@ class Verdict:
         return box.label == self.label and overlap(self.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
 
     def looks_like(self, look: NDArray[np.float32] | None) -> bool:
-        """Return whether an object looks like the false alarm.
-
-        Also return True if an appearance descriptor is missing.
-        """
+        """Return whether an object looks like the false alarm. A missing descriptor counts as similar."""
         if self.look is None or look is None:
             return True
         own = np.frombuffer(self.look, np.float16).astype(np.float32)

@@ -93,11 +93,7 @@ class OutputDelivery:
             outbox.call_off()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads of unshared sinks to end. Return whether they have ended.
-
-        Args:
-            timeout_s: timeout in seconds.
-        """
+        """Wait up to `timeout_s` seconds for the threads of unshared sinks to end. Return whether they have ended."""
         deadline = time.monotonic() + timeout_s
         own = [outbox.output.threads for outbox in self._outboxes if not outbox.output.shared]
         return all(threads.join(max(0.0, deadline - time.monotonic())) for threads in own)
@@ -178,10 +174,7 @@ class _Outbox:
         self._finish()
 
     def _write_one(self, taken: Taken[Delivery]) -> None:
-        """Write one result to the sink.
-
-        This is a separate function, so that no local variable keeps the frame in memory during the next wait.
-        """
+        """Write one result to the sink. As a separate function, it keeps no frame in memory during the next wait."""
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)
 

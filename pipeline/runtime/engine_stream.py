@@ -98,15 +98,7 @@ class EngineStream:
     def submit(
         self, frame: Frame, tasks: Sequence[Task], tiles: int, now: float, windows: Sequence[Window] = ()
     ) -> ResultFuture:
-        """Submit a frame to the engine. The errors are the errors of `Engine.submit`.
-
-        Args:
-            frame: the frame.
-            tasks: tasks for the frame.
-            tiles: number of tiles along each side.
-            now: current time by `time.monotonic()`, in seconds.
-            windows: saccade windows of the frame.
-        """
+        """Submit a frame to the engine at the time `now` of `time.monotonic()`. Raise the errors of `Engine.submit`."""
         limit_ms, left_s = self._share.deadline_ms, None
         if limit_ms is not None and self._live:
             left_s = (limit_ms - frame.decode_ms) / 1e3 - (now - frame.decoded_at)

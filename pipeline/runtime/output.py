@@ -44,12 +44,7 @@ class Output:
 
 
 def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:
-    """Close sinks in parallel, so that a hanging sink does not block the others. Return the errors.
-
-    Args:
-        outputs: the sinks.
-        timeout_s: timeout in seconds.
-    """
+    """Close sinks in parallel, so that a hanging sink does not block the others. Return the errors."""
     errors: list[Exception] = []
 
     def close(output: Output) -> None:

@@ -257,11 +257,7 @@ class Run:
         return 0.0 if since is None else time.monotonic() - since
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the run. Return whether every thread has ended.
-
-        Args:
-            timeout_s: timeout in seconds.
-        """
+        """Wait up to `timeout_s` seconds for the end of the run. Return whether every thread has ended."""
         deadline = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return False

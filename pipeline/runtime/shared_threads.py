@@ -150,10 +150,7 @@ class SharedTask:
         self.called_at = 0.0
 
     def call(self) -> None:
-        """Request a run of the task's function.
-
-        If the function is running, it runs once more afterwards. Thread-safe.
-        """
+        """Request a run of the task's function. A running function is run again afterwards. Thread-safe."""
         self._threads._call(self)
 
     def close(self) -> None:

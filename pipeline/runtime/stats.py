@@ -140,11 +140,7 @@ class Stats:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """Record the submission of a frame to the engine.
-
-        Args:
-            now: current time by `time.monotonic()`, in seconds.
-        """
+        """Record the submission of a frame to the engine at a time of `time.monotonic()`, in seconds."""
         with self._lock:
             self._first_submit = self._first_submit or now
 

@@ -92,11 +92,7 @@ class OpenedStream:
         """
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue events that were open when the stream last ran, possibly on another worker.
-
-        Args:
-            events: last event of each rule.
-        """
+        """Continue events that were open when the stream last ran, possibly on another worker."""
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
 
@@ -259,10 +255,7 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
 
 
 def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | None) -> LiveSource | None:
-    """Open the second stream of a camera, which has larger images for recordings.
-
-    Return None if it is not configured.
-    """
+    """Open a camera's second stream, which has larger images for recordings. Return None without one."""
     if config.record_source is None:
         return None
     wrong = f"record_source: {redact(config.record_source)} should be the address of a camera, such as rtsp://HOST/main"
@@ -287,10 +280,7 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: bool) -> Recorder:
-    """Return the recorder of a stream's clips and snapshots.
-
-    It uses the packets of a live source, or the source file.
-    """
+    """Return the recorder of clips and snapshots. It uses the packets of a live source, or the source file."""
     file = source.index if isinstance(source, FileSource) else None
     recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file, second=second)
     if isinstance(source, LiveSource):

@@ -113,12 +113,7 @@ class Memory:
         self.known: list[Known] = []
 
     def note_motion(self, blobs: Sequence[Rect], seconds: float) -> None:
-        """Record the motion in a frame.
-
-        Args:
-            blobs: rectangles with motion, in pixels.
-            seconds: time of the frame, in seconds.
-        """
+        """Record rectangles with motion in a frame, in pixels."""
         for one in self.known:
             if any(shared_area(one.found.box, blob) > 0 for blob in blobs):
                 one.note_motion(seconds)
@@ -159,10 +154,7 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Match stored objects to detections.
-
-        Return a dict from the index of an object to the index of its detection.
-        """
+        """Match stored objects to detections. Return the index of the detection for each matched object."""
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))

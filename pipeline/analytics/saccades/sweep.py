@@ -73,11 +73,7 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether a window of the sweep is due.
-
-        Args:
-            taken: whether this window would replace the window of another request.
-        """
+        """Return whether a window of the sweep is due. `taken` means that it would replace another request."""
         if self.first_pass:
             return self._credit >= 1.0 or not taken
         return self._credit >= (_TAKEN if taken else 1.0)
@@ -181,10 +177,7 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return the cells of a window as top, bottom, left and right.
-
-        Cells in the margin of the window are excluded.
-        """
+        """Return the cells of a window, without its margin, as top, bottom, left and right."""
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)

@@ -88,13 +88,7 @@ def time_cameras(
 def shown_images(
     size: tuple[int, int], objects: int | None = None, label: str = "person"
 ) -> tuple[list[RgbImage], list[RgbImage], Detect]:
-    """Return the images of normal cameras, the images of the 4K camera, and the detection task.
-
-    Args:
-        size: width and height of normal images, in pixels.
-        objects: fixed number of objects per answer; None for the model's own answers.
-        label: label to detect.
-    """
+    """Return the images of normal cameras, the images of the 4K camera, and the detection task."""
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
@@ -116,10 +110,7 @@ def run_cameras(
     weights: Sequence[float],
     saccades: int = 0,
 ) -> CamerasBench:
-    """Run the camera benchmark with a given engine, normal images and 4K images.
-
-    Other arguments: see `time_cameras`.
-    """
+    """Run the camera benchmark with a given engine and images. See `time_cameras` for the other arguments."""
     windows = RandomWindows(engine, saccades)
     for image in [*images[:3], *large]:
         engine.submit(image, [task], windows=windows.of(image)).result()
@@ -148,10 +139,7 @@ def run_cameras(
 
 
 class _Camera:
-    """A simulated camera, with the results of its frames.
-
-    Frames within `SETTLE_S` seconds of the start are not counted.
-    """
+    """A simulated camera, with the results of its frames after the first `SETTLE_S` seconds."""
 
     def __init__(
         self,
@@ -172,14 +160,7 @@ class _Camera:
         engine.configure_stream(self._key, StreamSettings(weight=weight))
 
     def offer(self, number: int, due: float, limit_s: float | None, *, counts: bool) -> None:
-        """Submit a frame of the simulated camera.
-
-        Args:
-            number: number of the frame.
-            due: time at which the frame was due by `time.monotonic()`, in seconds.
-            limit_s: maximum age of the frame at its result, in seconds; None for no limit.
-            counts: whether the frame is part of the measurement.
-        """
+        """Submit a frame of the camera, with the time at which it was due by `time.monotonic()`."""
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
         with self._lock:

@@ -52,11 +52,7 @@ class Backtest:
     forecasts: Sequence[Forecast] = ()
 
     def as_json(self, forecast: bool = False) -> str:
-        """Return the result of the backtest as JSON.
-
-        Args:
-            forecast: whether to include the expected events per day.
-        """
+        """Return the events as JSON. `forecast` adds the expected events per day."""
         pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2), "vid_stride": self.vid_stride}
         more = {"forecast": [asdict(one) for one in self.forecasts]} if forecast else {}
         return json_text({"events": self.events, **pace, **more})

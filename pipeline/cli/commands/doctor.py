@@ -58,10 +58,7 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_gpu() -> Iterator[Finding]:
-    """Run the included model on every GPU, and compare the results with the results of the CPU.
-
-    Takes a minute per GPU.
-    """
+    """Compare the included model's results on every GPU with its results on the CPU. Takes a minute per GPU."""
     import torch
 
     if not torch.cuda.is_available():

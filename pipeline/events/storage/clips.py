@@ -142,10 +142,7 @@ class PacketRing:
             return bool(self._packets) and time.until(self._packets[-1]) > _ROUNDING_S
 
     def cut(self, begin: Moment, end: Moment) -> list[CodedPacket]:
-        """Return the packets between two times.
-
-        They start with the keyframe before `begin`, if the buffer contains it.
-        """
+        """Return the packets between two times, starting with the keyframe before `begin` if available."""
         with self._lock:
             packets = list(self._packets)
         while packets and end.until(packets[-1]) > _ROUNDING_S:  # in decode order, which B-frames need

@@ -268,10 +268,7 @@ class EventStore(EventReader):
         return lock
 
     def _open(self, keep_open: bool) -> None:
-        """Open the database and migrate it.
-
-        A corrupt database is moved aside first. On a full disk, the reserve is released.
-        """
+        """Open and migrate the database. A corrupt database is moved aside. A full disk releases the reserve."""
         if os.path.lexists(self._path) and not self._path.is_file():
             self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):
@@ -315,10 +312,7 @@ class EventStore(EventReader):
         )
 
     def _trouble_with_file(self) -> str | None:
-        """Return a message if the open database is no longer the file on disk. Otherwise return None.
-
-        SQLite does not detect that its file was deleted or replaced.
-        """
+        """Return why the open database is no longer the file on disk, or None. SQLite does not detect this change."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -407,10 +401,7 @@ class EventStore(EventReader):
             log.warning("%s: %d event changes could not be stored", self._path, self._lost + len(self._unwritten))
 
     def _commit(self, jobs: list[_Job]) -> None:
-        """Commit jobs in one transaction.
-
-        If the transaction fails, commit the jobs one by one, so that a faulty job fails alone.
-        """
+        """Commit jobs in one transaction. On failure, commit them one by one, so that a faulty job fails alone."""
         results: list[Any] = []
         self._deleted_media.clear()
         try:

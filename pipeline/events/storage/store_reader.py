@@ -320,10 +320,7 @@ class EventReader:
             return [(json.loads(record), stored_at) for record, stored_at in rows]
 
     def walk(self, query: EventQuery) -> Iterator[tuple[dict[str, Any], float]]:
-        """Yield all events that match a query, with the time at which each event was stored.
-
-        The page size is the query's limit.
-        """
+        """Yield all events that match a query, with their storage times. The query's limit is the page size."""
         return walk_pages(lambda query: self.page(query, 1), query)
 
     def get(self, event: str) -> dict[str, Any] | None:
