@@ -159,7 +159,7 @@ def _regions(points_key: str) -> BeforeValidator:
                 if not (equals and name.strip()):
                     raise ValueError("should be NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
                 if name.strip() in named:
-                    raise ValueError(f"'{name.strip()}' is defined twice")
+                    raise ValueError(f"the name '{name.strip()}' is defined twice")
                 named[name.strip()] = points
             value = named
         if isinstance(value, Mapping):

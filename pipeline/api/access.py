@@ -319,7 +319,7 @@ def _read(path: Path) -> _File:
         values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return _File.model_validate({} if values is None else values)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not valid UTF-8; save the file as UTF-8 text") from None
     except yaml.YAMLError as error:

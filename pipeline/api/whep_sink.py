@@ -88,7 +88,7 @@ class ViewerSink:
                 on_cleanup=[whep.close],
             )
         except (ConfigError, ValueError) as error:
-            raise SinkError(f"whep: {error}") from None
+            raise SinkError(f"cannot open the sink whep: {error}") from None
         self.url = f"{self._server.url}/"
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:

@@ -41,4 +41,4 @@ def traced(engine: Engine, path: Path) -> Iterator[None]:
             try:
                 trace.save(path)
             except OSError as error:
-                raise ConfigError(f"--trace: {path}: {error.strerror or error}") from error
+                raise ConfigError(f"--trace: cannot write {path}: {error.strerror or error}") from error

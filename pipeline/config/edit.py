@@ -57,7 +57,7 @@ def save_streams(
             f"{path}: not saved, because another program changed the file; reload the file and try again"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot save {path}: {error.strerror or error}") from None
 
 
 def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
@@ -194,7 +194,7 @@ def _replace(path: Path, text: str, check: Callable[[Path], object]) -> None:
             os.close(folder)
     except ConfigError as error:
         beside.unlink(missing_ok=True)
-        raise ConfigError(f"not saved: {str(error).replace(str(beside), path.name)}") from None
+        raise ConfigError(f"the configuration was not saved: {str(error).replace(str(beside), path.name)}") from None
     except OSError:
         beside.unlink(missing_ok=True)
         raise

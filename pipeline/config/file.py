@@ -192,7 +192,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not valid UTF-8; save the file as UTF-8 text") from None
 
@@ -242,7 +242,7 @@ def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
             inner = (*at, str(key.value))
             where = _where(key)
             if inner in places:
-                raise TextError(f"'{key.value}' is defined twice, first in line {places[inner][0]}", *where)
+                raise TextError(f"the key '{key.value}' is defined twice, first in line {places[inner][0]}", *where)
             places[inner] = where
             _note_places(value, inner, places)
             if isinstance(value, yaml.ScalarNode) and value.start_mark.line == value.end_mark.line:

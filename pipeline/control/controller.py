@@ -373,7 +373,7 @@ class Controller:
             base = edited.resolved()
             applied = self.apply(lambda desired: merge(before, base, desired), base=base)
         except ERRORS as error:
-            raise ConfigError(f"{error}; nothing was changed") from None
+            raise ConfigError(f"the configuration was not reloaded: {error}; nothing was changed") from None
         lines = [_line(outcome) for outcome in applied.outcomes] + _later_line(before, edited, applied.keys)
         if applied.keys:
             lines.append(f"all workers were replaced, because of changes in {', '.join(applied.keys)}")

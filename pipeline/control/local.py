@@ -400,7 +400,7 @@ class Local:
         """
         stage = analyze_stage(self.streams.get(name).stages)
         if stage is None:
-            raise StreamError("this stream does not support zones")
+            raise StreamError("this stream does not support zones and lines")
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:

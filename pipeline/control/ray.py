@@ -550,7 +550,7 @@ class RayWorkers:
         elif kind == "wish":
             self._wishes.submit(self._grant, worker, value)
         elif kind == "warning":
-            log.warning("%s", value)
+            log.warning("worker %s: %s", worker.name, value)
 
     def _take_report(self, worker: WorkerSlot, report: Report) -> None:
         now = time.monotonic()

@@ -45,11 +45,11 @@ class Rest:
     at: Rect
 
     def stationary_for(self, seconds: float) -> float:
-        """Return how long the object has been at its place at a stream time, in seconds."""
+        """Return for how many seconds the object has been at its place, at a given stream time."""
         return seconds - self.since_s
 
     def moving(self, seconds: float) -> bool:
-        """Return whether the object moved by its own size in the `STILL_S` seconds before a stream time."""
+        """Return whether the object is moving: it moved by its own size in the last `STILL_S` seconds."""
         return self.moved and seconds - self.since_s < STILL_S
 
 

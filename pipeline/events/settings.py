@@ -35,7 +35,7 @@ class Threshold(NullIsUnset):
     @classmethod
     def _below_on(cls, value: float, info: Any) -> float:
         if value > info.data.get("on", 1.0):
-            raise ValueError(f"should not be above `on`, {info.data['on']:g}")
+            raise ValueError(f"should be at most the value of `on`, {info.data['on']:g}")
         return value
 
 

@@ -51,7 +51,7 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """The output as shown to users, without options and secrets."""
+        """The output as displayed to users: its address or path, without options and secrets."""
         if self.path is None:
             return redact_target(self.text).partition("?")[0]
         return redact_target(self._without_options)

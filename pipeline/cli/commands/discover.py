@@ -76,7 +76,7 @@ def find_cameras(
     try:
         devices = discover(seconds, group)
     except OSError as error:
-        raise SourceError(f"cannot probe the network: {error.strerror or error}") from error
+        raise SourceError(f"cannot search the network for cameras: {error.strerror or error}") from error
     return FoundCameras(tuple(_camera(device, user, password) for device in devices))
 
 

@@ -301,7 +301,7 @@ class Recorder:
             self._ending[name] = recording
 
     def _moment(self, event: Event, steady: float, captured: float) -> Moment:
-        """Return a time of an event on both clocks. With only one stream, the arrival time is exact and sufficient."""
+        """Return a time of an event, with the capture time only if the camera has a second stream."""
         return Moment(steady, captured if self._second and event.capture_clock == "rtcp" else None)
 
     def _is_over(self, time: Moment, now: float) -> bool:

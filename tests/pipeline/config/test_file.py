@@ -49,7 +49,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is not a queue policy"),
         ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than the setting start, 9 s"),
         ("source: a\nstart: .inf\n", ":2:1: start: should be a finite number"),
-        ("source: a\nsource: b\n", ":2:1: 'source' is defined twice, first in line 1"),
+        ("source: a\nsource: b\n", ":2:1: the key 'source' is defined twice, first in line 1"),
         ("model: nano\n", ":1:1: source is missing; give a file"),
         ("", ":1:1: source is missing"),
         ("source: a\n", ":1:1: no prompts: set detect, point or query"),
