@@ -179,7 +179,7 @@ def test_each_change_is_a_line_of_the_audit(server: Server) -> None:
         ("clients: [{name: a, role: admin}]", "needs either token or token_file"),
         ("clients: [{name: a, role: admin, token: x}, {name: b, role: viewer, token: x}]", "the same token"),
         ("clients: [{name: a, role: admin, token: x, strems: [y]}]", "strems"),
-        ("proxy: {addresses: [nonsense], user: X-User}", "address or a network"),
+        ("proxy: {addresses: [nonsense], user: X-User}", "IP address or network"),
         ("clients: [", "invalid YAML"),
     ],
 )

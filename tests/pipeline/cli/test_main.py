@@ -41,7 +41,7 @@ BAD_INPUT = {
     "no video stream": (["run", "sound.mp4", *OUTPUTS], "no video stream"),
     "unknown class": (["run", "clip.mp4", *OUTPUTS, "--detect", "unicorn"], "unicorn"),
     "unknown model": (["run", "clip.mp4", *OUTPUTS, "--model", "no-such-model"], "no-such-model"),
-    "invalid YAML": (["run", "--config", "broken.yaml", *OUTPUTS], "broken.yaml:3:1: broken YAML"),
+    "invalid YAML": (["run", "--config", "broken.yaml", *OUTPUTS], "broken.yaml:3:1: invalid YAML"),
     "unwritable video": (["run", "clip.mp4", *PERSON, "--out", "none/out.mp4"], "none/out.mp4"),
     "unwritable records": (["run", "clip.mp4", *OUTPUTS, "--jsonl", "none/out.jsonl"], "none/out.jsonl"),
     "unwritable image": (["image", "photo.png", *PERSON, "--out", "none/found.png"], "none/found.png"),

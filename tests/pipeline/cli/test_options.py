@@ -54,7 +54,7 @@ def test_no_command_declares_a_setting_a_second_time() -> None:
 
 def test_commands_keep_their_own_docstrings() -> None:
     group = typer.main.get_command(app)
-    assert inspect.cleandoc(group.commands["run"].help or "").startswith("Find objects")  # type: ignore[attr-defined]
+    assert inspect.cleandoc(group.commands["run"].help or "").startswith("Detect objects")  # type: ignore[attr-defined]
 
 
 def test_help_shows_no_types_of_switches_and_arguments() -> None:

@@ -204,7 +204,7 @@ def test_a_file_of_another_shape_is_left_alone(text: str, tmp_path: Path) -> Non
     before = load(path, {})
     path.write_text(text)
     changed = [stream.model_copy(update={"rules": OLD, "conf": 0.1}) for stream in before.named().values()]
-    with pytest.raises(ConfigError, match="changed in the meantime"):
+    with pytest.raises(ConfigError, match="another program changed the file"):
         save_streams(path, before, before.resolved().with_streams(changed))
     assert path.read_text() == text
     assert [one.name for one in tmp_path.iterdir()] == ["cameras.yaml"]

@@ -72,7 +72,9 @@ def test_what_is_lost_is_counted_and_logged_and_no_end_is(
     told = [("begin", "early"), *(("begin", one) for one in begun), *(("end", one) for one in begun), ("end", "early")]
     assert [(one["type"], one["id"]) for one in got[:-1]] == told
     assert got[-1]["type"] == "rules"
-    lost = [int(one.getMessage().rsplit(" ", 1)[1]) for one in caplog.records if "dropped changes" in one.getMessage()]
+    lost = [
+        int(one.getMessage().rsplit(" ", 1)[1]) for one in caplog.records if "dropped event changes" in one.getMessage()
+    ]
     assert sum(lost) == events.dropped
 
 
