@@ -330,7 +330,7 @@ def test_a_restart_ends_a_stream_and_opens_it_again(local: Local) -> None:
     assert before.join(30)
     assert controller.streams.get("door") is not before
     assert controller.finished["door"].stopped
-    with pytest.raises(StreamError, match="no stream"):
+    with pytest.raises(StreamError, match="does not exist"):
         controller.restart("none")
 
 

@@ -132,7 +132,7 @@ def test_what_cannot_be_opened_is_refused_and_forgotten(running: Running) -> Non
         running.controller.update("a", {"detect": ["unheard"]})
     with pytest.raises(StreamError, match="already"):
         running.controller.add(StreamConfig(name="a", source=running.camera, detect=["person"]))
-    with pytest.raises(StreamError, match="no stream"):
+    with pytest.raises(StreamError, match="does not exist"):
         running.controller.remove("none")
     with pytest.raises(PlacedError, match="door"):
         running.controller.check_rules("a", {"rules": _rules("person in door")})

@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         closing(StateFile(tmp_path / "file" / "a.state")) as state,
-        pytest.raises(ConfigError, match="cannot store the change"),
+        pytest.raises(ConfigError, match="cannot store changes in this file"),
     ):
         state.save(CONFIG, CONFIG)
 

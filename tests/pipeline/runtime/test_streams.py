@@ -149,7 +149,7 @@ def test_a_failed_stream_stops_no_other_and_stays_listed(engine: Engine) -> None
         (status,) = streams.snapshot()
         assert (status.name, status.state, status.ok) == ("bad", "failed", False)
         assert status.reason == "rtsp://cam/1: the disk was removed"
-        with pytest.raises(StreamError, match="no stream"):
+        with pytest.raises(StreamError, match="does not exist"):
             streams.get("bad")
         streams.remove("bad")
         assert streams.snapshot() == []
@@ -218,7 +218,7 @@ def test_names_are_taken_once_and_are_safe_in_paths_and_topics(engine: Engine) -
             streams.add("c", clip(), PERSON)
         streams.remove("a")
         assert streams.names == ["b"]
-        with pytest.raises(StreamError, match="no stream"):
+        with pytest.raises(StreamError, match="does not exist"):
             streams.remove("a")
     with pytest.raises(StreamError, match="shutting down"):
         streams.add("d", clip(), PERSON)

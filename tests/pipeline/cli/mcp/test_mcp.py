@@ -79,7 +79,7 @@ def check(used: dict[str, Any]) -> None:
     assert isinstance(used["detect"].structured_content["result"], list)
     assert (used["ask"].is_error, used["missing"].is_error) == (True, True)
     assert "nano can detect and point, not query" in used["ask"].content[0].text
-    assert "no stream with this name" in used["missing"].content[0].text
+    assert "this stream does not exist" in used["missing"].content[0].text
 
 
 def test_its_own_client_uses_the_tools_over_stdio(demo: Demo) -> None:
