@@ -298,7 +298,7 @@ BAD_FILES = {
     "missing": (lambda folder: folder / "no.mp4", "no such file"),
     "empty": (write_empty, "empty (0 bytes)"),
     "text named mp4": (write_text, "cannot be read as a video"),
-    "text": (write_text_by_name, "text file"),
+    "text": (write_text_by_name, "the content is text"),
     "cut off before its index": (write_cut_mp4, "cannot be read as a video"),
 }
 

@@ -286,7 +286,7 @@ def test_insisting_on_a_missing_gpu_raises() -> None:
         pytest.skip("there is a GPU that decodes")
     except Exception:
         pass
-    with http(mjpeg) as url, pytest.raises(SourceError, match="hwaccel cuda: no GPU"):
+    with http(mjpeg) as url, pytest.raises(SourceError, match="hwaccel cuda: FFmpeg found no GPU"):
         take(live(f"{url}/video", hwaccel="cuda"), 1)
 
 
