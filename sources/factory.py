@@ -102,7 +102,7 @@ def open_source(
         )
 
         return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
-    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls, check_address, largest=largest)
+    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls, check_address, stream=stream, largest=largest)
     if opener:
         if start is not None or end is not None:
             raise SourceError(f"{redact(text)} is a live source: remove start and end, which apply to files only")
@@ -153,6 +153,7 @@ def _live_opener(
     tls: str,
     check: CheckAddress | None,
     *,
+    stream: str | None = None,
     largest: bool = False,
 ) -> Opener | None:
     """Return the function that connects to a live address or webcam; None if `text` is neither."""
@@ -169,9 +170,9 @@ def _live_opener(
     elif scheme == "onvif":
         from saccade.sources.onvif.device import OnvifAddress  # only for those who use it
 
-        device = OnvifAddress.parse(text)
+        device, name = OnvifAddress.parse(text), stream or stream_name(text)
         return lambda closed, gpu, taps: _open_onvif(
-            device, closed, hwaccel, gpu, choice, loss, policy, check, taps, largest=largest
+            device, closed, hwaccel, gpu, choice, loss, policy, check, taps, name=name, largest=largest
         )
     elif scheme in _STREAMS:
         check_port(text)
@@ -195,6 +196,7 @@ def _open_onvif(
     check: CheckAddress | None,
     taps: Taps,
     *,
+    name: str,
     largest: bool,
 ) -> LiveConnection:
     """Connect to an ONVIF device's RTSP stream. The stream URI is read for each connection, because it may change."""
@@ -209,6 +211,8 @@ def _open_onvif(
         known = ", ".join(profile.token for profile in profiles)
         raise LiveError("not found", f"{device.host} has no profile '{device.token}'; there are {known}")
     profile = largest_profile(chosen) if largest else best_profile(chosen)
+    size, purpose = f"{profile.width}x{profile.height}", "recordings" if largest else "analysis"
+    log.info("%s: ONVIF profile %r (%s %s) for %s", name, profile.token, profile.codec, size, purpose)
     return _open_rtsp(device.stream(profile), closed, hwaccel, gpu, choice, loss, tls, check, taps)
 
 

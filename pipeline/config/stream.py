@@ -117,7 +117,8 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         "A second stream of the same camera, with larger images, for recordings, clips and snapshots.",
         more="`source` is the camera's small stream, which is analysed. The second stream is only opened for `record` "
         "or for events with `store`, and is not decoded. Its loss does not stop detection. The RTCP reports of both "
-        "streams align clips and snapshots to a frame. An onvif:// address chooses the largest profile.",
+        "streams align clips and snapshots to a frame. An onvif:// address chooses the largest profile. If `source` is "
+        "an onvif:// address without a profile, the default is the same address.",
         metavar="SOURCE",
     )
     record: FileText | None = setting(

@@ -256,14 +256,15 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
 
 def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | None) -> LiveSource | None:
     """Open a camera's second stream, which has larger images for recordings. Return None without one."""
-    if config.record_source is None:
+    address = _record_address(config)
+    if address is None:
         return None
-    wrong = f"record_source: {redact(config.record_source)} should be the address of a camera, such as rtsp://HOST/main"
-    if config.record_source.startswith("webrtc:"):
+    wrong = f"record_source: {redact(address)} should be the address of a camera, such as rtsp://HOST/main"
+    if address.startswith("webrtc:"):
         raise ConfigError(wrong)
     try:
         source = open_source(
-            config.record_source,
+            address,
             stream=f"{name} (record source)",
             hwaccel="none",
             rtsp_transport=config.rtsp_transport,
@@ -277,6 +278,15 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
         source.close()
         raise ConfigError(wrong)
     return source
+
+
+def _record_address(config: StreamConfig) -> str | None:
+    """Return the address of the second stream of a camera. An ONVIF address without a profile stands for both."""
+    if config.record_source is None and config.source.strip().lower().startswith("onvif://"):
+        from saccade.sources.onvif import OnvifAddress  # only for those who use it
+
+        return None if OnvifAddress.parse(config.source).token else config.source
+    return config.record_source
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: bool) -> Recorder:

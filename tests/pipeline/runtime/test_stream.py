@@ -80,3 +80,24 @@ def test_a_record_source_is_opened_only_for_a_recording_or_clips(engine: Engine,
         assert recorded.record_source is not None
         assert recorded.record_source.source.taps.video
         assert not recorded.source.taps.video
+
+
+@pytest.mark.parametrize(
+    ("source", "other", "second"),
+    [
+        ("onvif://u:secret@127.0.0.1:1", None, "onvif://127.0.0.1:1"),
+        ("onvif://u:secret@127.0.0.1:1/sub", None, None),
+        ("onvif://u:secret@127.0.0.1:1", "rtsp://127.0.0.1:1/y", "rtsp://127.0.0.1:1/y"),
+    ],
+)
+def test_an_onvif_camera_without_a_profile_is_also_its_record_source(
+    engine: Engine, source: str, other: str | None, second: str | None, tmp_path: Path
+) -> None:
+    config = ListedStream.model_validate({"source": source, "record_source": other, "record": str(tmp_path)})
+    with open_stream(config, engine) as stream:
+        assert isinstance(stream.source, LiveSource)
+        found = stream.record_source.source if stream.record_source is not None else None
+        assert (found.info.url if found is not None else None) == second
+        assert bool(stream.source.taps.video) == (second is None)
+    with open_stream(config.model_copy(update={"record": None, "detect": ["person"]}), engine) as idle:
+        assert idle.record_source is None

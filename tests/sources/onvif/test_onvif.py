@@ -83,17 +83,30 @@ def test_a_codec_that_is_not_decoded_here_is_the_last_choice() -> None:
     assert largest_profile([jpeg, tiny]) is tiny
 
 
-@pytest.mark.parametrize(("token", "path"), [("", "sub"), ("/main", "main")])
-def test_an_onvif_address_is_opened_as_a_source(token: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("token", "largest", "path", "line"),
+    [
+        ("", False, "sub", "door: ONVIF profile 'sub' (H264 1280x720) for analysis"),
+        ("", True, "main", "door: ONVIF profile 'main' (H264 3840x2160) for recordings"),
+        ("/main", False, "main", "door: ONVIF profile 'main' (H264 3840x2160) for analysis"),
+    ],
+)
+def test_an_onvif_address_is_opened_as_a_source(
+    token: str, largest: bool, path: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "saccade")
     frames = coded_frames(20)
     with (
         ScriptedCamera(lambda call: call.play(frames, Packetizer(), 0.02)) as camera,
         onvif_device(f"rtsp://127.0.0.1:{camera.port}") as port,
     ):
-        source = open_source(f"onvif://bob:secret@127.0.0.1:{port}{token}", hwaccel="none")
+        address = f"onvif://bob:secret@127.0.0.1:{port}{token}"
+        source = open_source(address, stream="door", hwaccel="none", largest=largest)
         assert numbers(take(source, 5)) == list(range(5))  # type: ignore[arg-type]
         assert source.info.url == f"onvif://127.0.0.1:{port}{token}"
         assert camera.calls[0].requests[0].url.endswith(f"/{path}")
+    assert [one for one in caplog.messages if "ONVIF" in one] == [line]
+    assert "secret" not in caplog.text
 
 
 def test_a_refused_password_and_an_absent_device_are_named() -> None:

@@ -1,86 +1,222 @@
-"""A small ONVIF device on 127.0.0.1: answers probes, and offers two profiles whose streams are at a given URI."""
+"""A virtual ONVIF camera on 127.0.0.1: an HTTP server that answers SOAP requests and probes.
+
+It has the services Media and, as configured, Media2, PTZ and events. It checks the password as a camera does.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 
 from tests.support.http_server import serving
 
 NAMES = (
     'xmlns:s="http://www.w3.org/2003/05/soap-envelope" xmlns:tds="http://www.onvif.org/ver10/device/wsdl" '
-    'xmlns:trt="http://www.onvif.org/ver10/media/wsdl" xmlns:tt="http://www.onvif.org/ver10/schema"'
+    'xmlns:trt="http://www.onvif.org/ver10/media/wsdl" xmlns:tr2="http://www.onvif.org/ver20/media/wsdl" '
+    'xmlns:tptz="http://www.onvif.org/ver20/ptz/wsdl" xmlns:tt="http://www.onvif.org/ver10/schema"'
 )
-DATE = "<tt:Date><tt:Year>2026</tt:Year><tt:Month>1</tt:Month><tt:Day>2</tt:Day></tt:Date>"
-TIME = "<tt:Time><tt:Hour>3</tt:Hour><tt:Minute>4</tt:Minute><tt:Second>5</tt:Second></tt:Time>"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)  # the clock of the camera stands still, and is wrong
 CLOCK = (
     "<tds:GetSystemDateAndTimeResponse><tds:SystemDateAndTime><tt:DateTimeType>NTP</tt:DateTimeType>"
-    f"<tt:DaylightSavings>false</tt:DaylightSavings><tt:UTCDateTime>{TIME}{DATE}</tt:UTCDateTime>"
-    "</tds:SystemDateAndTime></tds:GetSystemDateAndTimeResponse>"
+    "<tt:DaylightSavings>false</tt:DaylightSavings><tt:UTCDateTime>"
+    f"<tt:Time><tt:Hour>{NOW.hour}</tt:Hour><tt:Minute>{NOW.minute}</tt:Minute><tt:Second>{NOW.second}</tt:Second>"
+    f"</tt:Time><tt:Date><tt:Year>{NOW.year}</tt:Year><tt:Month>{NOW.month}</tt:Month><tt:Day>{NOW.day}</tt:Day>"
+    "</tt:Date></tt:UTCDateTime></tds:SystemDateAndTime></tds:GetSystemDateAndTimeResponse>"
 )
-FAULT = (
-    "<s:Fault><s:Code><s:Value>s:Sender</s:Value><s:Subcode>"
-    '<s:Value xmlns:ter="http://www.onvif.org/ver10/error">ter:NotAuthorized</s:Value></s:Subcode></s:Code>'
-    '<s:Reason><s:Text xml:lang="en">Sender not authorized</s:Text></s:Reason></s:Fault>'
-)
+PASSWORD = "secret"
+_SKEW_S = 3600.0
 
 
-def profile(token: str, width: int, height: int) -> str:
-    return (
-        f'<trt:Profiles token="{token}" fixed="true"><tt:Name>{token}</tt:Name>'
-        f'<tt:VideoEncoderConfiguration token="v{token}"><tt:Name>v</tt:Name><tt:UseCount>1</tt:UseCount>'
-        f"<tt:Encoding>H264</tt:Encoding><tt:Resolution><tt:Width>{width}</tt:Width><tt:Height>{height}</tt:Height>"
-        "</tt:Resolution><tt:Quality>5</tt:Quality><tt:RateControl><tt:FrameRateLimit>25</tt:FrameRateLimit>"
-        "<tt:EncodingInterval>1</tt:EncodingInterval><tt:BitrateLimit>4096</tt:BitrateLimit></tt:RateControl>"
-        "<tt:H264><tt:GovLength>50</tt:GovLength><tt:H264Profile>Main</tt:H264Profile></tt:H264>"
-        "<tt:Multicast><tt:Address><tt:Type>IPv4</tt:Type></tt:Address><tt:Port>0</tt:Port><tt:TTL>1</tt:TTL>"
-        "<tt:AutoStart>false</tt:AutoStart></tt:Multicast><tt:SessionTimeout>PT60S</tt:SessionTimeout>"
-        "</tt:VideoEncoderConfiguration></trt:Profiles>"
+class FaultError(Exception):
+    """A request that the camera answers with a SOAP fault."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+    @property
+    def text(self) -> str:
+        return (
+            "<s:Fault><s:Code><s:Value>s:Sender</s:Value><s:Subcode>"
+            f'<s:Value xmlns:ter="http://www.onvif.org/ver10/error">ter:{self.code}</s:Value></s:Subcode></s:Code>'
+            f'<s:Reason><s:Text xml:lang="en">{self}</s:Text></s:Reason></s:Fault>'
+        )
+
+
+@dataclass
+class MediaProfile:
+    """A profile of the camera, and the size and codec of its stream."""
+
+    token: str
+    width: int
+    height: int
+    codec: str = "H264"
+
+    @property
+    def media(self) -> str:
+        """The profile in the service Media, which knows no H.265."""
+        size = f"<tt:Width>{self.width}</tt:Width><tt:Height>{self.height}</tt:Height>"
+        encoder = (
+            f'<tt:VideoEncoderConfiguration token="v{self.token}"><tt:Name>v</tt:Name><tt:UseCount>1</tt:UseCount>'
+            f"<tt:Encoding>{self.codec}</tt:Encoding><tt:Resolution>{size}"
+            "</tt:Resolution><tt:Quality>5</tt:Quality><tt:RateControl><tt:FrameRateLimit>25</tt:FrameRateLimit>"
+            "<tt:EncodingInterval>1</tt:EncodingInterval><tt:BitrateLimit>4096</tt:BitrateLimit></tt:RateControl>"
+            "<tt:H264><tt:GovLength>50</tt:GovLength><tt:H264Profile>Main</tt:H264Profile></tt:H264>"
+            "<tt:Multicast><tt:Address><tt:Type>IPv4</tt:Type></tt:Address><tt:Port>0</tt:Port><tt:TTL>1</tt:TTL>"
+            "<tt:AutoStart>false</tt:AutoStart></tt:Multicast><tt:SessionTimeout>PT60S</tt:SessionTimeout>"
+            "</tt:VideoEncoderConfiguration>"
+        )
+        return (
+            f'<trt:Profiles token="{self.token}" fixed="true"><tt:Name>{self.token}</tt:Name>'
+            f"{encoder if self.codec == 'H264' else ''}</trt:Profiles>"
+        )
+
+    @property
+    def media2(self) -> str:
+        """The profile in the service Media2."""
+        return (
+            f'<tr2:Profiles token="{self.token}" fixed="true"><tr2:Name>{self.token}</tr2:Name><tr2:Configurations>'
+            f'<tr2:VideoEncoder token="v{self.token}" GovLength="50" Profile="Main"><tt:Name>v</tt:Name>'
+            f"<tt:UseCount>1</tt:UseCount><tt:Encoding>{self.codec}</tt:Encoding><tt:Resolution>"
+            f"<tt:Width>{self.width}</tt:Width><tt:Height>{self.height}</tt:Height></tt:Resolution>"
+            '<tt:RateControl ConstantBitRate="false"><tt:FrameRateLimit>25</tt:FrameRateLimit>'
+            "<tt:BitrateLimit>4096</tt:BitrateLimit></tt:RateControl><tt:Quality>5</tt:Quality></tr2:VideoEncoder>"
+            "</tr2:Configurations></tr2:Profiles>"
+        )
+
+
+@dataclass
+class OnvifCamera:
+    """A virtual camera.
+
+    Attributes:
+        stream: RTSP address before the token of a profile.
+        profiles: the profiles.
+        user: the only user.
+        services: address of the services besides the device service; "" for this server.
+        media2: whether the camera has the service Media2; "broken" if its requests fail.
+        presets: names of the PTZ presets, by token; None for a camera without PTZ.
+        position: token of the preset at which the camera is.
+        asked: names of the requests, such as media/GetProfiles.
+    """
+
+    stream: str = "rtsp://127.0.0.1:1"
+    profiles: list[MediaProfile] = field(
+        default_factory=lambda: [MediaProfile("main", 3840, 2160), MediaProfile("sub", 1280, 720)]
     )
+    user: str = "bob"
+    services: str = ""
+    media2: bool | str = False
+    presets: dict[str, str] | None = None
+    position: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def answer(self, service: str, request: str, body: str, place: str) -> str:
+        """Return the body of the answer to a request."""
+        if request != "GetSystemDateAndTime":
+            self._authenticate(body)
+        self.asked.append(f"{service}/{request}")
+        if service == "media2" and self.media2 == "broken":
+            raise FaultError("ActionNotSupported", "not supported")
+        token = next(iter(re.findall(r"ProfileToken>([^<]+)<", body)), "")
+        if token and token not in [profile.token for profile in self.profiles]:
+            raise FaultError("NoProfile", f"no profile {token}")
+        match service, request:
+            case _, "GetSystemDateAndTime":
+                return CLOCK
+            case _, "GetServices":
+                return f"<tds:GetServicesResponse>{self._listed(place)}</tds:GetServicesResponse>"
+            case "media", "GetProfiles":
+                both = "".join(profile.media for profile in self.profiles)
+                return f"<trt:GetProfilesResponse>{both}</trt:GetProfilesResponse>"
+            case "media2", "GetProfiles":
+                both = "".join(profile.media2 for profile in self.profiles)
+                return f"<tr2:GetProfilesResponse>{both}</tr2:GetProfilesResponse>"
+            case "media", "GetStreamUri":
+                return (
+                    f"<trt:GetStreamUriResponse><trt:MediaUri><tt:Uri>{self.stream}/{token}</tt:Uri>"
+                    "<tt:InvalidAfterConnect>false</tt:InvalidAfterConnect><tt:InvalidAfterReboot>false"
+                    "</tt:InvalidAfterReboot><tt:Timeout>PT0S</tt:Timeout></trt:MediaUri></trt:GetStreamUriResponse>"
+                )
+            case "media2", "GetStreamUri":
+                uri = f"{self.stream}/{token}"
+                return f"<tr2:GetStreamUriResponse><tr2:Uri>{uri}</tr2:Uri></tr2:GetStreamUriResponse>"
+            case "ptz", "GetPresets":
+                presets = "".join(
+                    f'<tptz:Preset token="{preset}"><tt:Name>{name}</tt:Name></tptz:Preset>'
+                    for preset, name in (self.presets or {}).items()
+                )
+                return f"<tptz:GetPresetsResponse>{presets}</tptz:GetPresetsResponse>"
+            case "ptz", "GotoPreset":
+                (preset,) = re.findall(r"PresetToken>([^<]*)<", body)
+                if preset not in (self.presets or {}):
+                    raise FaultError("NoToken", f"The requested preset token does not exist: {preset}")
+                self.position = preset
+                return "<tptz:GotoPresetResponse/>"
+        raise FaultError("ActionNotSupported", f"{service} has no {request}")
+
+    def _listed(self, place: str) -> str:
+        names = {"device": "ver10/device", "media": "ver10/media"}
+        names |= {"media2": "ver20/media"} if self.media2 else {}
+        names |= {"ptz": "ver20/ptz"} if self.presets is not None else {}
+        return "".join(
+            f"<tds:Service><tds:Namespace>http://www.onvif.org/{name}/wsdl</tds:Namespace>"
+            f"<tds:XAddr>{self.services or place}/{service}</tds:XAddr>"
+            "<tds:Version><tt:Major>2</tt:Major><tt:Minor>0</tt:Minor></tds:Version></tds:Service>"
+            for service, name in names.items()
+        )
+
+    def _authenticate(self, body: str) -> None:
+        """Check the WS-Security header, including its time: a camera refuses a time that is far from its own."""
+        found = dict(re.findall(r"<(?:\w+:)?(Username|Password|Nonce|Created)\b[^>]*>([^<]+)<", body))
+        if found.keys() >= {"Username", "Password", "Nonce", "Created"}:
+            created = found["Created"]
+            text = base64.b64decode(found["Nonce"]) + created.encode() + PASSWORD.encode()
+            digest = base64.b64encode(hashlib.sha1(text).digest()).decode()
+            late_s = abs((datetime.fromisoformat(created) - NOW).total_seconds())
+            if (found["Username"], found["Password"]) == (self.user, digest) and late_s < _SKEW_S:
+                return
+        raise FaultError("NotAuthorized", "Sender not authorized")
 
 
 @contextmanager
-def onvif_device(stream: str, *, user: str = "bob", services: str = "") -> Iterator[int]:
-    """A device that authenticates `user`, and says that its services are there; yields its port."""
+def serving_camera(camera: OnvifCamera) -> Iterator[int]:
+    """Serve the requests of a virtual camera; yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            place = services or f"http://127.0.0.1:{self.server.server_address[1]}/onvif"
-            public = "GetSystemDateAndTime" in body
-            allowed = public or f"{user}</" in body
-            text = self._answer(body, place) if allowed else FAULT
+            found = re.search(r"Body\b[^>]*>\s*<(?:\w+:)?(\w+)", body)
+            assert found is not None
+            place = f"http://127.0.0.1:{self.server.server_address[1]}/onvif"
+            status = 200
+            try:
+                text = camera.answer(self.path.rpartition("/")[2].removesuffix("_service"), found[1], body, place)
+            except FaultError as error:
+                status, text = 400, error.text
             data = f'<?xml version="1.0"?><s:Envelope {NAMES}><s:Body>{text}</s:Body></s:Envelope>'.encode()
-            self.send_response(200 if allowed else 400)
+            self.send_response(status)
             self.send_header("Content-Type", "application/soap+xml; charset=utf-8")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
 
-        def _answer(self, body: str, place: str) -> str:
-            if "GetSystemDateAndTime" in body:
-                return CLOCK
-            if "GetServices" in body:
-                service = "<tds:Service><tds:Namespace>http://www.onvif.org/ver10/{0}/wsdl</tds:Namespace>"
-                service += f"<tds:XAddr>{place}/{{0}}</tds:XAddr>"
-                service += "<tds:Version><tt:Major>2</tt:Major><tt:Minor>0</tt:Minor></tds:Version></tds:Service>"
-                both = service.format("device") + service.format("media")
-                return f"<tds:GetServicesResponse>{both}</tds:GetServicesResponse>"
-            if "GetProfiles" in body:
-                both = profile("main", 3840, 2160) + profile("sub", 1280, 720)
-                return f"<trt:GetProfilesResponse>{both}</trt:GetProfilesResponse>"
-            token = re.findall(r"ProfileToken>(\w+)<", body)[0]
-            return (
-                f"<trt:GetStreamUriResponse><trt:MediaUri><tt:Uri>{stream}/{token}</tt:Uri>"
-                "<tt:InvalidAfterConnect>false</tt:InvalidAfterConnect><tt:InvalidAfterReboot>false"
-                "</tt:InvalidAfterReboot><tt:Timeout>PT0S</tt:Timeout></trt:MediaUri></trt:GetStreamUriResponse>"
-            )
-
     with serving(Handler) as port:
+        yield port
+
+
+@contextmanager
+def onvif_device(stream: str, *, user: str = "bob", services: str = "") -> Iterator[int]:
+    """Serve a virtual camera with a main and a sub profile; yields its port."""
+    with serving_camera(OnvifCamera(stream, user=user, services=services)) as port:
         yield port
 
 
