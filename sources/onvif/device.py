@@ -1,20 +1,36 @@
-"""Reads an ONVIF device's profiles and stream URIs, and selects the profile that suits the model best."""
+"""Reads an ONVIF device's profiles and stream URIs, and selects the profile that suits the model best.
+
+The service Media lists profiles of H.264, and Media2 those of H.265, too. `onvif-zeep-async` has no Media2, so
+`_read_media2` builds its requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+from xml.sax.saxutils import escape
 
 from saccade.distribution import install_command
 from saccade.lookups import run
 from saccade.sources.errors import LiveError, SourceError
+from saccade.sources.network.dialer import Dialer
 from saccade.sources.urls import RtspAddress, redact
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 15.0
 _WANTED_PIXELS = 1280 * 720  # more pixels cost decoding time, and the crops of 378 pixels show no more detail
 _CODECS = ("H264", "H265")
+_MEDIA2 = "http://www.onvif.org/ver20/media/wsdl"
+_ENVELOPE = (
+    f'<s:Envelope xmlns:s="http://www.w3.org/2003/05/soap-envelope" xmlns:m="{_MEDIA2}">'
+    "<s:Header/><s:Body>{}</s:Body></s:Envelope>"
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,6 +44,7 @@ class Profile:
         fps: highest number of frames per second; None if unknown.
         key_interval: number of frames between two keyframes; None if unknown.
         uri: stream URI, without credentials.
+        ptz: whether the profile can turn the camera.
     """
 
     name: str
@@ -38,6 +55,7 @@ class Profile:
     fps: float | None
     key_interval: int | None
     uri: str
+    ptz: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -104,23 +122,62 @@ def largest_profile(profiles: list[Profile]) -> Profile:
     return max(profiles, key=lambda profile: (profile.codec in _CODECS, profile.width * profile.height))
 
 
+def checked_address(address: OnvifAddress, dialer: Dialer) -> OnvifAddress:
+    """Return an address to connect to. If the dialer checks addresses, its host is an allowed IP address.
+
+    Raises:
+        LiveError, SourceError: see `Dialer.look_up`.
+    """
+    return address if dialer.check is None else replace(address, host=dialer.look_up(address.url, address.host)[0])
+
+
 def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Profile]:
     """Read all media profiles of an ONVIF device.
 
     Args:
         address: address of the device.
+        there_only: see `ask_device`.
+
+    Raises:
+        SourceError, LiveError: see `ask_device`; also if the device has no video.
+    """
+    profiles = ask_device(address, profiles_of, there_only=there_only)
+    if not profiles:
+        raise LiveError("not found", f"{address.host}:{address.port} offers no video")
+    return profiles
+
+
+def ask_device(address: OnvifAddress, ask: Callable[[Any], Coroutine[Any, Any, T]], *, there_only: bool = False) -> T:
+    """Connect to a device and return the result of `ask`.
+
+    Args:
+        address: address of the device.
+        ask: sends requests to the device, an `onvif.ONVIFCamera`.
         there_only: whether to contact only this host and port, even if the device names other addresses.
 
     Raises:
         SourceError: if the extra `onvif` is not installed.
-        LiveError: if the device does not answer, rejects the password, or has no video.
+        LiveError: if the device does not answer, rejects the password, or answers with a fault.
     """
     try:
         import onvif  # an extra
     except ImportError:
         raise SourceError(f"onvif:// needs the optional dependency `onvif`: {install_command('onvif')}") from None
+
+    async def connect() -> T:
+        # The digest of the password depends on the device's clock, which may be wrong.
+        options = {"adjust_time": True, "nat_override": there_only}
+        device = onvif.ONVIFCamera(address.host, address.port, address.user, address.password, **options)
+        try:
+            await device.update_xaddrs()
+            return await ask(device)
+        finally:
+            await device.close()
+
     try:
-        profiles = run(asyncio.wait_for(_read(onvif, address, there_only), _TIMEOUT_S))
+        return run(asyncio.wait_for(connect(), _TIMEOUT_S))
+    except SourceError:
+        raise
     except (TimeoutError, OSError) as error:
         raise LiveError("timeout", f"{address.host}:{address.port} does not answer as an ONVIF device") from error
     except Exception as error:  # zeep and httpx raise a dozen kinds
@@ -130,26 +187,70 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
             raise LiveError("auth failed", "the device rejects the user name or password", refused=refused) from error
         shown = redact(text)[:200]
         raise LiveError("connection failed", f"{address.host}:{address.port}: {shown}") from error
-    if not profiles:
-        raise LiveError("not found", f"{address.host}:{address.port} offers no video")
-    return profiles
 
 
-async def _read(onvif: Any, address: OnvifAddress, there_only: bool) -> list[Profile]:
-    # The digest of the password depends on the device's clock, which may be wrong.
-    options = {"adjust_time": True, "nat_override": there_only}
-    device = onvif.ONVIFCamera(address.host, address.port, address.user, address.password, **options)
-    try:
-        await device.update_xaddrs()
-        media = await device.create_media_service()
-        found = []
-        for profile in await media.GetProfiles():
-            setup = {"StreamSetup": {"Stream": "RTP-Unicast", "Transport": {"Protocol": "RTSP"}}}
-            reply = await media.GetStreamUri({**setup, "ProfileToken": profile.token})
-            found.append(_profile(profile, str(reply.Uri)))
-        return [profile for profile in found if profile.codec]
-    finally:
-        await device.close()
+async def profiles_of(device: Any) -> list[Profile]:
+    """Read the profiles of a connected device, from Media2 if it has this service."""
+    if url := device.xaddrs.get(_MEDIA2):
+        try:
+            if found := await _read_media2(device, url):
+                return found
+        except Exception as error:  # the same request to Media shows what is wrong
+            log.debug("%s: Media2 failed: %s", device.host, type(error).__name__)
+    return await _read_media(device)
+
+
+async def _read_media2(device: Any, url: str) -> list[Profile]:
+    """Read the profiles from the service Media2 at a URL."""
+    from zeep.loader import parse_xml  # installed with the extra
+
+    service = await device.create_devicemgmt_service()  # for its connections and its credentials
+    client = service.zeep_client
+
+    async def ask(request: str) -> Any:
+        envelope, headers = client.wsse.apply(parse_xml(_ENVELOPE.format(request), service.transport), {})
+        headers["Content-Type"] = "application/soap+xml; charset=utf-8"
+        reply = await service.transport.post_xml(url, envelope, headers)
+        return parse_xml(reply.content, service.transport, settings=client.settings)
+
+    root = await ask("<m:GetProfiles><m:Type>VideoEncoder</m:Type><m:Type>PTZ</m:Type></m:GetProfiles>")
+    profiles = []
+    for one in root.iter(f"{{{_MEDIA2}}}Profiles"):
+        encoder = one.find("{*}Configurations/{*}VideoEncoder")
+        token = one.get("token", "")
+        if encoder is None:
+            continue
+        which = f"<m:Protocol>RtspUnicast</m:Protocol><m:ProfileToken>{escape(token)}</m:ProfileToken>"
+        uri = (await ask(f"<m:GetStreamUri>{which}</m:GetStreamUri>")).findtext(".//{*}Uri")
+        fps, interval = encoder.findtext("{*}RateControl/{*}FrameRateLimit"), encoder.get("GovLength")
+        if uri:
+            profiles.append(
+                Profile(
+                    name=one.findtext("{*}Name", token),
+                    token=token,
+                    codec=encoder.findtext("{*}Encoding", "").upper(),
+                    width=int(encoder.findtext("{*}Resolution/{*}Width") or 0),
+                    height=int(encoder.findtext("{*}Resolution/{*}Height") or 0),
+                    fps=float(fps or 0) or None,
+                    key_interval=int(interval or 0) or None,
+                    uri=uri.strip(),
+                    ptz=one.find("{*}Configurations/{*}PTZ") is not None,
+                )
+            )
+    return [profile for profile in profiles if profile.codec]
+
+
+async def _read_media(device: Any) -> list[Profile]:
+    """Read the profiles from the service Media."""
+    media = await device.create_media_service()
+    found = []
+    for profile in await media.GetProfiles():
+        if getattr(profile, "VideoEncoderConfiguration", None) is None:
+            continue
+        setup = {"StreamSetup": {"Stream": "RTP-Unicast", "Transport": {"Protocol": "RTSP"}}}
+        reply = await media.GetStreamUri({**setup, "ProfileToken": profile.token})
+        found.append(_profile(profile, str(reply.Uri)))
+    return [profile for profile in found if profile.codec]
 
 
 def _profile(profile: Any, uri: str) -> Profile:
@@ -168,4 +269,5 @@ def _profile(profile: Any, uri: str) -> Profile:
         fps=float(fps) if fps else None,
         key_interval=int(interval) if interval else None,
         uri=uri,
+        ptz=getattr(profile, "PTZConfiguration", None) is not None,
     )

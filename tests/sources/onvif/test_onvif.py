@@ -9,10 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sources import LiveError, SourceError, open_source, redact
-from saccade.sources.onvif import OnvifAddress, Profile, best_profile, discover, largest_profile, read_profiles
+from saccade.sources.onvif import (
+    OnvifAddress,
+    Profile,
+    best_profile,
+    discover,
+    largest_profile,
+    read_profiles,
+)
 from saccade.sources.onvif.discovery import parse_matches
 from tests.sources.rtsp.test_faults import numbers, take
-from tests.support.cameras.onvif_device import MATCH, answering_probes, onvif_device
+from tests.support.cameras.onvif_device import (
+    MATCH,
+    MediaProfile,
+    OnvifCamera,
+    answering_probes,
+    onvif_device,
+    serving_camera,
+)
 from tests.support.cameras.scripted import Packetizer, ScriptedCamera, coded_frames
 
 pytest.importorskip("onvif")
@@ -81,6 +95,34 @@ def test_a_codec_that_is_not_decoded_here_is_the_last_choice() -> None:
     assert best_profile([jpeg, tiny]) is tiny
     assert best_profile([jpeg]) is jpeg
     assert largest_profile([jpeg, tiny]) is tiny
+
+
+@pytest.mark.parametrize("media2", [True, False, "broken"])
+def test_profiles_of_h265_are_read_from_media2(media2: bool | str) -> None:
+    camera = OnvifCamera(
+        "rtsp://127.0.0.1:1",
+        [MediaProfile("main & more", 3840, 2160, "H265"), MediaProfile("sub", 1280, 720)],
+        media2=media2,
+    )
+    with serving_camera(camera) as port:
+        profiles = read_profiles(OnvifAddress.parse(f"onvif://bob:secret@127.0.0.1:{port}"))
+    if media2 is not True:  # the service Media lists H.264 only
+        assert [profile.token for profile in profiles] == ["sub"]
+        assert ("media2/GetProfiles" in camera.asked) == bool(media2)
+        return
+    main, sub = profiles
+    assert (main.name, main.token, main.codec, main.width, main.height, main.fps, main.key_interval) == (
+        "main & more", "main & more", "H265", 3840, 2160, 25.0, 50,
+    )  # fmt: skip
+    assert main.uri == "rtsp://127.0.0.1:1/main & more"
+    assert (best_profile(profiles), largest_profile(profiles)) == (sub, main)
+    assert not [request for request in camera.asked if request.startswith("media/")]
+
+
+def test_a_password_that_media2_refuses_is_named() -> None:
+    with serving_camera(OnvifCamera(media2=True)) as port, pytest.raises(LiveError) as caught:
+        read_profiles(OnvifAddress.parse(f"onvif://bob:wrong@127.0.0.1:{port}"))
+    assert caught.value.reason == "auth failed"
 
 
 @pytest.mark.parametrize(

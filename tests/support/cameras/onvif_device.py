@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from html import unescape
 from http.server import BaseHTTPRequestHandler
+from xml.sax.saxutils import escape
 
 from tests.support.http_server import serving
 
@@ -59,13 +61,14 @@ class MediaProfile:
     width: int
     height: int
     codec: str = "H264"
+    ptz: bool = False
 
     @property
     def media(self) -> str:
         """The profile in the service Media, which knows no H.265."""
         size = f"<tt:Width>{self.width}</tt:Width><tt:Height>{self.height}</tt:Height>"
         encoder = (
-            f'<tt:VideoEncoderConfiguration token="v{self.token}"><tt:Name>v</tt:Name><tt:UseCount>1</tt:UseCount>'
+            '<tt:VideoEncoderConfiguration token="v"><tt:Name>v</tt:Name><tt:UseCount>1</tt:UseCount>'
             f"<tt:Encoding>{self.codec}</tt:Encoding><tt:Resolution>{size}"
             "</tt:Resolution><tt:Quality>5</tt:Quality><tt:RateControl><tt:FrameRateLimit>25</tt:FrameRateLimit>"
             "<tt:EncodingInterval>1</tt:EncodingInterval><tt:BitrateLimit>4096</tt:BitrateLimit></tt:RateControl>"
@@ -74,22 +77,28 @@ class MediaProfile:
             "<tt:AutoStart>false</tt:AutoStart></tt:Multicast><tt:SessionTimeout>PT60S</tt:SessionTimeout>"
             "</tt:VideoEncoderConfiguration>"
         )
+        ptz = (
+            '<tt:PTZConfiguration token="p"><tt:Name>p</tt:Name><tt:UseCount>1</tt:UseCount><tt:NodeToken>n'
+            "</tt:NodeToken></tt:PTZConfiguration>"
+        )
+        token = escape(self.token)
         return (
-            f'<trt:Profiles token="{self.token}" fixed="true"><tt:Name>{self.token}</tt:Name>'
-            f"{encoder if self.codec == 'H264' else ''}</trt:Profiles>"
+            f'<trt:Profiles token="{token}" fixed="true"><tt:Name>{token}</tt:Name>'
+            f"{encoder if self.codec == 'H264' else ''}{ptz if self.ptz else ''}</trt:Profiles>"
         )
 
     @property
     def media2(self) -> str:
         """The profile in the service Media2."""
+        token, ptz = escape(self.token), '<tr2:PTZ token="p"/>'
         return (
-            f'<tr2:Profiles token="{self.token}" fixed="true"><tr2:Name>{self.token}</tr2:Name><tr2:Configurations>'
-            f'<tr2:VideoEncoder token="v{self.token}" GovLength="50" Profile="Main"><tt:Name>v</tt:Name>'
+            f'<tr2:Profiles token="{token}" fixed="true"><tr2:Name>{token}</tr2:Name><tr2:Configurations>'
+            f'<tr2:VideoEncoder token="v{token}" GovLength="50" Profile="Main"><tt:Name>v</tt:Name>'
             f"<tt:UseCount>1</tt:UseCount><tt:Encoding>{self.codec}</tt:Encoding><tt:Resolution>"
             f"<tt:Width>{self.width}</tt:Width><tt:Height>{self.height}</tt:Height></tt:Resolution>"
             '<tt:RateControl ConstantBitRate="false"><tt:FrameRateLimit>25</tt:FrameRateLimit>'
             "<tt:BitrateLimit>4096</tt:BitrateLimit></tt:RateControl><tt:Quality>5</tt:Quality></tr2:VideoEncoder>"
-            "</tr2:Configurations></tr2:Profiles>"
+            f"{ptz if self.ptz else ''}</tr2:Configurations></tr2:Profiles>"
         )
 
 
@@ -105,6 +114,7 @@ class OnvifCamera:
         media2: whether the camera has the service Media2; "broken" if its requests fail.
         presets: names of the PTZ presets, by token; None for a camera without PTZ.
         position: token of the preset at which the camera is.
+        locked: whether the camera refuses to turn.
         asked: names of the requests, such as media/GetProfiles.
     """
 
@@ -117,6 +127,7 @@ class OnvifCamera:
     media2: bool | str = False
     presets: dict[str, str] | None = None
     position: str = ""
+    locked: bool = False
     asked: list[str] = field(default_factory=list)
 
     def answer(self, service: str, request: str, body: str, place: str) -> str:
@@ -126,7 +137,7 @@ class OnvifCamera:
         self.asked.append(f"{service}/{request}")
         if service == "media2" and self.media2 == "broken":
             raise FaultError("ActionNotSupported", "not supported")
-        token = next(iter(re.findall(r"ProfileToken>([^<]+)<", body)), "")
+        token = unescape(next(iter(re.findall(r"ProfileToken>([^<]+)<", body)), ""))
         if token and token not in [profile.token for profile in self.profiles]:
             raise FaultError("NoProfile", f"no profile {token}")
         match service, request:
@@ -142,12 +153,12 @@ class OnvifCamera:
                 return f"<tr2:GetProfilesResponse>{both}</tr2:GetProfilesResponse>"
             case "media", "GetStreamUri":
                 return (
-                    f"<trt:GetStreamUriResponse><trt:MediaUri><tt:Uri>{self.stream}/{token}</tt:Uri>"
+                    f"<trt:GetStreamUriResponse><trt:MediaUri><tt:Uri>{self.stream}/{escape(token)}</tt:Uri>"
                     "<tt:InvalidAfterConnect>false</tt:InvalidAfterConnect><tt:InvalidAfterReboot>false"
                     "</tt:InvalidAfterReboot><tt:Timeout>PT0S</tt:Timeout></trt:MediaUri></trt:GetStreamUriResponse>"
                 )
             case "media2", "GetStreamUri":
-                uri = f"{self.stream}/{token}"
+                uri = f"{self.stream}/{escape(token)}"
                 return f"<tr2:GetStreamUriResponse><tr2:Uri>{uri}</tr2:Uri></tr2:GetStreamUriResponse>"
             case "ptz", "GetPresets":
                 presets = "".join(
@@ -159,6 +170,8 @@ class OnvifCamera:
                 (preset,) = re.findall(r"PresetToken>([^<]*)<", body)
                 if preset not in (self.presets or {}):
                     raise FaultError("NoToken", f"The requested preset token does not exist: {preset}")
+                if self.locked:
+                    raise FaultError("OperationProhibited", "a person turns the camera")
                 self.position = preset
                 return "<tptz:GotoPresetResponse/>"
         raise FaultError("ActionNotSupported", f"{service} has no {request}")
