@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -107,6 +106,10 @@ def open_source(
         if start is not None or end is not None:
             raise SourceError(f"{redact(text)} is a live source: remove start and end, which apply to files only")
         name = stream or (f"camera{text}" if text.isdecimal() else stream_name(text))
+        if text.lower().startswith("onvif://"):
+            from saccade.sources.onvif.source import OnvifSource  # only for those who use it
+
+            return OnvifSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry, check=check_address)
         return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
     path = Path(text)
     _check_path(path)
@@ -200,12 +203,9 @@ def _open_onvif(
     largest: bool,
 ) -> LiveConnection:
     """Connect to an ONVIF device's RTSP stream. The stream URI is read for each connection, because it may change."""
-    from saccade.sources.onvif.device import best_profile, largest_profile, read_profiles
+    from saccade.sources.onvif.device import best_profile, checked_address, largest_profile, read_profiles
 
-    asked = device
-    if check is not None:
-        asked = replace(device, host=Dialer(closed, tls, check).look_up(device.url, device.host)[0])
-    profiles = read_profiles(asked, there_only=check is not None)
+    profiles = read_profiles(checked_address(device, Dialer(closed, tls, check)), there_only=check is not None)
     chosen = [profile for profile in profiles if profile.token == device.token] if device.token else profiles
     if not chosen:
         known = ", ".join(profile.token for profile in profiles)

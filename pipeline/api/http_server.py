@@ -32,6 +32,7 @@ from saccade.pipeline.api import (
     events,
     moondream,
     openai_chat,
+    ptz,
     recording,
     rules,
     static_files,
@@ -250,13 +251,14 @@ WANTED = (streams.routes, zones.routes, rules.routes, config.routes, console.rou
 LOCAL = (
     zones.drawn,
     recording.routes,
+    ptz.routes,
     console.seeing,
     video.routes,
     moondream.routes,
     moondream.listing,
     openai_chat.routes,
 )
-"""The routes that need pixels or the engine."""
+"""The routes that need pixels, the engine or the camera."""
 
 
 def local_parts(
@@ -275,7 +277,7 @@ def local_parts(
     finding = Asker(local.engine)
     talking = finding if local.asks is local.engine else Asker(local.asks)
     parts = {Here: here, BroadcastSink: videos, WhepServer: whep, Askers: Askers(finding, talking), Bodies: Bodies()}
-    parts[recording.Exports] = recording.Exports()
+    parts |= {recording.Exports: recording.Exports(), ptz.PtzCalls: ptz.PtzCalls()}
     return parts, [whep.close]
 
 

@@ -8,6 +8,7 @@ import {ask, Link, Problem} from "./video/link.js";
 import {Delayed, Paired, Still} from "./video/match.js";
 import {hush, notify as note, save, status} from "./notes.js";
 import {Prompts} from "./panel.js";
+import {Ptz} from "./ptz.js";
 import {Recordings} from "./recording.js";
 import {Rules} from "./rules/rules.js";
 import {offerSaving} from "./rules/saving.js";
@@ -364,7 +365,7 @@ async function open() {
   prompts = new Prompts(model, changed);
   stage = new Stage(prompts.color, () => figures.frame(), (record) => figures.shown(record, prompts.color));
   intro = new Intro($("intro"), prompts.color);
-  panels = {regions: new Regions(), rules: new Rules(), heat: new Heat()};
+  panels = {regions: new Regions(), rules: new Rules(), heat: new Heat(), ptz: new Ptz()};
   offerSaving(model.saves);
   wall = new Wall($("tiles"), prompts.color);
   timeline = new Timeline(prompts.color);

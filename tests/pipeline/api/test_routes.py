@@ -58,6 +58,8 @@ ROLE_OF = {
     ("GET", "/streams/{name}/frame.jpg"): "viewer",
     ("GET", "/streams/{name}/heatmap.png"): "viewer",
     ("GET", "/streams/{name}/history"): "viewer",
+    ("GET", "/streams/{name}/ptz/presets"): "operator",
+    ("POST", "/streams/{name}/ptz/presets/{preset}"): "operator",
     ("GET", "/streams/{name}/recording"): "viewer",
     ("GET", "/streams/{name}/recording/files/{file:path}"): "viewer",
     ("GET", "/streams/{name}/recording/index.m3u8"): "viewer",
@@ -86,7 +88,14 @@ ROLE_OF = {
 """As the server before FastAPI had them (/livez, /readyz and pages were public); those of the schema and recordings."""
 
 TOKENS = {"viewer": "look", "operator": "change", "admin": "all"}
-FILLED = {"{name}": "hall", "{stream}": "hall", "{id}": "e1", "{session}": "none", "{file:path}": "a/b.mp4"}
+FILLED = {
+    "{name}": "hall",
+    "{stream}": "hall",
+    "{id}": "e1",
+    "{preset}": "1",
+    "{session}": "none",
+    "{file:path}": "a/b.mp4",
+}
 
 
 @contextmanager

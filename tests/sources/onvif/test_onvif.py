@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from saccade.sources import LiveError, SourceError, open_source, redact
 from saccade.sources.onvif import (
     OnvifAddress,
+    OnvifSource,
     Profile,
+    PtzError,
     best_profile,
     discover,
     largest_profile,
@@ -167,3 +169,32 @@ def test_a_malformed_onvif_address_is_refused_in_one_line() -> None:
         open_source("onvif://bob:secret@a..b")
     assert "secret" not in str(caught.value)
     assert redact("onvif://bob:secret@cam") == "onvif://cam"
+
+
+PRESETS = {"1": "Gate", "p/2": "Car park & yard"}
+
+
+@pytest.mark.parametrize("media2", [True, False])
+def test_a_camera_is_turned_to_a_preset_of_its_own(media2: bool) -> None:
+    profiles = [MediaProfile("fixed", 3840, 2160), MediaProfile("turns", 1280, 720, ptz=True)]
+    camera = OnvifCamera(profiles=profiles, presets=PRESETS, media2=media2)
+    with serving_camera(camera) as port, open_source(f"onvif://bob:secret@127.0.0.1:{port}") as source:
+        assert isinstance(source, OnvifSource)
+        assert {one.token: one.name for one in source.presets()} == PRESETS
+        source.go_to("p/2")
+        assert camera.position == "p/2"
+        with pytest.raises(PtzError, match=r"^there is no preset '3'; presets: 1, p/2$"):
+            source.go_to("3")
+        camera.locked = True
+        with pytest.raises(LiveError, match="a person turns the camera"):
+            source.go_to("1")
+        assert camera.position == "p/2"
+
+
+@pytest.mark.parametrize("presets", [None, PRESETS])
+def test_a_camera_without_ptz_is_named(presets: dict[str, str] | None) -> None:
+    camera = OnvifCamera(presets=presets)  # no profile can turn it
+    with serving_camera(camera) as port, open_source(f"onvif://bob:secret@127.0.0.1:{port}") as source:
+        assert isinstance(source, OnvifSource)
+        with pytest.raises(PtzError, match=r"^the camera has no PTZ$"):
+            source.presets()

@@ -162,12 +162,12 @@ class OnvifCamera:
                 return f"<tr2:GetStreamUriResponse><tr2:Uri>{uri}</tr2:Uri></tr2:GetStreamUriResponse>"
             case "ptz", "GetPresets":
                 presets = "".join(
-                    f'<tptz:Preset token="{preset}"><tt:Name>{name}</tt:Name></tptz:Preset>'
+                    f'<tptz:Preset token="{escape(preset)}"><tt:Name>{escape(name)}</tt:Name></tptz:Preset>'
                     for preset, name in (self.presets or {}).items()
                 )
                 return f"<tptz:GetPresetsResponse>{presets}</tptz:GetPresetsResponse>"
             case "ptz", "GotoPreset":
-                (preset,) = re.findall(r"PresetToken>([^<]*)<", body)
+                preset = unescape(re.findall(r"PresetToken>([^<]+)<", body)[0])
                 if preset not in (self.presets or {}):
                     raise FaultError("NoToken", f"The requested preset token does not exist: {preset}")
                 if self.locked:

@@ -1,0 +1,83 @@
+"""Routes for the PTZ presets of an ONVIF camera.
+
+The process that runs the stream asks the camera, because it can reach the camera.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel
+
+from saccade.pipeline.api.blocking_calls import BlockingCalls
+from saccade.pipeline.api.forward import Here, WorkerRoute
+from saccade.pipeline.api.routes import AnyText, Routes, the
+from saccade.pipeline.errors import StreamError, one_line
+from saccade.sources import LiveError
+from saccade.sources.onvif import OnvifSource, PtzError
+from saccade.web.errors import HttpError
+
+_ANSWER_S = 20.0  # longer than the time limit of `OnvifSource.presets`
+_MOST = 8
+
+T = TypeVar("T")
+
+routes = Routes("ptz", WorkerRoute)
+
+
+class PtzCalls(BlockingCalls):
+    """Requests to cameras, which can take seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST, _ANSWER_S, "too many requests to cameras", (504, "the camera does not answer"))
+
+
+class PtzPreset(BaseModel):
+    """A stored position of a camera."""
+
+    token: AnyText
+    name: AnyText
+
+
+class PtzPresets(BaseModel):
+    """The stored positions of a camera."""
+
+    presets: list[PtzPreset]
+
+
+Cameras = Annotated[PtzCalls, the(PtzCalls)]
+InThisProcess = Annotated[Here, the(Here)]
+
+
+@routes.get("/streams/{name}/ptz/presets", role="operator")
+async def presets(name: str, here: InThisProcess, calls: Cameras) -> PtzPresets:
+    """Ask the ONVIF camera of a stream for its PTZ presets."""
+    found = await _answer(calls, _source(here, name).presets)
+    return PtzPresets(presets=[PtzPreset(token=one.token, name=one.name) for one in found])
+
+
+@routes.post("/streams/{name}/ptz/presets/{preset}", role="operator", status_code=204)
+async def go_to(name: str, preset: str, here: InThisProcess, calls: Cameras) -> None:
+    """Turn the ONVIF camera of a stream to a PTZ preset. Returns when the camera has accepted the request."""
+    await _answer(calls, _source(here, name).go_to, preset)
+
+
+def _source(here: Here, name: str) -> OnvifSource:
+    try:
+        source = here.local.streams.get(name).source
+    except StreamError as error:
+        raise HttpError(404, str(error)) from None
+    if not isinstance(source, OnvifSource):
+        raise HttpError(409, f"'{name[:80]}' is not an ONVIF stream: its source should be onvif://user:password@HOST")
+    return source
+
+
+async def _answer(calls: PtzCalls, call: Callable[..., T], *given: str) -> T:
+    """Return the answer of a camera. A camera that fails is not an error of the client."""
+    try:
+        return await calls.ask(call, *given)
+    except PtzError as error:
+        raise HttpError(404, one_line(str(error))) from None
+    except LiveError as error:
+        raise HttpError(504 if error.reason == "timeout" else 502, one_line(str(error))) from None

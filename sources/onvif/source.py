@@ -1,0 +1,102 @@
+"""The source `onvif://…`: its video, and the PTZ presets of the camera."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from saccade.sources.errors import SourceError
+from saccade.sources.live.source import LiveSource, Opener
+from saccade.sources.network.dialer import CheckAddress, Dialer
+from saccade.sources.onvif.device import OnvifAddress, ask_device, checked_address, profiles_of
+
+T = TypeVar("T")
+
+_PTZ = "http://www.onvif.org/ver20/ptz/wsdl"
+
+
+class PtzError(SourceError):
+    """Raised if a camera cannot be turned: it has no PTZ, or no such preset."""
+
+
+@dataclass(slots=True, frozen=True)
+class Preset:
+    """A stored position of a camera.
+
+    Attributes:
+        token: identifier of the position.
+        name: name of the position; "" if it has none.
+    """
+
+    token: str
+    name: str
+
+
+class OnvifSource(LiveSource):
+    """A live source of an ONVIF camera, which can also turn the camera.
+
+    Args:
+        url, opener, stream, vid_stride, retry: see `LiveSource`.
+        check: refuses addresses; None to allow any address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        opener: Opener,
+        *,
+        stream: str,
+        vid_stride: int = 1,
+        retry: bool = True,
+        check: CheckAddress | None = None,
+    ) -> None:
+        super().__init__(url, opener, stream=stream, vid_stride=vid_stride, retry=retry)
+        self._address = OnvifAddress.parse(url)
+        self._check = check
+
+    def presets(self) -> list[Preset]:
+        """Ask the camera for its presets. Takes up to 15 s. Thread-safe.
+
+        Raises:
+            PtzError: if the camera has no PTZ.
+            LiveError: see `ask_device`.
+        """
+        return self._ask(_presets)
+
+    def go_to(self, preset: str) -> None:
+        """Turn the camera to a preset. Returns when the camera has accepted the request. Thread-safe.
+
+        Args:
+            preset: token of the preset.
+
+        Raises:
+            PtzError: if the camera has no PTZ, or no such preset.
+            LiveError: see `ask_device`.
+        """
+
+        async def turn(ptz: Any, profile: str) -> None:
+            known = [one.token for one in await _presets(ptz, profile)]
+            if preset not in known:
+                raise PtzError(f"there is no preset '{preset[:80]}'; presets: {', '.join(known) or 'none'}")
+            await ptz.GotoPreset({"ProfileToken": profile, "PresetToken": preset})
+
+        self._ask(turn)
+
+    def _ask(self, request: Callable[[Any, str], Coroutine[Any, Any, T]]) -> T:
+        """Call `request` with the PTZ service and the token of a profile that can turn the camera."""
+
+        async def ask(device: Any) -> T:
+            profiles = [profile for profile in await profiles_of(device) if profile.ptz]
+            if not profiles or _PTZ not in device.xaddrs:
+                raise PtzError("the camera has no PTZ")
+            named = [profile for profile in profiles if profile.token == self._address.token]
+            return await request(await device.create_ptz_service(), (named or profiles)[0].token)
+
+        address = checked_address(self._address, Dialer(self._closed, check=self._check))
+        return ask_device(address, ask, there_only=self._check is not None)
+
+
+async def _presets(ptz: Any, profile: str) -> list[Preset]:
+    found = await ptz.GetPresets({"ProfileToken": profile})
+    return [Preset(str(one.token), str(one.Name or "")) for one in found or [] if one.token]
