@@ -8,7 +8,9 @@ timestamp. All code runs on the event loop of the application. Tokens and SDP ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated
 
@@ -32,6 +34,9 @@ _WIDTHS = (64, 1920)
 
 class WhepServer(Signaling[ViewerPeer]):
     """The WHEP endpoint, which sends live video to viewers. `close` ends all sessions.
+
+    Attributes:
+        videos: the videos of all streams.
 
     Args:
         videos: the videos of all streams. The caller closes it.
@@ -61,22 +66,42 @@ class WhepServer(Signaling[ViewerPeer]):
             silence_s=silence_s,
             max_peers=max_viewers,
         )
-        self._videos = videos
+        self.videos = videos
         self._answer = answer
         self._on_viewers = on_viewers
         self._watched: dict[str, str] = {}  # stream of each session
 
     @property
-    def viewers(self) -> int:
-        """The number of viewers, including viewers that are still connecting."""
-        return len(self._peers)
+    def n_open(self) -> int:
+        """Number of viewers, including viewers that are still connecting and viewers of `live_mp4`."""
+        return len(self._peers) + len(self._watched.keys() - self._peers.keys())
+
+    def prompts_of(self, stream: str) -> str | None:
+        """Return what a message without changes on the data channel is answered, or None."""
+        return self._answer(stream, "{}")
+
+    @contextmanager
+    def count_viewer(self, stream: str) -> Iterator[None]:
+        """Count a viewer without a WebRTC session.
+
+        Raises:
+            HttpError: with status 503 if there are too many viewers.
+        """
+        self._require_room()
+        viewer = secrets.token_urlsafe(16)
+        self._watched[viewer] = stream
+        self._note_viewers(stream)
+        try:
+            yield
+        finally:
+            self._forget(viewer)
 
     def _new_peer(self, on_closed: Callable[[], object]) -> ViewerPeer:
         return ViewerPeer(self._settings, on_closed)
 
     async def _open(self, request: Request, offer: str) -> tuple[str, ViewerPeer]:
         stream = request.path_params["stream"]
-        if stream not in self._videos.streams:
+        if stream not in self.videos.streams:
             raise HttpError(404, "this stream does not exist")
         width = width_of(request)
         session, peer = await super()._open(request, offer)
@@ -85,7 +110,7 @@ class WhepServer(Signaling[ViewerPeer]):
         peer.messages.answer = lambda text: self._answer(stream, text if changes else "{}")
         view = View(request.query_params.get("overlay") != "off", peer.codec, width)
         try:
-            peer.watch(partial(self._videos.join, stream, view))
+            peer.watch(partial(self.videos.join, stream, view))
         except NoSuchStreamError:  # it has ended in the meantime
             await peer.close()
             raise HttpError(404, "the stream has ended") from None

@@ -16,7 +16,7 @@ import ssl
 from typing import Annotated, Any, ClassVar
 
 from saccade.engine.results import Result
-from saccade.pipeline.api import static_files
+from saccade.pipeline.api import live_mp4, static_files
 from saccade.pipeline.api.http_server import HttpServer
 from saccade.pipeline.api.routes import Routes, the
 from saccade.pipeline.api.whep import WhepServer
@@ -78,7 +78,7 @@ class ViewerSink:
         try:
             whep = WhepServer(self._videos, ice_servers=[ice_server(text) for text in ice])
             self._server = HttpServer(
-                [*static_files.PAGE, _routes, whep_routes],
+                [*static_files.PAGE, _routes, whep_routes, live_mp4.routes],
                 {BroadcastSink: self._videos, WhepServer: whep},
                 host,
                 port,

@@ -145,6 +145,18 @@ def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]
     return b"".join([_box(b"moof", sequence, *trafs), (place - size).to_bytes(4), b"mdat", *data])
 
 
+def event_of(number: int, at: int, message: bytes) -> bytes:
+    """Build an `emsg` box: a message at a media time (ISO 23009-1).
+
+    Args:
+        number: number of the message in its stream.
+        at: media time in units of `VIDEO_SCALE`.
+        message: content of the message.
+    """
+    place = struct.pack(">IQII", VIDEO_SCALE, at, 0, number)
+    return _full(b"emsg", 1, 0, place, b"urn:saccade:record\0", b"\0", message)
+
+
 def length_prefixed(data: bytes) -> bytes:
     """Convert H.264 or H.265 data from start codes (Annex B) to MP4 format, where a length precedes each NAL unit."""
     units = [unit.rstrip(b"\0") for unit in data.split(b"\0\0\1")[1:]]  # no unit ends in a zero

@@ -98,8 +98,7 @@ class Signaling(ABC, Generic[P]):
 
     async def _open(self, request: Request, offer: str) -> tuple[str, P]:
         """Accept an SDP offer. Return the secret in the session URL, and the new peer."""
-        if self._closed or len(self._peers) >= self._max_peers:
-            raise HttpError(503, f"{len(self._peers)} {self.activity}, which is the limit; try again later")
+        self._require_room()
         session = secrets.token_urlsafe(16)
         peer = self._new_peer(lambda: self._forget(session))
         self._peers[session] = None  # it counts from here on, also while `accept` is awaited
@@ -112,6 +111,15 @@ class Signaling(ABC, Generic[P]):
             await peer.close()
             raise HttpError(503, "the server is shutting down")
         return session, peer
+
+    @property
+    def n_open(self) -> int:
+        """Number of connections that count towards the limit."""
+        return len(self._peers)
+
+    def _require_room(self) -> None:
+        if self._closed or self.n_open >= self._max_peers:
+            raise HttpError(503, f"{self.n_open} {self.activity}, which is the limit; try again later")
 
     def _forget(self, session: str) -> None:
         self._peers.pop(session, None)

@@ -15,6 +15,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpReceiver, RTCSessi
 from aiortc.mediastreams import MediaStreamError
 
 from saccade.engine.results import Detections, Points, Result
+from saccade.pipeline.api import live_mp4
 from saccade.pipeline.api.access import Access
 from saccade.pipeline.api.http_server import HttpServer
 from saccade.pipeline.api.whep import WhepServer, routes
@@ -45,7 +46,7 @@ class Stage:
         parts = {WhepServer: self.whep}
         closing = [self.whep.close]
         how: Any = {"token": token, "origins": origins, "access": access, "on_cleanup": closing}
-        self._web = HttpServer([routes], parts, port=0, **how)
+        self._web = HttpServer([routes, live_mp4.routes], parts, port=0, **how)
         self.url = self._web.url
         self._over = threading.Event()
         self._feeder = threading.Thread(target=feed, args=(self.videos.write, self._over), name="feeder")

@@ -105,7 +105,7 @@ async function findInImage() {
 function publish(name, title, source, release) {
   begin(stage.own, {kind: "mine", title, release, matcher: new Delayed(), times: {way: 0, coding: 0}});
   const open = () => now.link.send(prompts.wanted);
-  now.link = new Link(`whip?stream=${name}`, source, {state, received, open, track() {}});
+  now.link = new Link(`whip?stream=${name}`, source, {state, received, open, media() {}});
   if (burntIn()) stage.burnt = true;
 }
 
@@ -146,14 +146,14 @@ async function cause(name) {
 function look() {
   stage.burnt = burntIn();
   const path = `whep/${encodeURIComponent(now.stream)}${burntIn() ? "" : "?overlay=off"}`;
-  const track = (one) => stage.play(one);
+  const media = (attach) => stage.play(attach);
   if (now.kind === "watched") {
     now.link?.close();
-    now.link = new Link(path, null, {state, received, track, open: () => now.link.send({})});
+    now.link = new Link(path, null, {state, received, media, open: () => now.link.send({})});
   } else {
     now.burnt?.close();
     const heard = (kind, words) => { if (kind === "failed") state(kind, words); };
-    now.burnt = burntIn() ? new Link(path, null, {state: heard, received() {}, open() {}, track}) : null;
+    now.burnt = burntIn() ? new Link(path, null, {state: heard, received() {}, open() {}, media}) : null;
   }
 }
 

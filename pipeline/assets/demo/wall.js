@@ -52,7 +52,9 @@ class Tile {
     if (wanted === Boolean(this.#link)) return;
     this.#link?.close();
     this.#link = wanted ? new Link(`whep/${encodeURIComponent(this.#name)}?width=${WIDTH}`, null, this) : null;
-    if (!wanted) this.#video.srcObject = null;
+    if (wanted) return;
+    this.#video.srcObject = null;
+    this.#video.removeAttribute("src");
   }
 
   // ---- what the link reports
@@ -64,8 +66,8 @@ class Tile {
 
   open() {}
 
-  track(track) {
-    this.#video.srcObject = new MediaStream([track]);
+  media(attach) {
+    attach(this.#video);
     this.#video.play().catch(() => {});
   }
 

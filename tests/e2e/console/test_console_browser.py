@@ -105,9 +105,43 @@ def test_the_wall_is_live_and_leads_to_one_stream(page: Tab, demo: Demo) -> None
     press(page, "#tiles [data-stream=hall] a")
     page.until(f"{SEEN}?.objects", seconds=25)
     assert page.eval("location.hash") == "#/stream/hall"
-    until(lambda: demo.whep.viewers == 1)  # the wall's own are gone
+    until(lambda: demo.whep.n_open == 1)  # the wall's own are gone
     page.eval("history.back()")
     page.until("document.getElementById('wall').checkVisibility()")
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        "delete window.RTCPeerConnection;",
+        # As behind a firewall: the offer names no address, and no packet arrives.
+        "RTCPeerConnection.prototype.setRemoteDescription = async () => {};"
+        "const later = setTimeout; window.setTimeout = (work, ms) => later(work, ms === 10_000 ? 300 : ms);",
+    ],
+    ids=["no WebRTC in the browser", "no packet arrives"],
+)
+def test_a_page_without_webrtc_shows_the_same_over_http(page: Tab, demo: Demo, without: str) -> None:
+    script = page.do("Page.addScriptToEvaluateOnNewDocument", source=without)
+    try:
+        page.do("Page.navigate", url="about:blank")
+        page.do("Page.navigate", url=f"{demo.url}#/wall")
+        page.until(f"{HALL}?.querySelector('video')?.videoWidth === 480", seconds=25)
+        page.until(f"{HALL}?.innerText.includes('person')", seconds=25)
+        page.eval("location.hash = '#/stream/hall'")
+        page.until(f"{SEEN}?.objects.length > 0", seconds=25)  # a frame with its own record
+        assert page.eval("saccade.stage.shown.bitmap.width") == 640
+        assert page.eval("document.getElementById('chips').textContent").startswith("person")
+        until(lambda: demo.whep.n_open == 1)
+        assert not demo.whep._peers
+        press(page, "[name=view][value=burnt]")
+        page.until(
+            "document.getElementById('theirs').matches('.seen') && saccade.stage.theirs.currentTime > 1", seconds=25
+        )
+        press(page, "[name=view][value=here]")
+        page.do("Page.navigate", url="about:blank")
+        until(lambda: demo.whep.n_open == 0)
+    finally:
+        page.do("Page.removeScriptToEvaluateOnNewDocument", identifier=script["identifier"])
 
 
 def test_a_failing_stream_says_why_and_leads_back(page: Tab) -> None:
@@ -207,7 +241,7 @@ def drop(page: Tab, path: Path, kind: str) -> None:
 
 def test_a_dropped_file_without_video_is_refused(page: Tab, make_clip: MakeClip) -> None:
     drop(page, make_clip("song.webm", video=False, audio="libopus"), "video/webm")
-    page.until("document.getElementById('message').innerText.includes('only sound')")
+    page.until("document.getElementById('message').innerText.includes('only audio')")
 
 
 def test_a_dropped_image_gets_its_boxes(page: Tab) -> None:

@@ -158,7 +158,7 @@ def test_a_clip_is_sent_back_with_the_boxes_burnt_in(demo: Demo, tmp_path: Path)
         page.until(f"{SEEN}?.objects.length > 0")
         press(page, "#stop")
         until(lambda: not demo.streams.names)
-        assert demo.whep.viewers == 0
+        assert demo.whep.n_open == 0
 
 
 def test_a_running_stream_is_watched_either_way(demo: Demo, tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_a_running_stream_is_watched_either_way(demo: Demo, tmp_path: Path) -> N
             frames.append(image_of(page, "saccade.stage.snapshot()").astype(int))
             time.sleep(0.4)
         assert max(np.abs(a - b).max() for a, b in itertools.pairwise(frames)) > 40  # it moves
-        assert demo.whep.viewers == 1
+        assert demo.whep.n_open == 1
         page.do("Page.navigate", url="about:blank")  # a page that is left disconnects
-        until(lambda: demo.whep.viewers == 0)
+        until(lambda: demo.whep.n_open == 0)
 
 
 def test_a_lost_server_is_found_again(engine: Engine, film: Path, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ ROLE_OF = {
     ("PATCH", "/streams/{name}"): "operator",
     ("GET", "/streams/{name}/counts"): "viewer",
     ("GET", "/streams/{name}/frame.jpg"): "viewer",
+    ("GET", "/streams/{name}/live.mp4"): "viewer",
     ("GET", "/streams/{name}/heatmap.png"): "viewer",
     ("GET", "/streams/{name}/history"): "viewer",
     ("GET", "/streams/{name}/ptz/presets"): "operator",

@@ -25,7 +25,7 @@ def test_a_viewer_sees_the_newest_frames(codecs: tuple[str, ...], sent: str) -> 
         assert watcher.sizes == {(WIDTH, HEIGHT)}
         steps = [(b - a) % 256 for a, b in itertools.pairwise(watcher.numbers)]
         assert all(0 < step < 10 for step in steps)  # in order, hardly one left out
-        until(lambda: stage.whep.viewers == 0)
+        until(lambda: stage.whep.n_open == 0)
         assert stage.videos._streams["door"]._renditions == {}  # and nothing is coded any more
 
 
@@ -59,9 +59,9 @@ def test_several_watch_and_leave_as_they_like() -> None:
             assert stage.ask("DELETE", viewer.location)[0] in (200, 404)
         before = len(stays.numbers)
         until(lambda: len(stays.numbers) > before + 5)
-        assert stage.whep.viewers == 1
+        assert stage.whep.n_open == 1
         assert stage.ask("DELETE", stays.location)[0] == 200
-        assert stage.whep.viewers == 0
+        assert stage.whep.n_open == 0
 
 
 def test_a_lost_frame_brings_a_key_frame() -> None:
@@ -104,7 +104,7 @@ def test_a_viewer_that_vanishes_is_disconnected_soon() -> None:
         publisher = Publisher(stage.loop)
         publisher.connection = watcher.connection
         publisher.vanish()
-        until(lambda: stage.whep.viewers == 0, seconds=8)
+        until(lambda: stage.whep.n_open == 0, seconds=8)
 
 
 def test_the_end_of_the_stream_ends_the_session() -> None:
@@ -112,7 +112,7 @@ def test_the_end_of_the_stream_ends_the_session() -> None:
         until(lambda: watcher.numbers)
         stage.stop_feeding()
         stage.videos.end("door")
-        until(lambda: stage.whep.viewers == 0)
+        until(lambda: stage.whep.n_open == 0)
         until(lambda: watcher.connection.connectionState == "closed")
 
 
@@ -175,7 +175,7 @@ def test_bad_offers_and_unknown_streams_are_refused_in_one_line() -> None:
             assert (status, text.count("\n"), list(json.loads(text))) == (expected, 0, ["error"]), offer[-300:]
         assert stage.ask("POST", content=good, headers={"Content-Type": "text/plain"})[0] == 415
         assert stage.post(good, "/whep/yard")[0] == 404
-        assert stage.whep.viewers == 0
+        assert stage.whep.n_open == 0
 
 
 def test_token_origin_and_number_are_limited() -> None:

@@ -1,5 +1,7 @@
 // Talks to the server: plain requests, and one WebRTC session that comes back by itself when it is lost.
 
+import {LiveMp4, playable} from "./live_mp4.js";
+
 const asked = new URLSearchParams(location.search);
 let token = asked.get("token");
 try {
@@ -49,10 +51,12 @@ export async function ask(path, init = {}) {
 
 /**
  * A session that sends one track (WHIP) or watches a stream (WHEP), with the data channel "results" beside the video.
- * Reports through `on`: state(state, words), open(), received(message), track(track).
+ * A stream is watched as MP4 over HTTP if the browser has no WebRTC, or if no WebRTC packet arrives.
+ * Reports through `on`: state(state, words), open(), received(message), media(attach). `attach(video)` shows the video.
  */
 export class Link {
   #on; #path; #source; #peer = null; #channel = null; #session = null; #wanted = true; #wake = () => {};
+  #http = typeof RTCPeerConnection === "undefined"; #live = null; #over = null;
 
   constructor(path, source, on) {
     this.#path = path;
@@ -60,10 +64,12 @@ export class Link {
     this.#on = on;
     this.#run();
     addEventListener("online", this.#hurry);
+    addEventListener("pagehide", this.#pause);
   }
 
   /** Send a message, if the channel is open. */
   send(message) {
+    if (this.#live) return this.#change(message);
     if (this.#channel?.readyState !== "open") return false;
     this.#channel.send(JSON.stringify(message));
     return true;
@@ -81,15 +87,31 @@ export class Link {
     return times;
   }
 
+  #change(message) {
+    if (Object.keys(message).length) {
+      const headers = {"Content-Type": "application/json"};
+      ask(`streams/${this.#name}`, {method: "PATCH", headers, body: JSON.stringify(message)})
+        .catch((problem) => this.#on.received({error: problem.message}));
+    }
+    return true;
+  }
+
+  /** Name of the watched stream, as in a path. */
+  get #name() { return this.#path.match(/^whep\/([^?]*)/)?.[1]; }
+
   /** End it, for good. */
   close() {
     this.#wanted = false;
     removeEventListener("online", this.#hurry);
+    removeEventListener("pagehide", this.#pause);
     this.#drop();
     this.#wake();
   }
 
   #hurry = () => this.#wake();
+
+  // The browser may keep a page that was left, and with it the response.
+  #pause = () => this.#over?.abort();
 
   async #run() {
     let wait = 500;
@@ -104,6 +126,11 @@ export class Link {
       } catch (problem) {
         if (!this.#wanted) break;
         const known = problem instanceof Problem ? problem : new Problem("The browser cannot connect to the server.");
+        if (known.blocked && this.#name && playable) {
+          this.#http = true;
+          this.#drop();
+          continue;
+        }
         if (known.final) {
           this.#on.state("failed", known.message);
           break;
@@ -119,12 +146,13 @@ export class Link {
 
   /** Connect; `ended` resolves when the connection is over. */
   async #connect() {
+    if (this.#http) return this.#watchHttp();
     const peer = this.#peer = new RTCPeerConnection();
     if (this.#source) await send(peer, this.#source);
     else peer.addTransceiver("video", {direction: "recvonly"});
     peer.ontrack = ({track, receiver}) => {
       receiver.jitterBufferTarget = 0;  // the newest frame, not the smoothest
-      this.#on.track(track);
+      this.#on.media((video) => { video.srcObject = new MediaStream([track]); });
     };
     const channel = this.#channel = peer.createDataChannel("results");
     let end, opened, failed;
@@ -143,13 +171,30 @@ export class Link {
     this.#session = response.headers.get("Location");
     await peer.setRemoteDescription({type: "answer", sdp: await response.text()});
     const blocked = new Problem("The server answers, but no video arrives (a firewall may block UDP).");
+    blocked.blocked = true;
     const late = setTimeout(() => failed(blocked), CONNECT_MS);
     await open.finally(() => clearTimeout(late));
     this.#on.open();
     return {ended};  // a promise alone would be waited for
   }
 
+  async #watchHttp() {
+    if (!this.#name) throw new Problem("This browser cannot send video: it has no WebRTC.", true);
+    if (!playable) throw new Problem("This browser can show no live video: it has neither WebRTC nor MediaSource.", true);
+    const query = this.#path.match(/\?.*/)?.[0] ?? "";
+    const over = this.#over = new AbortController();
+    const late = setTimeout(() => over.abort(), 1.5 * CONNECT_MS);
+    const path = `streams/${this.#name}/live.mp4${query}`;
+    const response = await ask(path, {signal: over.signal}).finally(() => clearTimeout(late));
+    this.#live = new LiveMp4(response, (message) => this.#on.received(message));
+    this.#on.media(this.#live.attach);
+    this.#on.open();
+    return {ended: this.#live.ended};
+  }
+
   #drop() {
+    this.#over?.abort();
+    this.#over = this.#live = null;
     if (this.#session) ask(this.#session, {method: "DELETE", keepalive: true}).catch(() => {});
     this.#peer?.close();
     this.#peer = this.#channel = this.#session = null;

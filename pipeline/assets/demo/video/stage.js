@@ -46,9 +46,9 @@ export class Stage {
     this.#matcher?.clear();
   }
 
-  /** Play a track that the server sends. */
-  play(track) {
-    this.theirs.srcObject = new MediaStream([track]);
+  /** Play the video that the server sends. */
+  play(attach) {
+    attach(this.theirs);
     this.theirs.play().catch(() => {});  // stopped meanwhile
   }
 
@@ -97,12 +97,13 @@ export class Stage {
   }
 
   #listen(video) {
-    const next = (_, {captureTime, presentationTime, rtpTimestamp}) => {
+    const next = (_, {captureTime, presentationTime, rtpTimestamp, mediaTime}) => {
       video.requestVideoFrameCallback(next);
       const matcher = this.#matcher;
       if (video === this.#source || (this.#burnt && video === this.theirs)) this.#onFrame();
       if (video !== this.#source || this.#burnt) return;
-      const time = video === this.own ? performance.timeOrigin + (captureTime ?? presentationTime) : rtpTimestamp;
+      const theirs = rtpTimestamp ?? Math.round(90_000 * mediaTime);
+      const time = video === this.own ? performance.timeOrigin + (captureTime ?? presentationTime) : theirs;
       createImageBitmap(video).then((bitmap) => {
         if (this.#matcher === matcher && !this.#burnt) matcher.frame(time, bitmap);
         else bitmap.close();

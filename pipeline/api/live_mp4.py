@@ -1,0 +1,110 @@
+"""Sends the live video of a stream as endless fragmented MP4, for browsers without WebRTC or networks without UDP.
+
+    head       ftyp, uuid, moov; sent again when the size of the video changes
+    prompts    emsg (what the page shows beside the video, as JSON)
+    frame      emsg (the record of the frame as JSON), moof, mdat
+
+The query parameters are those of `whep`. Each frame is sent when the next frame is encoded, because its duration is
+known only then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from saccade.pipeline.api.forward import WorkerRoute
+from saccade.pipeline.api.routes import Routes
+from saccade.pipeline.api.whep import Whep, WhepServer, width_of
+from saccade.sinks.record import to_json
+from saccade.sinks.video.broadcast import NoSuchStreamError, View, Viewer, ViewerFrame
+from saccade.sinks.video.fragments import VIDEO, Sample, codecs_of, event_of, fragment_of, head_of, length_prefixed
+from saccade.web.errors import HttpError
+
+_FIRST_FRAME_S = 10.0
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+routes = Routes("video", WorkerRoute)
+
+
+@routes.get("/streams/{name}/live.mp4", role="viewer", response_class=StreamingResponse)
+async def watch_mp4(name: str, request: Request, whep: Whep) -> StreamingResponse:
+    """Watch a stream as endless fragmented MP4. Each `emsg` box holds the record of the next frame as JSON."""
+    parts = _parts(name, View(request.query_params.get("overlay") != "off", "H264", width_of(request)), whep)
+    try:
+        head = await anext(parts)
+    except BaseException:
+        await parts.aclose()
+        raise
+
+    async def all_parts() -> AsyncGenerator[bytes]:
+        try:
+            yield head
+            async for part in parts:
+                yield part
+        finally:
+            await parts.aclose()
+
+    return StreamingResponse(all_parts(), media_type=f'video/mp4; codecs="{codecs_of(head)}"', headers=_HEADERS)
+
+
+async def _parts(name: str, view: View, whep: WhepServer) -> AsyncGenerator[bytes]:
+    """Yield the head, and then each frame with its record, until the stream ends or the client disconnects."""
+    if name not in whep.videos.streams:
+        raise HttpError(404, "this stream does not exist")
+    with ExitStack() as leave:
+        leave.enter_context(whep.count_viewer(name))
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        try:
+            viewer = whep.videos.join(name, view, wake)
+        except NoSuchStreamError:
+            raise HttpError(404, "the stream has ended") from None
+        leave.callback(viewer.leave)
+        try:
+            frame = await asyncio.wait_for(_next(viewer, changed), _FIRST_FRAME_S)
+        except TimeoutError:
+            raise HttpError(503, "the stream has no frames now; try again later") from None
+        if frame is None:
+            raise HttpError(404, "the stream has ended")
+        start, number, head = frame.encoded.pts, 0, _head(frame)
+        yield head
+        prompts = whep.prompts_of(name)
+        if prompts is not None:
+            yield event_of(0, 0, prompts.encode())
+        while (following := await _next(viewer, changed)) is not None:
+            number += 1
+            yield _frame(number, frame, following.encoded.pts, start)
+            frame = following
+            if frame.encoded.key and (new := _head(frame)) != head:
+                yield (head := new)
+
+
+async def _next(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | None:
+    """Wait for the next frame of a viewer. Return None when the stream has ended."""
+    while (frame := viewer.take()) is None:
+        if viewer.ended:
+            return None
+        await changed.wait()
+        changed.clear()
+    return frame
+
+
+def _head(frame: ViewerFrame) -> bytes:
+    return head_of("h264", frame.encoded.data, sound=None, note={})
+
+
+def _frame(number: int, frame: ViewerFrame, until: int, start: int) -> bytes:
+    """Return the boxes of a frame. Its time counts from `start`, in units of 1/90000 s."""
+    at, encoded = frame.encoded.pts - start, frame.encoded
+    sample = Sample(length_prefixed(encoded.data), until - encoded.pts, key=encoded.key)
+    record = to_json({**frame.record, "rtp_timestamp": at})
+    return event_of(number, at, record) + fragment_of(number, [(VIDEO, at, [sample])])
