@@ -11,12 +11,14 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -76,6 +78,9 @@ class Minute:
         anonymous_mb: resident memory without files at the end of the minute.
         threads, descriptors: number of threads and of file descriptors.
         disk_mb: size of all files written.
+        recorded: fraction of the time, from 90 s to 30 s before the end of the minute, that all cameras together have
+            recorded.
+        gaps: number of gaps in those recordings by reason. The reason "" is unknown.
         queues: number of frames and results in all queues.
         frames: number of results so far.
         malloc, objects, blocks: statistics of glibc's malloc, of Python's garbage collector by type, and of Python's
@@ -89,6 +94,8 @@ class Minute:
     threads: int
     descriptors: int
     disk_mb: float
+    recorded: float
+    gaps: dict[str, int]
     queues: float
     frames: float
     malloc: dict[str, float]
@@ -142,6 +149,11 @@ class SoakResult:
         lines += [f"  {name:12} {self.slope(name) or '-'}" for name in names]
         lines += ["objects, after the warm-up and at the end:"]
         lines += [f"  {name} {before} {after}" for name, before, after in self.grown() if after > before]
+        steady = self.after_warm_up()
+        if steady:
+            gaps = sum((Counter(one.gaps) for one in steady), Counter())
+            lines.append(f"recorded: {100 * statistics.mean(one.recorded for one in steady):.1f} % of the time")
+            lines += [f"  {count} gaps: {reason or 'no reason'}" for reason, count in sorted(gaps.items())]
         if self.visits:
             lines.append("visits: " + ", ".join(f"{name} {count}" for name, count in sorted(self.visits.items())))
         return "\n".join(lines)
@@ -169,13 +181,14 @@ def run_soak(soak: Soak) -> SoakResult:
         settings = folder / "soak.yaml"
         settings.write_text(yaml.safe_dump(_settings(soak, folder, cameras, http, sinks)))
         product = stack.enter_context(_product(soak, folder, settings))
-        watch = _Watch(product, f"http://127.0.0.1:{http}", folder)
+        names = [f"camera{number}" for number in range(soak.streams)]
+        watch = _Watch(product, f"http://127.0.0.1:{http}", folder, names)
         watch.wait_for_frames()
         visits = Visits(
             f"http://127.0.0.1:{http}",
             f"ws://127.0.0.1:{feed}/",
             f"rtsp://127.0.0.1:{cameras}/0",
-            [f"camera{number}" for number in range(soak.streams)],
+            names,
             soak.seed,
         )
         if soak.faults:
@@ -191,7 +204,8 @@ def run_soak(soak: Soak) -> SoakResult:
 
 
 _HEAD = (
-    "minute   RSS MB  anon MB  malloc: used  free mapped arenas  threads  fds  disk MB queues  frames  objects  blocks"
+    "minute   RSS MB  anon MB  malloc: used  free mapped arenas  threads  fds  disk MB  recorded % queues  frames  "
+    "objects  blocks"
 )
 
 
@@ -200,7 +214,8 @@ def _line(one: Minute) -> str:
     return (
         f"{one.minute:6.1f} {one.rss_mb:8.2f} {one.anonymous_mb:8.2f} {malloc.get('used_mb', 0):13.2f} "
         f"{malloc.get('free_mb', 0):5.1f} {malloc.get('mapped_mb', 0):6.1f} {malloc.get('arenas', 0):6.0f} "
-        f"{one.threads:8d} {one.descriptors:4d} {one.disk_mb:8.1f} {one.queues:6.0f} {one.frames:7.0f} "
+        f"{one.threads:8d} {one.descriptors:4d} {one.disk_mb:8.1f} "
+        f"{100 * one.recorded:11.1f} {one.queues:6.0f} {one.frames:7.0f} "
         f"{sum(one.objects.values()):8d} {one.blocks:7d}"
     )
 
@@ -225,6 +240,7 @@ def _settings(soak: Soak, folder: Path, cameras: int, http: int, sinks: list[str
         "store_keep": "10m",
         "http": f"127.0.0.1:{http}",
         "state": str(folder / "state.db"),
+        "record": f"{folder}/recording?segment={soak.segment_s}s&keep=10m",
         "sinks": [*sinks, recording],
     }
 
@@ -291,8 +307,8 @@ def _product(soak: Soak, folder: Path, settings: Path) -> Iterator[_Product]:
 class _Watch:
     """Reads the resources of the measured process from /proc, from its metrics and from the observer."""
 
-    def __init__(self, product: _Product, http: str, folder: Path) -> None:
-        self._product, self._http, self._folder = product, http, folder
+    def __init__(self, product: _Product, http: str, folder: Path, names: list[str]) -> None:
+        self._product, self._http, self._folder, self._names = product, http, folder, names
         self._files = Path("/proc") / str(product.process.pid)
 
     def wait_for_frames(self) -> None:
@@ -322,6 +338,7 @@ class _Watch:
     def _minute(self, minute: float, rss: float, since: int) -> Minute:
         found = self._product.observe("reset" if not since else "")
         metrics = self._metrics()
+        recorded, gaps = self._recorded(time.time() - 90, time.time() - 30)
         return Minute(
             minute=minute,
             rss_mb=rss,
@@ -329,6 +346,8 @@ class _Watch:
             threads=int(self._status("Threads")),
             descriptors=len(os.listdir(self._files / "fd")),
             disk_mb=sum(path.stat().st_size for path in _files(self._folder)) / 1e6,
+            recorded=recorded,
+            gaps=gaps,
             queues=metrics.get("saccade_queue_length", 0.0),
             frames=metrics.get("saccade_frames_out_total", 0.0),
             malloc=found["malloc"],
@@ -337,6 +356,17 @@ class _Watch:
             metrics=metrics,
             traced=found.get("traced", []) if since > 0 and since % 5 == 0 else [],
         )
+
+    def _recorded(self, since: float, until: float) -> tuple[float, dict[str, int]]:
+        """Return the recorded fraction of a time range, and the number of gaps in it by reason."""
+        seconds, gaps = 0.0, Counter[str]()
+        for name in self._names:
+            url = f"{self._http}/streams/{name}/recording/spans?from={since:.3f}&to={until:.3f}"
+            with urllib.request.urlopen(url, timeout=30) as response:
+                spans = json.load(response)["spans"]
+            seconds += sum(one["end"] - one["begin"] for one in spans)
+            gaps.update(one.get("after") or "" for one in spans if one["begin"] > since)
+        return seconds / (until - since) / len(self._names), dict(gaps)
 
     def _check(self) -> None:
         if self._product.process.poll() is not None:
