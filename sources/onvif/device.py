@@ -165,8 +165,9 @@ def ask_device(address: OnvifAddress, ask: Callable[[Any], Coroutine[Any, Any, T
         raise SourceError(f"onvif:// needs the optional dependency `onvif`: {install_command('onvif')}") from None
 
     async def connect() -> T:
-        # The digest of the password depends on the device's clock, which may be wrong.
-        options = {"adjust_time": True, "nat_override": there_only}
+        # The digest of the password depends on the device's clock, which may be wrong. The cache has an asyncio lock,
+        # on which the event loops of two streams can wait for each other.
+        options = {"adjust_time": True, "nat_override": there_only, "no_cache": True}
         device = onvif.ONVIFCamera(address.host, address.port, address.user, address.password, **options)
         try:
             await device.update_xaddrs()

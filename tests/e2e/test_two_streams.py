@@ -22,6 +22,7 @@ from saccade.sinks.recording import Archive, RecordingPlace
 from saccade.sources import open_source
 from tests.support import cameras
 from tests.support.cameras import Camera, free_port
+from tests.support.cameras.onvif_device import MediaProfile, OnvifCamera, serving_camera
 from tests.support.cameras.rtsp import burnt_in_number
 
 pytestmark = pytest.mark.e2e
@@ -152,6 +153,31 @@ def test_what_is_kept_is_large_and_of_the_moments_that_were_analysed(
     files = Archive(RecordingPlace.parse(str(tmp_path / "video"), "room")).files(0.0, 1e12)
     recorded = [number for one in files for number in numbers_of(one.path)]
     assert set(numbers) <= set(recorded)
+
+
+def test_an_onvif_camera_is_analysed_small_and_recorded_large(
+    camera: Camera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onvif")
+    caplog.set_level("INFO", "saccade")
+    profiles = [MediaProfile("large", 3840, 2160, "H265"), MediaProfile("small", 1280, 720)]  # the sizes that it states
+    device = OnvifCamera(camera.url("small").rpartition("/")[0], profiles, media2=True)
+    with serving_camera(device) as port:
+        source = f"onvif://bob:secret@127.0.0.1:{port}"
+        event = run_until_end(tmp_path, monkeypatch, source=source, record="video")
+    assert (event["width"], event["height"]) == SMALL
+    image = cv2.imdecode(np.frombuffer(event["snapshot"], np.uint8), cv2.IMREAD_COLOR)
+    assert image.shape[1::-1] == LARGE
+    (tmp_path / "clip.mp4").write_bytes(event["clip"])
+    numbers = numbers_of(tmp_path / "clip.mp4")
+    assert burnt_in_number(image) in numbers
+    files = Archive(RecordingPlace.parse(str(tmp_path / "video"), "room")).files(0.0, 1e12)
+    assert set(numbers) <= {number for one in files for number in numbers_of(one.path)}
+    assert {one for one in caplog.messages if "ONVIF profile" in one} == {
+        "room: ONVIF profile 'small' (H264 1280x720) for analysis",
+        "room (record source): ONVIF profile 'large' (H265 3840x2160) for recordings",
+    }
+    assert "secret" not in caplog.text
 
 
 def test_a_lost_record_source_stops_no_detection(

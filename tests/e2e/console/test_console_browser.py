@@ -25,7 +25,8 @@ from saccade.sinks.overlay.draw import draw
 from saccade.sources import open_source
 from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
 from tests.support.browser import Tab, needs_chromium, tab
-from tests.support.cameras import free_port
+from tests.support.cameras import Camera, free_port, need_servers
+from tests.support.cameras.onvif_device import MediaProfile, OnvifCamera, serving_camera
 from tests.support.clips import MakeClip
 from tests.support.engine.material import write_enclosing_model
 from tests.support.webrtc import until
@@ -298,6 +299,31 @@ def test_events_are_listed_searched_and_played(tmp_path: Path) -> None:
                          document.getElementById('event-filters').requestSubmit()""")
             page.until("document.getElementById('no-events').checkVisibility()")
             assert page.console == []
+
+
+def test_an_onvif_camera_is_turned_to_a_preset(tmp_path: Path) -> None:
+    pytest.importorskip("onvif")
+    need_servers()
+    path, port = tmp_path / "camera.yaml", free_port()
+    with Camera("--fps", "10") as camera:
+        profiles = [MediaProfile("live", 1280, 720, ptz=True)]
+        device = OnvifCamera(camera.url("live").rpartition("/")[0], profiles, presets={"1": "Gate", "a/b": "Car park"})
+        with serving_camera(device) as onvif:
+            source = f"onvif://bob:secret@127.0.0.1:{onvif}"
+            path.write_text(f"http: '{port}'\ndetect: [person]\nstreams: [{{name: gate, source: '{source}'}}]\n")
+            with opened_run(load(path, {})) as opened:
+                opened.controller.start()
+                with tab(f"http://127.0.0.1:{port}/#/stream/gate", tmp_path / "profile") as page:
+                    page.until("document.getElementById('presets').checkVisibility()", seconds=25)
+                    options = "[...document.querySelectorAll('#presets option')].map((one) => one.textContent)"
+                    assert page.eval(options) == ["Turn to…", "Gate", "Car park"]
+                    page.until("saccade.stage.shown", seconds=25)
+                    assert violations(page) == []
+                    page.eval("""const select = document.querySelector('#presets select');
+                                 select.value = 'a/b';
+                                 select.dispatchEvent(new Event('change'))""")
+                    until(lambda: device.position == "a/b")
+                    assert not [line for line in page.console if "ptz" in line]
 
 
 def test_a_video_sink_has_the_same_wall(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from xml.sax.saxutils import escape
 
 import pytest
@@ -21,6 +23,7 @@ from saccade.sources.onvif import (
 )
 from saccade.sources.onvif.discovery import parse_matches
 from tests.sources.rtsp.test_faults import numbers, take
+from tests.support import REPO
 from tests.support.cameras.onvif_device import (
     MATCH,
     MediaProfile,
@@ -97,6 +100,25 @@ def test_a_codec_that_is_not_decoded_here_is_the_last_choice() -> None:
     assert best_profile([jpeg, tiny]) is tiny
     assert best_profile([jpeg]) is jpeg
     assert largest_profile([jpeg, tiny]) is tiny
+
+
+TOGETHER = """
+import sys, threading
+from saccade.sources.onvif import OnvifAddress, read_profiles
+address = OnvifAddress.parse(sys.argv[1])
+threads = [threading.Thread(target=lambda: print(len(read_profiles(address)))) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_streams_that_open_at_the_same_time_do_not_wait_for_each_other() -> None:
+    with onvif_device("rtsp://127.0.0.1:1") as port:  # in a process that has not asked any device yet
+        command = [sys.executable, "-c", TOGETHER, f"onvif://bob:secret@127.0.0.1:{port}"]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert (done.stderr, done.stdout.split()) == ("", ["2"] * 4)
 
 
 @pytest.mark.parametrize("media2", [True, False, "broken"])
