@@ -66,10 +66,10 @@ def test_both_names_of_an_experts_field_are_read() -> None:
     [
         ("text", {"moe": []}, "section 'text.moe' must be a JSON object"),
         ("text", {"moe": {"experts": 3}}, "unknown field 'text.moe.experts'"),
-        ("text", {"moe": {"num_experts": "8"}}, "field 'text.moe.num_experts' is '8', not int"),
+        ("text", {"moe": {"num_experts": "8"}}, "field 'text.moe.num_experts' must be of type int; got '8'"),
         ("text", {"moe": {"num_experts": 4}}, "text.moe needs from 1 to num_experts"),
         ("text", {"moe": {}, "n_kv_heads": 8}, "text.tau is 1 or 0, and 1 needs text.n_kv_heads"),
-        ("text", {"rope_theta": "1"}, "field 'text.rope_theta' is '1', not float"),
+        ("text", {"rope_theta": "1"}, "field 'text.rope_theta' must be of type float; got '1'"),
         ("text", {"rope_theta": float("inf")}, "field 'text.rope_theta' must be finite"),
         ("text", {"rope_theta": 0}, "text.rope_theta must be above 0"),
         ("region", {"reads": "post_ln"}, "region.reads must be one of raw, ln, post_ln_ln"),
