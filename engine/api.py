@@ -173,7 +173,6 @@ class Engine:
                 images_per_prefill=32,
                 requests_per_prefill=16,
                 drafted_tokens=320,
-                follow_decodes=3.0,
             )
         return cls(loaded, info, vocabulary, config, progress=progress)
 

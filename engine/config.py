@@ -51,8 +51,6 @@ class EngineConfig:
             (`AdmissionLead`).
         lead_late: correction factor for the measured duration of a prefill that ended before the step loop waited for
             it.
-        follow_decodes: if fewer decode steps run between two prefills, the next prefill is launched before the current
-            prefill ends.
         poll_s: polling interval in seconds for devices without completion callbacks.
         preparers: number of threads that copy images for upload to a GPU. A 4K frame takes one thread 6 ms.
         crop_large: minimum number of pixels of an image whose cropping time is measured.
@@ -95,7 +93,6 @@ class EngineConfig:
     passing_streams: int = 4096
     lead_prefills: int = 16
     lead_late: float = 0.8
-    follow_decodes: float = 0.5
     poll_s: float = 1e-3
     preparers: int = 4
     crop_large: int = 1 << 18

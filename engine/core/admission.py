@@ -172,12 +172,6 @@ class Admission(Generic[ImageT]):
         return self._length
 
     @property
-    def kept(self) -> int:
-        """Number of queued requests that cannot be superseded and have no rate limit."""
-        streams = (stream for stream in self._backlog if not stream.settings.newest and stream.settings.max_fps is None)
-        return sum(len(stream.waiting) for stream in streams)
-
-    @property
     def requests(self) -> list[Request[ImageT]]:
         """All queued requests, as a list."""
         return [request for stream in self._backlog for request in stream.waiting]
@@ -344,9 +338,6 @@ class AdmissionLead:
     images needs the GIL and therefore delays decode steps, but during a prefill the host is idle. The lead is therefore
     the time in which nearly all images are prepared.
 
-    If almost no decode steps run between prefills (most answers are accepted drafts), the next prefill is also launched
-    before the current prefill ends.
-
     Args:
         config: engine configuration.
     """
@@ -354,18 +345,7 @@ class AdmissionLead:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._prefills: dict[int, deque[float]] = {}
-        self._prepare, self._launch = ServiceTime(), ServiceTime()
-        # Decode steps: the mean between two prefills, and the number since the last prefill.
-        self._between, self._decoded = float(config.decodes_busy), 0
-
-    @property
-    def follow(self) -> bool:
-        """Whether almost no decode steps run between prefills."""
-        return self._between < self._config.follow_decodes
-
-    def launched(self, seconds: float) -> None:
-        """Record how long the host took to launch a prefill, in seconds."""
-        self._launch.measured(seconds)
+        self._prepare = ServiceTime()
 
     def prefilled(self, images: int, seconds: float, *, late: bool = False) -> None:
         """Record the duration of a prefill.
@@ -380,13 +360,7 @@ class AdmissionLead:
         """
         if late:
             seconds *= self._config.lead_late
-        self._between += (self._decoded - self._between) / 8
-        self._decoded = 0
         self._prefills.setdefault(images, deque(maxlen=self._config.lead_prefills)).append(seconds)
-
-    def decoded(self) -> None:
-        """Count a decode step between two prefills."""
-        self._decoded += 1
 
     def prepared(self, seconds: float) -> None:
         """Record the time from admission until an image was prepared, in seconds."""
@@ -403,21 +377,7 @@ class AdmissionLead:
             A time in seconds, or infinity to admit only after the prefill.
         """
         known, lead = self._prefills.get(images), self._prepare.seconds
-        if self.follow:
-            lead += self._launch.seconds
         return begun + max(0.0, min(known) - lead) if known and lead > 0 else math.inf
-
-    def launch_at(self, images: int, begun: float) -> float:
-        """Return the time at which to launch the next prefill during a prefill, or infinity to launch it afterwards.
-
-        Args:
-            images: number of images in the running prefill.
-            begun: start time of the running prefill in seconds.
-        """
-        known = self._prefills.get(images)
-        if not known or not self.follow:
-            return math.inf
-        return begun + max(0.0, min(known) - self._launch.seconds)
 
 
 # ---- pages and slots

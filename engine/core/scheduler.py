@@ -135,11 +135,6 @@ class Scheduler(Generic[ImageT]):
     def _window_room(self) -> int:
         return self._config.images_per_prefill - len(self._admitted)
 
-    @property
-    def unfilled(self) -> int:
-        """`prefill_room` minus the queued requests that will certainly run, because they cannot be superseded."""
-        return self.prefill_room - self.admission.kept
-
     def wake_at(self, now: float) -> float:
         """Return the time of the next scheduled change: a rate limit that allows a request, or a deadline."""
         return min(self.soonest, self.admission.wake_at(now))
@@ -271,18 +266,17 @@ class Scheduler(Generic[ImageT]):
 
     # ---- steps
 
-    def next_step(self, *, early: bool = False) -> Step[ImageT] | None:
+    def next_step(self) -> Step[ImageT] | None:
         """Return the next batch step to launch, or None.
 
-        If a decode step is due, nothing is admitted before it: call `admit` after its launch. With `early`, return the
-        next prefill during a prefill, but only if most of its images are prepared.
+        If a decode step is due, nothing is admitted before it: call `admit` after its launch.
         """
         step = None
         if self._decoding and not self._prefills_in_turn():
-            step = self._choose(early=early)
+            step = self._choose()
         if step is None:
             self.admit()
-            step = self._choose(early=early)
+            step = self._choose()
         if step is not None:
             self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
             self._prefilling += step.kind is StepKind.PREFILL
@@ -290,9 +284,8 @@ class Scheduler(Generic[ImageT]):
                 rows[0].sequence.inflight_refs += 1
         return step
 
-    def _choose(self, *, early: bool) -> Step[ImageT] | None:
-        step = (self._prefill_ready() if self._prefills_in_turn() else None) or self._decode()
-        return step or (self._prefill_ready() if early else self._prefill())
+    def _choose(self) -> Step[ImageT] | None:
+        return (self._prefill_ready() if self._prefills_in_turn() else None) or self._decode() or self._prefill()
 
     def finalize(self, step: Step[ImageT]) -> None:
         """Set the token constraints of each row of a batch step. The previous step must be committed first."""

@@ -265,7 +265,7 @@ class StepLoop(Generic[ImageT]):
             self._scheduler.expire(now)
             step, until, wanted = self._plan(now)
         if step is not None:
-            self._launch(step, now)
+            self._launch(step)
         with self.monitor.span("admit"):
             self._scheduler.report()
             if step is not None:
@@ -286,9 +286,7 @@ class StepLoop(Generic[ImageT]):
     def _plan(self, now: float) -> tuple[Step[ImageT] | None, float, float]:
         """Choose the next batch step. If there is none, return what to wait for.
 
-        While a prefill runs, the next images are admitted shortly before its end; see `AdmissionLead`. They are
-        admitted at once if three conditions hold: prefills follow each other directly, the next prefill is full, and no
-        queued frame can be superseded.
+        While a prefill runs, the next images are admitted shortly before its end; see `AdmissionLead`.
 
         Returns:
             The next step or None, a deadline for waiting, and a number of inbox items to wait for.
@@ -299,32 +297,21 @@ class StepLoop(Generic[ImageT]):
             return step, scheduler.wake_at(now), 1
         until, wanted = math.inf, math.inf
         ahead = self.flights[0]
-        if ahead.step.kind is StepKind.PREFILL and self.slots.depth > 1:
-            prefill = len(ahead.step.windows), max(ahead.launched_at, self._landed_at)
-            full = self._lead.follow and scheduler.unfilled <= 0
-            if self._admitted_early != ahead.step.number:
-                if not full:  # after a result, a caller may submit its next image in time for this prefill
-                    scheduler.report()
-                    self._run_inbox()
-                    full = self._lead.follow and scheduler.unfilled <= 0
-                until = -math.inf if full else self._lead.admit_at(*prefill)
-                wanted = scheduler.unfilled if self._lead.follow else math.inf
-                if until <= now:
-                    self._admitted_early, until, wanted = ahead.step.number, math.inf, math.inf
-                    scheduler.admit(early=True)
-            if self._admitted_early == ahead.step.number and free and step is None:
-                launch_at = -math.inf if full else self._lead.launch_at(*prefill)
-                if launch_at <= now:
-                    step = scheduler.next_step(early=True)
-                else:
-                    until = launch_at
+        prefilling = ahead.step.kind is StepKind.PREFILL and self.slots.depth > 1
+        if prefilling and self._admitted_early != ahead.step.number:
+            scheduler.report()  # after a result, a caller may submit its next image in time for this prefill
+            self._run_inbox()
+            until = self._lead.admit_at(len(ahead.step.windows), max(ahead.launched_at, self._landed_at))
+            if until <= now:
+                self._admitted_early, until = ahead.step.number, math.inf
+                scheduler.admit(early=True)
         if self._calls and free:  # an inbox item may make a step possible
             until, wanted = min(until, scheduler.wake_at(now)), 1
         elif self._calls:  # on a CPU a step may take seconds
             until = min(until, scheduler.soonest)
         return step, until, wanted
 
-    def _launch(self, step: Step[ImageT], now: float) -> None:
+    def _launch(self, step: Step[ImageT]) -> None:
         slot, launched_at = self.slots.launch(), self._clock()
         for window in step.windows:
             window.launched_at = launched_at
@@ -332,8 +319,6 @@ class StepLoop(Generic[ImageT]):
         self.flights.append(flight)
         with self.monitor.launching(step):
             launched = self._try(self._executor.launch, flight)
-        if launched and step.kind is StepKind.PREFILL:
-            self._lead.launched(self._clock() - now)
         # Steps without text do not depend on the previous samples. Finalize them before callers get results and contend
         # for the GIL, which each call of the driver needs.
         if launched and (not step.writes_text or len(self.flights) == 1):
@@ -419,8 +404,6 @@ class StepLoop(Generic[ImageT]):
                 self._lead.prefilled(len(step.windows), now - begun, late=self._late)
                 for window in step.windows:
                     window.prefilled_at = now
-            else:
-                self._lead.decoded()
             self._scheduler.commit(step, sampled)
 
     def _take_prepared(self, made: Sequence[Prepared[ImageT]], at: float) -> None:

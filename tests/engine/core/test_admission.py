@@ -310,23 +310,6 @@ def test_large_images_take_their_share_and_no_more() -> None:
     assert jain([one.looks for one in seen]) > 0.99
 
 
-def test_prefills_with_nothing_between_are_launched_ahead() -> None:
-    lead = AdmissionLead(CONFIG)
-    lead.launched(0.002)
-    assert lead.launch_at(8, 1.0) == math.inf
-    for _ in range(20):
-        lead.prefilled(8, 0.030)
-    ahead = 1.0 + 0.030 - 0.0025  # with two deviations
-    assert lead.launch_at(8, 1.0) == pytest.approx(ahead, abs=1e-6) == lead.admit_at(8, 1.0)  # all are prepared
-    lead.prepared(0.008)
-    assert lead.admit_at(8, 1.0) < ahead - 0.008
-    for _ in range(6):
-        for _ in range(3):
-            lead.decoded()
-        lead.prefilled(8, 0.030)
-    assert lead.launch_at(8, 1.0) == math.inf
-
-
 def test_a_step_that_is_done_does_not_wait_for_an_estimate() -> None:
     """After one slow prefill the moment to admit the next images lies behind the end of all that follow."""
     first = [0.5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import numpy as np
@@ -41,21 +40,3 @@ def test_frames_are_admitted_while_a_prefill_runs() -> None:
     assert {type(error) for error in errors} <= {type(None), SupersededError}
     assert all(len(future.result().detections) == 1 for future in futures[-6:])
     assert sum(taken) > 6
-
-
-def test_a_full_prefill_is_not_held_back_for_newer_frames() -> None:
-    with timed_engine(lambda kind, n: 4e-3, objects=0) as engine:
-        scheduler, loop, lacking = engine._loop._scheduler, engine._loop, list[int]()
-        wait = loop._wait
-
-        def counted(until: float, wanted: float) -> None:
-            if loop.flights and math.isfinite(until):
-                lacking.append(scheduler.unfilled)
-            wait(until, wanted)
-
-        loop._wait = counted  # type: ignore[method-assign]
-        futures = [engine.submit(IMAGE, [Detect("person")]) for _ in range(40 * engine.config.images_per_prefill)]
-        for future in futures:
-            assert not future.result(WAIT_S).detections.boxes
-        assert all(missing > 0 for missing in lacking)
-        assert len(lacking) < 20, "prefills follow each other from the 14th on, and are full but for the last"
