@@ -129,7 +129,7 @@ class RuleSettings(NullIsUnset):
     @classmethod
     def _about_something(cls, value: str | None, info: Any) -> str | None:
         if value and "when" in info.data and parse(info.data["when"]).kind == "removed":
-            raise ValueError("cannot be used with removed, because there is no object to ask about")
+            raise ValueError("cannot be used with the condition 'removed', because there is no object to ask about")
         return value
 
     @field_validator("scope", "expect", "threshold", "again")
@@ -143,7 +143,7 @@ class RuleSettings(NullIsUnset):
     @classmethod
     def _of_objects(cls, value: Any, info: Any) -> Any:
         if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in ("absent", "removed"):
-            raise ValueError(f"cannot be used with {kind}, because there is no object to ask about")
+            raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
         return value
 
     @field_validator("expect", mode="before")

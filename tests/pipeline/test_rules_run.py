@@ -163,7 +163,7 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         ),
         (
             "rules: [{name: a, when: absent, attributes: {hat: Is there a hat}}]\n",
-            ":1:33: rules[0].attributes: cannot be used with absent",
+            ":1:33: rules[0].attributes: cannot be used with the condition 'absent'",
         ),
         (
             "rules: [{name: a, when: dog, attributes: {big: {question: Is it big, choices: 'yes'}}}]\n",

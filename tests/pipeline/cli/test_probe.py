@@ -48,7 +48,7 @@ def test_an_image_that_cannot_be_written_is_an_error(make_clip: MakeClip) -> Non
 
 
 def test_a_file_has_no_age(make_clip: MakeClip) -> None:
-    with pytest.raises(SourceError, match="is not live"):
+    with pytest.raises(SourceError, match="is not a live source"):
         time_ingest(str(make_clip(frames=2)), seconds=1, transport="tcp")
 
 

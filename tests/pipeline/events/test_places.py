@@ -125,7 +125,7 @@ def test_a_wrong_confirmation_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("key", ["ask", "verify"])
 def test_nothing_is_asked_about_a_removed_object(key: str) -> None:
-    with pytest.raises(ValueError, match="cannot be used with removed"):
+    with pytest.raises(ValueError, match="cannot be used with the condition 'removed'"):
         RuleSettings.model_validate({"name": "rule", "when": "parcel removed", key: "Is it there?"})
 
 
