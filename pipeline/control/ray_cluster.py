@@ -143,8 +143,9 @@ class RayCluster:
             remove_placement_group(self._group)
             free: Any = ray.available_resources()  # type: ignore[no-untyped-call]
             raise ConfigError(
-                f"--ray: the cluster cannot fit {workers} workers with {cpus:g} CPUs and {gpus:g} GPUs each; free: "
-                f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs; change --workers, --ray-cpus or --ray-gpus"
+                f"--ray: the cluster cannot fit {workers} workers with {cpus:g} CPUs and {gpus:g} GPUs each; "
+                f"free: {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs; "
+                "change --workers, --ray-cpus or --ray-gpus"
             )
 
     def _gpus_each(self, workers: int) -> float:
