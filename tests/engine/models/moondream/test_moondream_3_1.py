@@ -287,9 +287,9 @@ def test_fp8_in_moondream_3s_own_names(tmp_path: Path) -> None:
         (lambda held: held.pop("region_model.ln.bias"), r"'model.region.ln.bias' \[32\] is missing"),
         (
             lambda held: held.update({"text_model.transformer.h.1.other": torch.zeros(3)}),
-            r"h\.1\.other' \[3\] does not belong",
+            r"h\.1\.other' \[3\] is not part",
         ),
-        (lambda held: held.update({"a": torch.zeros(3), "b": torch.zeros(3)}), r"does not belong .* \(and 1 more\)"),
+        (lambda held: held.update({"a": torch.zeros(3), "b": torch.zeros(3)}), r"is not part .* \(and 1 more\)"),
         (lambda held: held.pop("text_model.transformer.h.1.moe_quant.up_scale"), r"mlp\.fc1\.weight' has no scale"),
         (
             lambda held: held.update({"text_model.transformer.h.1.moe_quant.up_scale": torch.zeros(3)}),
