@@ -248,7 +248,7 @@ def test_close_sends_what_waits_and_ends_its_thread() -> None:
 
 
 def test_a_port_in_use_is_one_line() -> None:
-    with feed() as sink, pytest.raises(SinkError, match=r"^ws: .* 127.0.0.1:\d+: address already in use$"):
+    with feed() as sink, pytest.raises(SinkError, match=r"^WebSocket server.* 127.0.0.1:\d+: address already in use$"):
         WebSocketSink(f"ws://127.0.0.1:{port_of(sink)}")
 
 
