@@ -56,7 +56,7 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
             tensor.
     """
     if not isinstance(text, TextDecoder):
-        raise AdapterError(f"{type(text).__name__} does not support adapters")
+        raise AdapterError(f"{type(text).__name__} does not support LoRA adapters; use a Moondream model")
     file = path / "adapter_model.safetensors" if path.is_dir() else path
     try:
         found, alpha = _read_safetensors(file, text) if _is_safetensors(file) else _read_tuned(file, text)
@@ -191,7 +191,7 @@ class AdapterBank:
 
     def __init__(self, text: AnyDecoder, n_slots: int, rank: int) -> None:
         if not isinstance(text, TextDecoder):
-            raise AdapterError(f"{type(text).__name__} does not support adapters")
+            raise AdapterError(f"{type(text).__name__} does not support LoRA adapters; use a Moondream model")
         # The copies share all tensors with the model.
         self._text = copy.deepcopy(text, {id(one): one for one in chain(text.parameters(), text.buffers())})
         self._layers: dict[tuple[int, str], _AdaptedLinear] = {}

@@ -240,7 +240,7 @@ class Monitor:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Count the time of the `with` block as waiting for requests."""
+        """Add the duration of the `with` block to the idle time of the engine (`idle_s`)."""
         start = time.perf_counter()
         try:
             yield

@@ -113,7 +113,7 @@ class Segment(Task):
         return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the outline of the object as a result."""
+        """Return the segmentation outline of the object as the task's part of the result."""
         found = []
         for output, _ in answers:
             assert isinstance(output, SegmentOutput)

@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.enc_dim, config.enc_dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map the tokens of crops (crops, tokens, dim) to the same shape."""
+        """Apply the layer to the tokens of crops (crops, tokens, dim). The shape does not change."""
         crops, tokens, dim = x.shape
         q, k, v = self.qkv(x).view(crops, tokens, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         out = F.scaled_dot_product_attention(q, k, v)
@@ -48,7 +48,7 @@ class Block(nn.Module):
         self.mlp = Mlp(config.enc_dim, config.enc_ff_dim, config.enc_dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map the tokens of crops (crops, tokens, dim) to the same shape."""
+        """Apply the layer to the tokens of crops (crops, tokens, dim). The shape does not change."""
         x = x + self.attn(self.ln1(x))
         return x + self.mlp(self.ln2(x))  # type: ignore[no-any-return]
 
