@@ -16,6 +16,7 @@ from contextlib import ExitStack
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from saccade.pipeline.api.forward import WorkerRoute
 from saccade.pipeline.api.routes import Routes
@@ -31,25 +32,34 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 routes = Routes("video", WorkerRoute)
 
 
+class _LiveResponse(StreamingResponse):
+    """A response that closes its parts as soon as the client disconnects, not at the next garbage collection."""
+
+    def __init__(self, head: bytes, parts: AsyncGenerator[bytes]) -> None:
+        self._parts = parts
+        super().__init__(self._all(head), media_type=f'video/mp4; codecs="{codecs_of(head)}"', headers=_HEADERS)
+
+    async def _all(self, head: bytes) -> AsyncGenerator[bytes]:
+        yield head
+        async for part in self._parts:
+            yield part
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._parts.aclose()
+
+
 @routes.get("/streams/{name}/live.mp4", role="viewer", response_class=StreamingResponse)
 async def watch_mp4(name: str, request: Request, whep: Whep) -> StreamingResponse:
     """Watch a stream as endless fragmented MP4. Each `emsg` box holds the record of the next frame as JSON."""
     parts = _parts(name, View(request.query_params.get("overlay") != "off", "H264", width_of(request)), whep)
     try:
-        head = await anext(parts)
+        return _LiveResponse(await anext(parts), parts)
     except BaseException:
         await parts.aclose()
         raise
-
-    async def all_parts() -> AsyncGenerator[bytes]:
-        try:
-            yield head
-            async for part in parts:
-                yield part
-        finally:
-            await parts.aclose()
-
-    return StreamingResponse(all_parts(), media_type=f'video/mp4; codecs="{codecs_of(head)}"', headers=_HEADERS)
 
 
 async def _parts(name: str, view: View, whep: WhepServer) -> AsyncGenerator[bytes]:

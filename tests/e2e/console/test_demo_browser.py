@@ -193,7 +193,7 @@ def test_a_lost_server_is_found_again(engine: Engine, film: Path, tmp_path: Path
             first.close()
             page.until("document.getElementById('status').dataset.state === 'lost'")
             page.until("!document.getElementById('message').hidden")
-            assert "again" in words(page, "#message")
+            assert "Reconnecting" in words(page, "#message")
             with Demo(engine, Prompts(detect=["person"]), port=port) as second:
                 page.until("document.getElementById('status').dataset.state === 'live'", seconds=25)
                 until(lambda: second.streams.names == ["camera"])
@@ -202,7 +202,7 @@ def test_a_lost_server_is_found_again(engine: Engine, film: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [("NotAllowedError", "blocked"), ("NotFoundError", "no camera"), ("NotReadableError", "other program")],
+    [("NotAllowedError", "blocked"), ("NotFoundError", "No camera"), ("NotReadableError", "other program")],
 )
 def test_a_camera_error_is_shown_in_plain_words(error: str, message: str, demo: Demo, tmp_path: Path) -> None:
     with tab(demo.url, tmp_path) as page:

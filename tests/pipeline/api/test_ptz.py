@@ -61,7 +61,7 @@ def test_a_camera_is_turned_over_http(served: tuple[Any, OnvifCamera]) -> None:
         ("fixed/ptz/presets/1", 404, "the camera has no PTZ"),
         ("away/ptz/presets/1", 502, "connection failed"),
         ("other/ptz/presets/1", 409, "'other' is not an ONVIF stream: its source should be onvif://user:password@HOST"),
-        ("nowhere/ptz/presets/1", 404, "there is no stream"),
+        ("nowhere/ptz/presets/1", 404, "does not exist"),
     ],
 )
 def test_why_a_camera_is_not_turned(served: tuple[Any, OnvifCamera], path: str, status: int, error: str) -> None:
