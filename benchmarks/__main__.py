@@ -388,15 +388,22 @@ def against_one_queue(
 @against.command("vllm")
 def against_vllm(
     turns: Turns = 1,
+    configs: Annotated[
+        str, typer.Option(metavar="NAME,…", help="What to compare: bf16, bf16-fa3 (FlashAttention 3), fp8.")
+    ] = "bf16,bf16-fa3,fp8",
     requests: Annotated[int, typer.Option(min=1, max=10_000, help="Images per latency.")] = 60,
-    limit: Annotated[float, typer.Option(min=60, help="Seconds after which vLLM is stopped.")] = 900.0,
+    images: Annotated[int, typer.Option(min=32, max=10_000, help="Images per throughput.")] = 128,
+    limit: Annotated[float, typer.Option(min=60, help="Seconds after which a program is stopped.")] = 600.0,
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the latency of Saccade and vLLM with a random model of Moondream 3's size. Needs a GPU and vLLM."""
+    """Time Saccade and vLLM on Moondream 3's dimensions with random weights. Needs a GPU and vLLM.
+
+    Each program loads the model once per configuration and turn. Figures appear on stderr as they are measured.
+    """
     from benchmarks.against.vllm import compare
 
-    _show(compare(turns, requests, limit), save, as_json)
+    _show(compare(turns, configs.split(","), requests, images, limit), save, as_json)
 
 
 @against.command("plot")

@@ -1,89 +1,235 @@
-"""Compares vLLM and Saccade on a random model with Moondream 3's dimensions, one image at a time, on one GPU.
+"""vLLM and Saccade on Moondream 3's dimensions with random weights, on one GPU.
 
-vLLM runs in a separate process, `python -m benchmarks.against.vllm FOLDER`, which prints one JSON line per measured
-value.
+Each program loads the model once per configuration, in a process of its own: `python -m benchmarks.against.vllm`. The
+process prints one JSON line per figure, so that a process that is stopped at its limit loses only the missing figures.
 
-All of vLLM's own dummy weights, including norms, are within ±0.001. All tokens then select the same few experts, and a
-step is too fast. `register`, a vLLM plugin, draws weights like those of `moondream-3-random`.
+vLLM's own dummy weights lie within ±0.001, and those of norms too. All tokens then go to the same few experts, which
+would make a step too fast. `register` draws weights as `moondream-3-random` does; vLLM loads it as a plugin.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from importlib import metadata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns, require, require_gpu
+from saccade.pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from saccade.engine import Engine
 
 _MODEL = "moondream-3-random"
 _OBJECTS = (1, 3, 5)  # an object is 3 tokens
 _ROWS = (1, 8, 32)
-_CONTEXT, _SHORT, _LONG = 760, 8, 128
+_MOST = 32  # images at a time
+_CONTEXT = 760  # of vLLM's decode steps; Saccade's begin at 742 keys
+_SHORT, _LONG = 2, 42  # objects of answers whose difference is the time of 120 decode steps
+_FIGURE_S = 60.0
 _PROMPT = "<|endoftext|><image><|md_reserved_0|>detect<|md_reserved_1|>person<|md_reserved_2|>"  # 745 tokens, ours 742
 _SPECIAL = ["<|endoftext|>", "<|md_reserved_0|>", "<|md_reserved_1|>", "<|md_reserved_2|>", "<|md_reserved_3|>"]
 _VOCAB = 51_200
+_END = "end\n"
 _ROOT = Path(__file__).resolve().parents[2]
-_UNITS = {f"{n} objects": "ms from image to answer" for n in _OBJECTS} | {
-    "32 images at a time, 3 objects": "images/s",
+_MANY = f"{_MOST} images at a time, 3 objects"
+_PREPROCESSED = f"{_MANY}, preprocessed before"
+_UNITS = {
+    **{f"{count} objects": "ms from image to answer" for count in _OBJECTS},
+    _MANY: "images/s",
+    _PREPROCESSED: "images/s",
     **{f"decode step, {rows} rows": "ms" for rows in _ROWS},
 }
 _NOTE = (
-    "bf16, 640×360, random weights. vLLM's latency includes its preprocessing on the CPU (Pillow, 16 to 20 ms per "
-    "image); Saccade preprocesses on the GPU. vLLM runs the bidirectional image prefix in Triton attention and the "
-    "prefill without CUDA graphs, and has no tuned expert configuration for this shape. vLLM's decode steps are wall "
-    "times: the difference between 128 and 8 tokens."
+    "640×360, random images, random weights. vLLM's latency includes its preprocessing on the CPU (Pillow, 16 to 20 ms "
+    "per image); Saccade preprocesses on the GPU. vLLM runs the bidirectional image prefix in Triton attention and the "
+    "prefill without CUDA graphs. It has no tuned expert configuration for this shape. With fp8 its experts stay in "
+    "bf16. FlashAttention 3 treats the image prefix as causal, which is wrong for this model. A decode step is wall "
+    "time: the difference between answers of 126 and 6 tokens, divided by 120."
 )
 
 
-def compare(turns: int, requests: int, limit_s: float) -> Comparison:
-    """Measure Saccade and vLLM in turns. Each loads its model once per turn.
+@dataclass(slots=True, frozen=True)
+class Config:
+    """How both programs load the model.
+
+    Attributes:
+        dtype: dtype of Saccade's engine, and prefix of the figures' names.
+        side: name of vLLM's side in the comparison.
+        options: additional arguments of `vllm.LLM`.
+    """
+
+    dtype: str
+    side: str
+    options: dict[str, Any]
+
+
+CONFIGS = {
+    "bf16": Config("bfloat16", "vLLM", {}),
+    "bf16-fa3": Config("bfloat16", "vLLM, FlashAttention 3", {"hf_overrides": {"is_mm_prefix_lm": False}}),
+    "fp8": Config("fp8", "vLLM", {"quantization": "fp8"}),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Program:
+    """A loaded model. Each function returns seconds.
+
+    Attributes:
+        answer: answers a number of images, at most 32 at a time, with a number of objects each.
+        decode: answers a number of prompts at the same time, with a number of objects each. Prefills cancel out
+            between two calls, so their length matters only for the number of keys.
+        answer_preprocessed: as `answer`, but all images are preprocessed before; None if that is part of the engine.
+    """
+
+    answer: Callable[[int, int], float]
+    decode: Callable[[int, int], float]
+    answer_preprocessed: Callable[[int, int], float] | None = None
+
+
+def compare(turns: int, configs: Sequence[str], requests: int, images: int, limit_s: float) -> Comparison:
+    """Run both programs in turns; each loads its model once per turn and configuration.
+
+    Args:
+        turns: number of turns.
+        configs: names in `CONFIGS`.
+        requests: images per latency.
+        images: images per throughput.
+        limit_s: time limit of a process, in seconds. A stopped process's figures are missing from the turn.
 
     Raises:
-        ConfigError: if this machine has no GPU or vLLM is not installed.
+        ConfigError: without a GPU or vLLM, if a configuration is unknown, or if a process fails without any figure.
     """
+    if unknown := [name for name in configs if name not in CONFIGS]:
+        raise ConfigError(f"--configs: unknown {', '.join(unknown)}; known: {', '.join(CONFIGS)}")
     require_gpu("the comparison with vLLM")
     require("vllm", install="vllm")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_model(folder / "model")
-        write_plugin(folder)
-        made = begin("vllm", "Moondream 3's dimensions: Saccade and vLLM", _NOTE, _UNITS, ("vllm",))
-        sides = {OURS: lambda: _saccade(requests), "vLLM": lambda: _vllm(folder, requests, limit_s)}
-        return in_turns(made, sides, turns, warm_up=False)
 
-
-def _saccade(requests: int) -> Measured:
-    def bench(*arguments: str) -> dict[str, Any]:
-        command = [sys.executable, *arguments, "--model", _MODEL, "--dtype", "bfloat16", "--json"]
-        found: dict[str, Any] = json.loads(subprocess.run(command, cwd=_ROOT, check=True, capture_output=True).stdout)
+    def side(program: str, chosen: dict[str, Config]) -> Measured:
+        found: dict[str, float] = {}
+        for name, config in chosen.items():
+            measured = run(program, name, requests, images, limit_s)
+            found |= {f"{config.dtype}: {figure}": value for figure, value in measured.items()}
         return found
 
+    picked = {name: CONFIGS[name] for name in configs}
+    ours = dict[str, Config]()
+    for name, config in picked.items():  # Saccade measures each dtype once
+        if config.dtype not in (other.dtype for other in ours.values()):
+            ours[name] = config
+    sides = {OURS: partial(side, "saccade", ours)}
+    for title in dict.fromkeys(config.side for config in picked.values()):
+        theirs = {name: config for name, config in picked.items() if config.side == title}
+        sides[title] = partial(side, "vllm", theirs)
+    units = {f"{config.dtype}: {figure}": unit for config in ours.values() for figure, unit in _UNITS.items()}
+    made = begin("vllm", "Moondream 3's dimensions: Saccade and vLLM", _NOTE, units, ("vllm",))
+    return in_turns(made, sides, turns, warm_up=False)
+
+
+def run(program: str, config: str, requests: int, images: int, limit_s: float) -> Measured:
+    """Measure a program in a process of its own, and show each figure on stderr at once.
+
+    Args:
+        program: `saccade` or `vllm`.
+        config: name in `CONFIGS`.
+        requests: images per latency.
+        images: images per throughput.
+        limit_s: seconds after which the process is stopped.
+
+    Raises:
+        ConfigError: if the process fails without any figure.
+    """
     found: dict[str, float] = {}
-    for objects in _OBJECTS:
-        one = bench("-m", "saccade", "bench", "frame", "--frames", str(requests), "--objects", str(objects))
-        found[f"{objects} objects"] = one["median_ms"]
-    many = bench("-m", "saccade", "bench", "throughput", "--streams", "32", "--objects", "3")
-    found["32 images at a time, 3 objects"] = many["rows"][0]["fps"]
-    steps = bench("-m", "benchmarks", "decode", "--rows", ",".join(map(str, _ROWS)), "--keys", str(_CONTEXT))
-    for step in steps["rows"]:
-        found[f"decode step, {step['rows']} rows"] = step["median_ms"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if program == "vllm":
+            write_model(folder / "model")
+            write_plugin(folder)
+        paths = os.pathsep.join([str(folder), str(_ROOT), os.environ.get("PYTHONPATH", "")])
+        offline = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1")
+        quiet = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-m", "benchmarks.against.vllm", program, config, str(folder / "model")]
+        process = subprocess.Popen(
+            [*command, str(requests), str(images)],
+            env={**os.environ, **offline, **quiet, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # vLLM's engine is a further process; both are stopped together
+        )
+        timer = threading.Timer(limit_s, _kill, [process])
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line == _END:
+                    break  # vLLM's engine may hold the pipe open
+                if line.startswith('["'):
+                    figure, value = json.loads(line)
+                    found[figure] = value
+                    shown = {"program": program, "config": config, "figure": figure, "value": round(value, 3)}
+                    print(json.dumps(shown), file=sys.stderr, flush=True)
+            else:
+                print(f"{program}, {config}: the process ended before its last figure", file=sys.stderr)
+        finally:
+            timer.cancel()
+            _kill(process)
+            process.wait()
+    if not found:
+        raise ConfigError(f"{program}, {config}: no figure within {limit_s:.0f} s; its messages are above")
     return found
 
 
-def _vllm(folder: Path, requests: int, limit_s: float) -> Measured:
-    paths = os.pathsep.join([str(folder), str(_ROOT), os.environ.get("PYTHONPATH", "")])
-    offline = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1")
-    env = {**os.environ, **offline, "PYTHONPATH": paths, "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
-    command = [sys.executable, "-m", "benchmarks.against.vllm", str(folder / "model"), str(requests)]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, timeout=limit_s, text=True)
-    return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str, float]]:
+    """Measure a program and yield names and values of figures. A figure that is yielded twice was measured better.
+
+    Args:
+        program: loaded model.
+        requests: images per latency.
+        images: images per throughput.
+    """
+    program.answer(1, 5)  # compiles the kernels of both kinds of steps
+    program.answer(_MOST + 8, 3)
+    for objects in _OBJECTS:
+        times = _repeat(partial(program.answer, 1, objects), requests)
+        yield f"{objects} objects", 1000 * statistics.median(times)
+    for name, answer in {_MANY: program.answer, _PREPROCESSED: program.answer_preprocessed}.items():
+        if answer is None:
+            continue
+        seconds = answer(_MOST, 3)
+        yield name, _MOST / seconds
+        count = max(_MOST, min(images, int(_MOST * _FIGURE_S / seconds)))
+        yield name, count / answer(count, 3)
+    for rows in _ROWS:
+        program.decode(rows, _SHORT)
+        longer = statistics.median(_repeat(partial(program.decode, rows, _LONG), 3))
+        shorter = statistics.median(_repeat(partial(program.decode, rows, _SHORT), 3))
+        yield f"decode step, {rows} rows", 1000 * (longer - shorter) / (3 * (_LONG - _SHORT))
+
+
+def _repeat(work: Callable[[], float], count: int) -> list[float]:
+    """Call `work` up to `count` times, at least once, until the time limit of a figure."""
+    stop = time.monotonic() + _FIGURE_S
+    values = [work()]
+    while len(values) < count and time.monotonic() < stop:
+        values.append(work())
+    return values
 
 
 def write_model(folder: Path) -> None:
@@ -180,6 +326,12 @@ def register() -> None:
         elif weight.ndim >= 2:
             weight.normal_(0, (3.0 if path.endswith("qkv_proj") else 1.0) * weight.shape[-1] ** -0.5)
 
+    @torch.no_grad()
+    def draw_quantized(weight: torch.Tensor, *_: Any, **__: Any) -> None:
+        """Draw a weight that vLLM quantizes while it loads: a linear layer's."""
+        if weight.device.type != "meta" and weight.dtype in floats:
+            weight.normal_(0, weight.shape[-1] ** -0.5 if weight.ndim >= 2 else 0.0)  # a bias is zero
+
     original = dummy_loader.DummyModelLoader.load_weights
 
     @torch.no_grad()
@@ -191,12 +343,51 @@ def register() -> None:
                 if weight.device.type != "meta" and weight.dtype in floats and "scale" not in name:
                     draw(path, module, name, weight)
 
+    dummy_loader.initialize_single_dummy_weight = draw_quantized
     dummy_loader.initialize_dummy_weights = lambda *_, **__: None
     dummy_loader.DummyModelLoader.load_weights = load_weights
 
 
-def run_vllm(folder: str, requests: int) -> None:
-    """Measure vLLM and print lines `["quantity", value]`."""
+@contextmanager
+def load_saccade(config: Config) -> Iterator[Program]:
+    """Load Saccade's random model on the GPU."""
+    from saccade.engine.golden.random_model import random_engine
+
+    with random_engine("cuda", config.dtype, name=_MODEL) as engine:
+        yield saccade_program(engine)
+
+
+def saccade_program(engine: Engine) -> Program:
+    """Return the functions that are measured, for an engine whose answers have as many objects as the task allows."""
+    import numpy as np
+
+    from saccade.engine import Detect
+
+    dice = np.random.default_rng(0)
+
+    def answer(count: int, objects: int) -> float:
+        task = Detect("person", objects, conf=0.0)
+        images = [dice.integers(0, 256, (360, 640, 3), dtype=np.uint8) for _ in range(count)]
+        done: queue.SimpleQueue[object] = queue.SimpleQueue()
+        begun = time.perf_counter()
+        futures = []
+        for number, image in enumerate(images):
+            if number >= _MOST:
+                done.get()
+            futures.append(engine.submit(image, [task]))
+            futures[-1].call_when_done(done.put)
+        found = [len(future.result().detections) for future in futures]
+        seconds = time.perf_counter() - begun
+        if found != [objects] * count:
+            raise RuntimeError(f"Saccade did not find {objects} objects in each image: {found}")
+        return seconds
+
+    return Program(answer, answer)
+
+
+@contextmanager
+def load_vllm(config: Config, folder: str) -> Iterator[Program]:
+    """Load a model folder of `write_model` into vLLM."""
     import numpy as np
     from PIL import Image
     from vllm import LLM, SamplingParams
@@ -206,49 +397,65 @@ def run_vllm(folder: str, requests: int) -> None:
         load_format="dummy",
         dtype="bfloat16",
         max_model_len=2048,
-        max_num_seqs=32,
+        max_num_seqs=_MOST,
         enable_prefix_caching=False,
         mm_processor_cache_gb=0,
         limit_mm_per_prompt={"image": 1},
         gpu_memory_utilization=0.8,
         disable_log_stats=True,
         seed=0,
+        **config.options,
     )
     dice = np.random.default_rng(0)
 
-    def ask() -> dict[str, Any]:
-        image = Image.fromarray(dice.integers(0, 256, (360, 640, 3), dtype=np.uint8))
-        return {"prompt": _PROMPT, "multi_modal_data": {"image": image}}
+    def sampling(objects: int) -> SamplingParams:
+        tokens = 3 * objects
+        return SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, detokenize=False)
 
-    def took(prompts: list[dict[str, Any]], count: int) -> float:
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=count, min_tokens=count, ignore_eos=True, detokenize=False
-        )
+    def ask(count: int) -> list[dict[str, Any]]:
+        images = (Image.fromarray(dice.integers(0, 256, (360, 640, 3), dtype=np.uint8)) for _ in range(count))
+        return [{"prompt": _PROMPT, "multi_modal_data": {"image": image}} for image in images]
+
+    def timed(run: Callable[[], list[Any]], count: int, objects: int) -> float:
         begun = time.perf_counter()
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        outputs = run()
         seconds = time.perf_counter() - begun
-        if not all(len(one.outputs[0].token_ids) == count for one in outputs):
-            raise RuntimeError(f"vLLM generated fewer than {count} tokens")
+        if [len(one.outputs[0].token_ids) for one in outputs] != [3 * objects] * count:
+            raise RuntimeError(f"vLLM did not write {3 * objects} tokens for each prompt")
         return seconds
 
-    def emit(figure: str, value: float) -> None:
-        print(json.dumps([figure, value]), flush=True)
+    def generate(prompts: list[dict[str, Any]], objects: int) -> float:
+        return timed(lambda: llm.generate(prompts, sampling(objects), use_tqdm=False), len(prompts), objects)
 
-    took([ask()], 16)  # compiles the kernels of both kinds of steps
-    took([ask() for _ in range(40)], 9)
-    for objects in _OBJECTS:
-        emit(f"{objects} objects", 1000 * statistics.median(took([ask()], 3 * objects) for _ in range(requests)))
-    for rows in _ROWS:
-        steps = []
-        for _ in range(4):
-            ids = [{"prompt_token_ids": dice.integers(300, _VOCAB, _CONTEXT).tolist()} for _ in range(rows)]
-            short, long = took(ids, _SHORT), took(ids, _LONG)
-            steps.append(1000 * (long - short) / (_LONG - _SHORT))
-        emit(f"decode step, {rows} rows", statistics.median(steps[1:]))
-    images = [ask() for _ in range(320)]
-    emit("32 images at a time, 3 objects", len(images) / took(images, 9))
+    def decode(rows: int, objects: int) -> float:
+        ids = [{"prompt_token_ids": dice.integers(300, _VOCAB, _CONTEXT).tolist()} for _ in range(rows)]
+        return generate(ids, objects)
+
+    def preprocessed(count: int, objects: int) -> float:
+        # vLLM has no public function for this; the names are those of 0.25.
+        ready = [llm._preprocess_cmpl_one(prompt) for prompt in ask(count)]
+
+        def run() -> list[Any]:
+            llm._render_and_add_requests(iter(ready), [sampling(objects) for _ in ready])
+            return list(llm.wait_for_completion(use_tqdm=False))
+
+        return timed(run, count, objects)
+
+    private = hasattr(llm, "_preprocess_cmpl_one") and hasattr(llm, "_render_and_add_requests")
+    yield Program(lambda count, objects: generate(ask(count), objects), decode, preprocessed if private else None)
+
+
+def _measure(program: str, config: str, folder: str, requests: int, images: int) -> None:
+    """Measure one program in this process and print `["figure", value]` lines."""
+    chosen = CONFIGS[config]
+    loaded: AbstractContextManager[Program]
+    loaded = load_vllm(chosen, folder) if program == "vllm" else load_saccade(chosen)
+    with loaded as model:
+        for figure, value in figures(model, requests, images):
+            print(json.dumps([figure, value]), flush=True)
+        print(_END, end="", flush=True)
 
 
 if __name__ == "__main__":
-    print(f"vLLM {metadata.version('vllm')}", file=sys.stderr)
-    run_vllm(sys.argv[1], int(sys.argv[2]))
+    _, side, config_name, model_folder, request_count, image_count = sys.argv
+    _measure(side, config_name, model_folder, int(request_count), int(image_count))

@@ -9,14 +9,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import bench
 from benchmarks.against import readers, reference, vllm
 from benchmarks.against.harness import OURS, RESULTS, Comparison, begin, in_turns, require
+from saccade.engine import Engine
 from saccade.pipeline.errors import ConfigError
 from tests.support import REPO
+from tests.support.engine.material import GOLDEN_3
 
 COMMANDS = ("onnxruntime", "readers", "aiortc", "bytetrack", "mot-scores", "reference", "one-queue", "vllm", "plot")
 MADE = Comparison(
@@ -122,6 +125,58 @@ def test_vllm_is_given_a_model_and_a_plugin(tmp_path: Path) -> None:
     (entry,) = found.entry_points
     assert entry.group == "vllm.general_plugins"
     assert entry.load() is vllm.register
+
+
+def test_each_figure_is_measured_from_the_time_of_answers() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def answer(count: int, objects: int) -> float:
+        asked.append((count, objects))
+        return count * (0.1 + 0.03 * objects)
+
+    found = list(vllm.figures(vllm.Program(answer, lambda rows, objects: 2 + rows * 0.003 * objects), 4, 128))
+    assert [name for name, _ in found] == [
+        *("1 objects", "3 objects", "5 objects"),
+        *["32 images at a time, 3 objects"] * 2,
+        *("decode step, 1 rows", "decode step, 8 rows", "decode step, 32 rows"),
+    ]
+    assert [value for _, value in found] == pytest.approx([130, 190, 250, 1 / 0.19, 1 / 0.19, 1, 8, 32])
+    assert asked == [(1, 5), (40, 3), *[(1, 1)] * 4, *[(1, 3)] * 4, *[(1, 5)] * 4, (32, 3), (128, 3)]
+
+
+def test_a_slow_program_gets_fewer_images() -> None:
+    asked: list[int] = []
+
+    def answer(count: int, objects: int) -> float:
+        asked.append(count)
+        return float(count)  # an image a second, and a figure may take a minute
+
+    list(vllm.figures(vllm.Program(answer, lambda rows, objects: 1.0, answer), 1, 128))
+    assert asked == [1, 40, 1, 1, 1, 32, 60, 32, 60]
+
+
+@pytest.mark.slow
+def test_saccade_is_timed_over_a_number_of_images() -> None:
+    with Engine.load(str(GOLDEN_3), "cpu", drafts=False) as engine:
+        program = vllm.saccade_program(engine)
+        assert program.answer(34, 2) > 0  # more than at a time
+        assert program.decode(2, 3) > 0
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_or_is_stopped_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    with pytest.raises(ConfigError, match="saccade, fp8: no figure within 60 s"):
+        vllm.run("saccade", "fp8", 1, 32, 60)
+    assert "EngineError" in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="no figure within 0 s"):
+        vllm.run("saccade", "fp8", 1, 32, 0.1)
+
+
+def test_an_unknown_configuration_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--configs: unknown fp4; known: bf16, bf16-fa3, fp8"):
+        vllm.compare(1, ["bf16", "fp4"], 1, 32, 60)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
