@@ -39,6 +39,7 @@ from saccade.pipeline.events.record import Event, read_event
 from saccade.pipeline.events.stage import event_stage
 from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.events.storage.store_reader import media_path
+from saccade.pipeline.events.verdicts import Verdict
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream, load_engine
 from saccade.pipeline.runtime.streams import Streams, StreamStatus
@@ -107,12 +108,20 @@ class Worker:
         media: folder for clips and snapshots, or None.
         outbox: receives messages and results for the controller.
         host: address that the HTTP server listens on.
+        verdicts: false alarms by stream, see `VerdictStage`. A worker and its replacement share them.
 
     Raises:
         ConfigError, EngineError: if the configuration cannot be used, or the model cannot be loaded.
     """
 
-    def __init__(self, settings: WorkerSettings, media: str | None, outbox: Outbox, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        media: str | None,
+        outbox: Outbox,
+        host: str = "127.0.0.1",
+        verdicts: dict[str, Sequence[Verdict]] | None = None,
+    ) -> None:
         self.settings = settings
         self._outbox = outbox
         self._each = [Target(text) for text in settings.values.get("sinks", ())]
@@ -122,10 +131,12 @@ class Worker:
         self._stack = ExitStack()
         with ExitStack() as on_failure:
             on_failure.callback(self._stack.close)
-            self._open(RunConfig.model_validate(dict(settings.values)), media, host)
+            self._open(
+                RunConfig.model_validate(dict(settings.values)), media, host, {} if verdicts is None else verdicts
+            )
             on_failure.pop_all()
 
-    def _open(self, config: RunConfig, media: str | None, host: str) -> None:
+    def _open(self, config: RunConfig, media: str | None, host: str, verdicts: dict[str, Sequence[Verdict]]) -> None:
         if threads := self.settings.threads:
             os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is loaded
         import torch
@@ -145,7 +156,7 @@ class Worker:
         self.local = Local(
             Streams(engine, outputs),
             each=self._each,
-            events=EventPlaces(hub, history=files is not None, media=files),
+            events=EventPlaces(hub, history=files is not None, media=files, verdicts=verdicts),
             ask=ask,
             policy=SourcePolicy(config.allow_sources, open_by_default=self.settings.open_by_default),
             videos=videos,
@@ -183,6 +194,7 @@ class Worker:
         *,
         checked: bool = False,
         events: Sequence[Mapping[str, Any]] = (),
+        verdicts: Sequence[Verdict] = (),
         again: bool = False,
     ) -> StreamStatus | None:
         """Open, change, reopen or stop a stream, so that it matches a configuration.
@@ -194,8 +206,11 @@ class Worker:
             wanted: desired configuration; None stops the stream.
             checked: whether the source policy applies.
             events: last event of each rule of the stream on the previous worker.
+            verdicts: false alarms of the stream.
             again: whether the stream has run before. Its earlier output files are then renamed, not overwritten.
         """
+        if wanted is not None:
+            self.set_verdicts(name, verdicts)
         prepared = self._prepared.pop(name, None)
         if wanted is None or name in self.local.names or not (events or again):
             status = self.local.follow(name, wanted, prepared, checked=checked)
@@ -209,9 +224,14 @@ class Worker:
             self.local.begin(stream)
             status = self.local.status(name)
         if wanted is None:
+            self.local.events.verdicts.pop(name, None)
             self.local.events.hub.flush()
             self._outbox.put("closed", name)
         return status
+
+    def set_verdicts(self, name: str, verdicts: Sequence[Verdict]) -> None:
+        """Replace the false alarms of a stream from its next frame on."""
+        self.local.events.verdicts[name] = verdicts
 
     def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
         """Move every stream to another worker of this process, one stream after another. Open events continue.
@@ -432,7 +452,7 @@ class WorkerActor:
         old = self._running
         if problem := room_for_another():
             raise ConfigError(problem)
-        new = Worker(settings, self._media, self._outbox, self._host)
+        new = Worker(settings, self._media, self._outbox, self._host, old.local.events.verdicts)
         try:
             old.move_to(new, wanted)
         except BaseException:

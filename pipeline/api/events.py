@@ -21,8 +21,7 @@ from saccade.pipeline.api.events_query import query_of
 from saccade.pipeline.api.forward import Forwarder
 from saccade.pipeline.api.routes import Json, Routes, the
 from saccade.pipeline.api.server_sent_events import event_stream
-from saccade.pipeline.control.local import Local
-from saccade.pipeline.control.runner import Address, StoredEvents
+from saccade.pipeline.control.runner import Address, Runner, StoredEvents
 from saccade.pipeline.events.storage.store_reader import EventQuery, time_of_text
 from saccade.pipeline.search import Progress, Searched
 from saccade.web.errors import HttpError
@@ -42,14 +41,14 @@ class Stored:
     Attributes:
         store: event store of this machine, or of all machines.
         search: searches events with a model; None if search is unsupported.
-        local: streams of this process, which store false-alarm marks; None if marks are unsupported.
+        runner: stores false alarms and passes them to the streams; None if no streams run.
         searching: lock that limits searches to one at a time. It is held until the search ends, even if the client has
             disconnected.
     """
 
     store: StoredEvents
     search: Search | None = None
-    local: Local | None = None
+    runner: Runner | None = None
     searching: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -60,22 +59,14 @@ class Stored:
 
     def told(self, record: dict[str, Any]) -> dict[str, Any]:
         """Add the number of suppressed detections to the record of an event. Only records of false alarms change."""
-        if self.local is None or self.local.store is None:
+        if not any(one.event == record["id"] for one in self.store.verdicts(record["stream"])):
             return record
-        if not any(one.event == record["id"] for one in self.local.store.verdicts(record["stream"])):
-            return record
-        held = self.local.held_back(record["stream"]).get(record["id"], 0)
+        held = self.held_back(record["stream"]).get(record["id"], 0)
         return {**record, "false_alarm": True, "held_back": held}
 
-    def judging(self) -> Local:
-        """Return the streams of this process, which store false-alarm marks.
-
-        Raises:
-            HttpError: if false-alarm marks are not supported.
-        """
-        if self.local is None or self.local.store is None:
-            raise HttpError(409, "verdicts are not supported with workers; run the streams in one process")
-        return self.local
+    def held_back(self, stream: str) -> dict[str, int]:
+        """Return the number of detections that a stream has suppressed; see `Runner.held_back`."""
+        return {} if self.runner is None else self.runner.held_back(stream)
 
     def missing(self, what: str) -> HttpError:
         """Return the HTTP error for a missing event or file: 503 if a machine is unreachable, otherwise 404."""
@@ -200,12 +191,10 @@ async def rules(events: Events, stream: str | None = None) -> RuleNames:
 @routes.get("/events/verdicts", role="viewer", limited="asked")
 async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
     """Return the events of one stream or all streams that users marked as false alarms, oldest first."""
-    local = events.judging()
 
     def shown() -> list[VerdictShown]:
-        assert local.store is not None
-        found = local.store.verdicts(stream)
-        held = {name: local.held_back(name) for name in {one.stream for one in found}}
+        found = events.store.verdicts(stream)
+        held = {name: events.held_back(name) for name in {one.stream for one in found}}
         return [
             VerdictShown(
                 event=one.event,
@@ -226,8 +215,10 @@ async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
 @routes.post("/events/{id}/verdict", role="operator", status_code=204)
 async def judge(id: str, given: VerdictGiven, events: Events) -> None:
     """Mark an event as a false alarm, or remove the mark. Similar detections then need a higher score."""
+    if events.runner is None:
+        raise HttpError(409, "events can be marked as false alarms only while streams run")
     try:
-        stream = await asyncio.to_thread(events.judging().judge, id, false_alarm=given.false_alarm)
+        stream = await asyncio.to_thread(events.runner.judge, id, false_alarm=given.false_alarm)
     except ValueError as error:
         raise HttpError(422, str(error)) from None
     if stream is None:

@@ -30,7 +30,7 @@ from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.control.load import Load, rss_bytes
 from saccade.pipeline.control.plan import Change as StreamChange
 from saccade.pipeline.control.plan import Close, Reopen, change_of
-from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
+from saccade.pipeline.control.runner import Address, Ended, ModelInfo, StoredEvents, WorkerStatus
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
 from saccade.pipeline.events.hub import EventHub
@@ -414,27 +414,17 @@ class Local:
         return Searched(search_events(self.store, self.asks, text, query, candidates=REQUESTED, progress=progress))
 
     def judge(self, event: str, *, false_alarm: bool) -> str | None:
-        """Mark an event as a false alarm, or remove the mark. The stream then suppresses similar detections.
-
-        Returns:
-            The stream of the event, or None if the event ID is unknown.
-
-        Raises:
-            ValueError: if the event has no box.
-            StoreError: if the store cannot be used.
-        """
+        """Mark an event as a false alarm, or remove the mark; see `Runner.judge`."""
         if self.store is None:
             return None
         with self._judging:
             stream = self.store.judge(event, false_alarm=false_alarm)
-            run = None if stream is None else self._running(stream)
-            stage = None if run is None else verdict_stage(run.stages)
-            if stage is not None:
-                stage.configure(self.store.verdicts(stream))
+            if stream is not None:
+                self.events.verdicts[stream] = self.store.verdicts(stream)
         return stream
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
+        """Return the number of detections that a stream has suppressed; see `Runner.held_back`."""
         run = self._running(stream)
         stage = None if run is None else verdict_stage(run.stages)
         return {} if stage is None else stage.held_back
@@ -550,7 +540,8 @@ def opened_local(
         ask = stack.enter_context(load_engine(config.ask, progress)) if config.ask else None
         places = EventPlaces(hub, history=store is not None, media=media)
         if store is not None:
-            places = replace(places, verdicts=partial(_verdicts_of, store))
+            for verdict in verdicts_of(store):
+                places.verdicts[verdict.stream] = [*places.verdicts.get(verdict.stream, ()), verdict]
         opened = [
             stack.enter_context(open_stream(stream, engine, ask=ask, events=places, source=sources[name]))
             for name, stream in streams.items()
@@ -581,12 +572,12 @@ def opened_local(
         yield local, opened
 
 
-def _verdicts_of(store: EventStore, stream: str) -> Sequence[Verdict]:
-    """Return the false alarms of a stream. Return an empty sequence if the event store cannot be read."""
+def verdicts_of(store: StoredEvents, stream: str | None = None) -> Sequence[Verdict]:
+    """Return the false alarms of one or all streams. Return an empty sequence if the event store cannot be read."""
     try:
         return store.verdicts(stream)
     except StoreError as error:
-        log.warning("%s: false alarms cannot be suppressed: %s", stream, error)
+        log.warning("%s: false alarms cannot be suppressed: %s", stream or "all streams", error)
         return ()
 
 

@@ -27,6 +27,7 @@ import ray
 from saccade.pipeline.analytics.counts import Minute, Totals
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.control.load import Candidate, least_loaded
+from saccade.pipeline.control.local import verdicts_of
 from saccade.pipeline.control.open_events import OpenEvents
 from saccade.pipeline.control.plan import Change, Close, Open
 from saccade.pipeline.control.ray_search import search_workers
@@ -39,6 +40,7 @@ from saccade.pipeline.errors import AwayError, ConfigError, RunFailed, StreamErr
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
+from saccade.pipeline.events.verdicts import Verdict
 from saccade.pipeline.runtime.output import Output, close_sinks
 from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.pipeline.search import Progress, Searched
@@ -393,6 +395,30 @@ class RayWorkers:
             raise ConfigError("no events are stored: restart Saccade with --store DIR")
         return search_workers(self.store, self._match_at, len(self._workers), text, query, progress)
 
+    def judge(self, event: str, *, false_alarm: bool) -> str | None:
+        """Mark an event as a false alarm, or remove the mark; see `Runner.judge`.
+
+        If the stream has no worker now, its next worker gets the false alarms when it opens the stream.
+        """
+        name = None if self.store is None else self.store.judge(event, false_alarm=false_alarm)
+        with self._changed:
+            stream = self._streams.get(name or "")
+        if name is None or stream is None:
+            return name
+        with stream.lock, contextlib.suppress(AwayError):
+            worker = self._workers.get(stream.worker or "")
+            if worker is not None and worker.ready is not None:
+                self._call(worker, "set_verdicts", name, self._verdicts_of(name), timeout_s=_ASK_S)
+        return name
+
+    def held_back(self, stream: str) -> dict[str, int]:
+        """Return the number of detections that a stream has suppressed; see `Runner.held_back`."""
+        try:
+            found: dict[str, int] = self._call(self._worker_of(stream), "local.held_back", stream, timeout_s=_ASK_S)
+        except StreamError:
+            return {}
+        return found
+
     def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
         """Let a worker compute how well the snapshots of events match a text. Return None if no worker is available.
 
@@ -665,9 +691,10 @@ class RayWorkers:
             again = stream.worker is None and stream.opened > 0
             stream.worker = worker.name
         events = self.events.of(name) if again or not stream.opened else []
+        verdicts = self._verdicts_of(name)
         try:
             status: StreamStatus = self._call(
-                worker, "follow", name, stream.wanted, checked=checked, events=events, again=again
+                worker, "follow", name, stream.wanted, checked=checked, events=events, verdicts=verdicts, again=again
             )
         except AwayError:
             with self._changed:
@@ -681,6 +708,9 @@ class RayWorkers:
             raise
         stream.opened += stream.opened == 0 or again
         return self._note(stream, status)
+
+    def _verdicts_of(self, name: str) -> Sequence[Verdict]:
+        return () if self.store is None else verdicts_of(self.store, name)
 
     def _note(self, stream: PlacedStream, status: StreamStatus) -> StreamStatus:
         with self._changed:

@@ -17,6 +17,7 @@ from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.control.plan import Change
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.storage.store_reader import EventQuery
+from saccade.pipeline.events.verdicts import Verdict
 from saccade.pipeline.runtime.streams import StreamStatus
 from saccade.pipeline.search import Progress, Searched
 from saccade.sinks import SinkStatus
@@ -105,7 +106,7 @@ class Ended:
 
 
 class StoredEvents(Protocol):
-    """The interface for reading and deleting stored events of one or several machines."""
+    """The interface for reading, marking and deleting stored events of one or several machines."""
 
     @property
     def away(self) -> Sequence[str]:
@@ -122,6 +123,19 @@ class StoredEvents(Protocol):
 
     def delete(self, event: str) -> bool:
         """Delete an event and its media files. Return whether the event existed."""
+
+    def judge(self, event: str, *, false_alarm: bool) -> str | None:
+        """Mark an event as a false alarm, or remove the mark.
+
+        Returns:
+            The stream of the event, or None if the ID is unknown.
+
+        Raises:
+            ValueError: if the event has no box.
+        """
+
+    def verdicts(self, stream: str | None = None) -> list[Verdict]:
+        """Return the false alarms of one or all streams, oldest first."""
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
         """Return the stored object counts of a stream, for each minute since a Unix time."""
@@ -260,6 +274,24 @@ class Runner(Protocol):
 
         Raises:
             ConfigError, EngineError: if no events are stored, or the model does not support search.
+        """
+
+    def judge(self, event: str, *, false_alarm: bool) -> str | None:
+        """Mark an event as a false alarm, or remove the mark. Its stream then applies the change. May block.
+
+        Returns:
+            The stream of the event, or None if the ID is unknown.
+
+        Raises:
+            ValueError: if the event has no box.
+            StoreError: if the store cannot be used.
+            StreamError: if the stream does not respond in time. The change is stored, and applies when the stream reopens.
+        """
+
+    def held_back(self, stream: str) -> dict[str, int]:
+        """Return the number of detections that a stream has suppressed, by event ID of the false alarm. May block.
+
+        The result is empty if the stream is not running.
         """
 
     def address(self, stream: str | None) -> Address | None:

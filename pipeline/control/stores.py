@@ -28,6 +28,7 @@ from saccade.pipeline.control.worker_calls import WorkerSettings
 from saccade.pipeline.errors import one_line
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery, StoreError, walk_pages
+from saccade.pipeline.events.verdicts import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +245,8 @@ class RemoteStore:
 class MachineStores:
     """Reads and writes the event stores of all machines. It has the reading methods of an `EventStore`. Thread-safe.
 
+    The controller's machine stores all false alarms, so that they remain available if another machine dies.
+
     Args:
         local: event store of the controller's machine. The caller closes it.
         load: called once per machine with its open events and its name.
@@ -308,6 +311,24 @@ class MachineStores:
     def delete(self, event: str) -> bool:
         """Delete an event and its media files. Return False if the event ID is unknown."""
         return any(self._ask_all("delete", event).values())
+
+    def judge(self, event: str, *, false_alarm: bool) -> str | None:
+        """Mark an event of any machine as a false alarm, or remove the mark; see `EventStore.judge`."""
+        stream = self._local.judge(event, false_alarm=false_alarm)
+        if stream is not None:
+            return stream
+        if not false_alarm:
+            record = self.get(event)
+            return None if record is None else str(record["stream"])
+        found: list[Verdict] = list(filter(None, self._ask_all("verdict_on", event).values()))
+        if not found:
+            return None
+        self._local.keep_verdict(found[0])
+        return found[0].stream
+
+    def verdicts(self, stream: str | None = None) -> list[Verdict]:
+        """Return the false alarms of one or all streams; see `EventReader.verdicts`."""
+        return self._local.verdicts(stream)
 
     def media(self, event: str, kind: str) -> Path | Address | None:
         """Return the path of an event's clip or snapshot. Return None if the file does not exist.

@@ -2,16 +2,16 @@
 
 A user marks an event as a false alarm. The mark stores the position, the score and the appearance of the event's
 object. A later detection is suppressed if it has a similar position and appearance, and its score is not clearly
-higher. An operator can remove the mark. Without a model that describes the appearance, only position and size are
-compared.
+higher. The record of its frame lists it as `held_back`. An operator can remove the mark. Without a model that describes
+the appearance, only position and size are compared.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,22 +75,43 @@ class Verdict:
         return 1 - CLEARLY * (1 - self.score)
 
 
+@dataclass(slots=True, frozen=True)
+class HeldBack:
+    """A detection that was suppressed.
+
+    Attributes:
+        event: ID of the false alarm that the detection is similar to.
+        box: the detection.
+    """
+
+    key: ClassVar[str] = "held_back"
+    event: str
+    box: Box
+
+    def to_record(self, width: int, height: int) -> dict[str, object]:
+        """Return a JSON object with the event ID, and the label, score and box of the detection."""
+        box = self.box
+        return {
+            "event": self.event,
+            "label": box.label,
+            "score": round(box.score, 3),
+            "box": [round(value, 1) for value in box.pixels(width, height)],
+            "box_norm": [round(value, 5) for value in (box.x1, box.y1, box.x2, box.y2)],
+        }
+
+
 class VerdictStage:
     """Suppresses detections that are similar to a false alarm. This stage must run before the analytics stage.
 
     Args:
         look: returns the appearance descriptor of an object. None compares only position and size.
-        verdicts: the false alarms of the stream.
+        verdicts: false alarms by stream. Other threads may replace a value; it applies from the next frame on.
     """
 
-    def __init__(self, look: Look | None = None, verdicts: Iterable[Verdict] = ()) -> None:
+    def __init__(self, look: Look | None, verdicts: Mapping[str, Sequence[Verdict]]) -> None:
         self.look = look
-        self._verdicts = tuple(verdicts)  # replaced as a whole, from any thread
+        self._verdicts = verdicts
         self._held: Counter[str] = Counter()
-
-    def configure(self, verdicts: Sequence[Verdict]) -> None:
-        """Replace the false alarms from the next frame on. Thread-safe."""
-        self._verdicts = tuple(verdicts)
 
     @property
     def held_back(self) -> dict[str, int]:
@@ -98,26 +119,32 @@ class VerdictStage:
         return dict(self._held)
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result without the detections that are similar to a false alarm."""
-        verdicts = self._verdicts
+        """Return the result without the detections that are similar to a false alarm. The extras list them."""
+        verdicts = self._verdicts.get(frame.stream, ())
         if not verdicts:
             return result
-        boxes = tuple(box for box in result.detections.boxes if not self._holds_back(verdicts, frame, box))
-        if len(boxes) == len(result.detections.boxes):
+        boxes: list[Box] = []
+        held: list[HeldBack] = []
+        for box in result.detections.boxes:
+            if (verdict := self._verdict_on(verdicts, frame, box)) is None:
+                boxes.append(box)
+            else:
+                held.append(HeldBack(verdict.event, box))
+        if not held:
             return result
-        return replace(result, detections=replace(result.detections, boxes=boxes))
+        self._held.update(one.event for one in held)
+        extras = {**result.extras, HeldBack.key: tuple(held)}
+        return replace(result, detections=replace(result.detections, boxes=tuple(boxes)), extras=extras)
 
-    def _holds_back(self, verdicts: tuple[Verdict, ...], frame: Frame, box: Box) -> bool:
+    def _verdict_on(self, verdicts: Sequence[Verdict], frame: Frame, box: Box) -> Verdict | None:
+        """Return the false alarm that a detection is similar to, or None."""
         near = [one for one in verdicts if box.score <= one.needed and one.lies_like(box)]
         if not near:
-            return False
+            return None
         look = None
         if self.look is not None and any(one.look is not None for one in near):
             look = self.look(frame.image, (box.x1, box.y1, box.x2, box.y2))
-        found = next((one for one in near if one.looks_like(look)), None)
-        if found is not None:
-            self._held[found.event] += 1
-        return found is not None
+        return next((one for one in near if one.looks_like(look)), None)
 
 
 def verdict_stage(stages: Iterable[object]) -> VerdictStage | None:

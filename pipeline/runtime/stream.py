@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast, get_args
 
@@ -52,13 +52,13 @@ class EventPlaces:
         hub: publishes events to outputs and the event store.
         history: whether to publish also track paths and counts per minute.
         media: writes clips and snapshots, or None.
-        verdicts: returns the false alarms of a stream.
+        verdicts: false alarms by stream, see `VerdictStage`.
     """
 
     hub: EventHub
     history: bool = False
     media: MediaWriter | None = None
-    verdicts: Callable[[str], Sequence[Verdict]] = lambda stream: ()
+    verdicts: dict[str, Sequence[Verdict]] = field(default_factory=dict)
 
 
 class OpenedStream:
@@ -198,8 +198,7 @@ def open_stream(
         )
         analysis = AnalyzeStage(config, motion.still_before if motion else None, track=bool(config.rules))
         look = engine.look if engine.has_looks and events is not None and events.history else None
-        known = events.verdicts(config.name or source.name) if events is not None else ()
-        stages: list[Stage] = [saccades, VerdictStage(look, known), analysis]
+        stages: list[Stage] = [saccades, VerdictStage(look, events.verdicts if events is not None else {}), analysis]
         if events is not None:
             began = config.began.timestamp() if config.began else None
             stages.append(

@@ -1,9 +1,15 @@
-"""A bush that nano takes for a person: marked as a false alarm, it makes no more events. Persons are still found."""
+"""A bush that nano takes for a person: marked as a false alarm, it makes no more events. Persons are still found.
+
+The verdict applies to the running stream at once, also on a worker and on the one that replaces it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import urllib.request
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +21,12 @@ import pytest
 from numpy.typing import NDArray
 
 from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.config import RunConfig
 from saccade.pipeline.config.file import load
+from saccade.pipeline.events.verdicts import MOST_VERDICTS
 from saccade.pipeline.run import opened_run
+from tests.pipeline.events.storage.test_store import event as stored_event
+from tests.support.cameras import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -142,3 +152,73 @@ def test_a_bush_alarms_once_and_persons_are_found(tmp_path: Path) -> None:
     watch(bush, store, (1, False))  # removes the verdict
     events, _, judged = watch(bush, store)
     assert (len(events), judged) == (3, [])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_verdict_applies_to_the_running_stream(workers: int, tmp_path: Path) -> None:
+    if workers and find_spec("ray") is None:
+        pytest.skip("the extra `ray` is not installed")
+    garden, records = Garden(), tmp_path / "all.jsonl"
+    stream = {
+        "name": "garden",
+        "source": str(write(tmp_path / "bush.mp4", [garden.frame() for _ in range(20)])),
+        "loop": True,
+        "max_fps": 5,
+        "rules": [{"name": "visitor", "when": "person"}],
+    }
+    run = {"streams": [stream], "store": str(tmp_path / "store"), "device": "cpu", "sinks": [str(records)]}
+    config = RunConfig.model_validate({**run, "http": "127.0.0.1:0", **({"workers": workers} if workers else {})})
+    with opened_run(config) as opened:
+        opened.controller.start()
+        url = f"{opened.url}/events"
+
+        def ids() -> list[str]:
+            return [one["id"] for one in ask(f"{url}?rule=visitor")["events"]]
+
+        def fires_again(known: list[str]) -> str:
+            wait_for(lambda: len(ids()) > len(known), LONG_S)
+            newest, *others = ids()
+            assert others == known
+            return newest
+
+        def holds_back(event: str) -> None:
+            """Wait until the event has ended and 10 more finds are held back."""
+            wait_for(lambda: ask(f"{url}/{event}")["end_time"] is not None, LONG_S)
+            before = ask(f"{url}/{event}")["held_back"]
+            wait_for(lambda: ask(f"{url}/{event}")["held_back"] >= before + 10, LONG_S)
+
+        first = fires_again([])
+        assert "false_alarm" not in ask(f"{url}/{first}")
+        assert ask(f"{url}/{first}/verdict", {"false_alarm": True}) == 204
+        holds_back(first)
+        assert ask(f"{url}/{first}")["false_alarm"]
+        (listed,) = ask(f"{url}/verdicts?stream=garden")["verdicts"]
+        assert (listed["event"], listed["by_look"], listed["held_back"] > 0) == (first, True, True)
+        lines = records.read_text().splitlines()[:-1]  # the last one may be incomplete
+        record = next(one for one in map(json.loads, reversed(lines)) if "held_back" in one)
+        assert (record["objects"], [one["event"] for one in record["held_back"]]) == ([], [first])
+        metrics = urllib.request.urlopen(f"{opened.url}/metrics", timeout=LONG_S).read().decode()
+        assert 'saccade_finds_held_back_total{stream="garden"}' in metrics
+
+        if workers:
+            pid = ask(f"{opened.url}/workers")["workers"][0]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: ask(f"{opened.url}/workers")["workers"][0]["pid"] not in (None, pid), LONG_S)
+            holds_back(first)
+        assert ids() == [first]
+
+        assert ask(f"{url}/{first}/verdict", {"false_alarm": False}) == 204
+        second = fires_again([first])
+        assert ask(f"{url}/verdicts")["verdicts"] == []
+
+        assert ask(f"{url}/{second}/verdict", {"false_alarm": True}) == 204
+        holds_back(second)
+        store: Any = opened.controller.runner.store
+        corner = {**stored_event(0), "stream": "garden", "rule": "other", "box_norm": [0.9, 0.9, 1.0, 1.0]}
+        others = [f"e{number}" for number in range(MOST_VERDICTS)]
+        for name in others:
+            store.write({**corner, "id": name})
+            assert ids() == [second, first]
+            assert ask(f"{url}/{name}/verdict", {"false_alarm": True}) == 204
+        assert [one["event"] for one in ask(f"{url}/verdicts")["verdicts"]] == others  # without the oldest
+        fires_again([second, first])

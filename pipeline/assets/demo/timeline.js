@@ -168,7 +168,7 @@ export class Timeline {
     const show = ({false_alarm: wrong = false, held_back: held = 0}) => {
       if ($("player").dataset.event !== id) return;
       thumb.setAttribute("aria-pressed", wrong);
-      thumb.textContent = wrong ? `False alarm · ${held} held back` : "False alarm";
+      thumb.querySelector("span").textContent = wrong ? `False alarm · ${held} held back` : "False alarm";
       thumb.hidden = false;
     };
     const read = async () => show(await (await ask(path)).json());

@@ -52,7 +52,7 @@ from saccade.pipeline.events.storage.store_reader import (
     EventReader,
     StoreError,
 )
-from saccade.pipeline.events.verdicts import MOST_VERDICTS
+from saccade.pipeline.events.verdicts import MOST_VERDICTS, Verdict
 from saccade.sinks.os_errors import write_failure
 from saccade.sinks.retention import elapsed_s
 
@@ -221,6 +221,23 @@ class EventStore(EventReader):
         if isinstance(found, ValueError):
             raise found
         return found
+
+    def verdict_on(self, event: str) -> Verdict | None:
+        """Return the mark that makes a stored event a false alarm, without storing the mark.
+
+        Return None if the ID is unknown.
+
+        Raises:
+            ValueError: if the event has no box.
+        """
+        found: Verdict | ValueError | None = self._result(self._do(lambda db: self._verdict_on(db, event)))
+        if isinstance(found, ValueError):
+            raise found
+        return found
+
+    def keep_verdict(self, verdict: Verdict) -> None:
+        """Store a mark of an event of another store; see `judge`."""
+        self._result(self._do(lambda db: self._keep_verdict(db, verdict)))
 
     def flush(self) -> None:
         """Wait until every queued record is stored."""
@@ -591,30 +608,40 @@ class EventStore(EventReader):
 
     def _judge(self, db: sqlite3.Connection, event: str, false_alarm: bool) -> str | ValueError | None:
         known = db.execute("SELECT stream FROM verdicts WHERE event = ?", (event,)).fetchone()
-        if not false_alarm and known is not None:
-            db.execute("DELETE FROM verdicts WHERE event = ?", (event,))
+        if known is not None:
+            if not false_alarm:
+                db.execute("DELETE FROM verdicts WHERE event = ?", (event,))
             return str(known[0])
+        if not false_alarm:
+            found = db.execute("SELECT stream FROM events WHERE id = ?", (event,)).fetchone()
+            return None if found is None else str(found[0])
+        verdict = self._verdict_on(db, event)
+        if not isinstance(verdict, Verdict):
+            return verdict
+        self._keep_verdict(db, verdict)
+        return verdict.stream
+
+    def _verdict_on(self, db: sqlite3.Connection, event: str) -> Verdict | ValueError | None:
         row = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
         if row is None:
-            return None if known is None else str(known[0])
+            return None
         record = json.loads(row[0])
-        stream = str(record["stream"])
-        if not false_alarm or known is not None:
-            return stream
         if record["box_norm"] is None:
             return ValueError(f"event '{event}' has no box, so later finds cannot be compared with it")
         look = db.execute("SELECT look FROM looks WHERE event = ?", (event,)).fetchone()
-        values = event, stream, record["label"], record["top_score"], json.dumps(record["box_norm"])
+        box = tuple(record["box_norm"])
+        return Verdict(event, record["stream"], record["label"], record["top_score"], box, look and look[0])
+
+    def _keep_verdict(self, db: sqlite3.Connection, one: Verdict) -> None:
         db.execute(
-            "INSERT INTO verdicts (event, stream, label, score, box, look) VALUES (?, ?, ?, ?, ?, ?)",
-            (*values, look and look[0]),
+            "INSERT OR IGNORE INTO verdicts (event, stream, label, score, box, look) VALUES (?, ?, ?, ?, ?, ?)",
+            (one.event, one.stream, one.label, one.score, json.dumps(one.box), one.look),
         )
         db.execute(
             "DELETE FROM verdicts WHERE stream = ?1 AND row NOT IN"
             " (SELECT row FROM verdicts WHERE stream = ?1 ORDER BY row DESC LIMIT ?2)",
-            (stream, MOST_VERDICTS),
+            (one.stream, MOST_VERDICTS),
         )
-        return stream
 
     def _write_event(self, db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
         """Insert or update the record of an event. The stored state of its media files does not change."""

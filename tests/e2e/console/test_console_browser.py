@@ -291,6 +291,7 @@ def test_events_are_listed_searched_and_played(tmp_path: Path) -> None:
             page.until("document.getElementById('player-video').currentTime > 0")
             for pressed in ("true", "false"):  # a false alarm, and not
                 page.until("document.getElementById('false-alarm').checkVisibility()")
+                assert page.eval("document.querySelector('#false-alarm svg').getBoundingClientRect().width") == 18
                 press(page, "#false-alarm")
                 page.until(f"document.getElementById('false-alarm').getAttribute('aria-pressed') === '{pressed}'")
                 assert bool(opened.controller.runner.store.verdicts("hall")) == (pressed == "true")

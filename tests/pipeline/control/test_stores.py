@@ -104,6 +104,28 @@ def test_each_machine_answers_for_its_events(two: Two) -> None:
     assert two.ids() == ["e3", "e2"]
 
 
+def test_a_verdict_is_stored_on_this_machine(two: Two) -> None:
+    fill(two, 3)
+    two.both.write(event(4, box_norm=None), "other")
+    wait_for(lambda: "e4" in two.ids(), LONG_S)
+    stream = event(1)["stream"]
+    assert {name: two.both.judge(name, false_alarm=True) for name in ("e1", "e3", "e9")} == {
+        "e1": stream,
+        "e3": stream,
+        "e9": None,
+    }
+    with pytest.raises(ValueError, match="has no box"):
+        two.both.judge("e4", false_alarm=True)
+    assert two.there.verdicts() == []
+    assert [one.event for one in two.both.verdicts(stream)] == ["e1", "e3"]
+    two.away = True
+    assert two.both.judge("e1", false_alarm=False) == stream
+    assert two.both.judge("e2", false_alarm=True) is None  # its machine is unreachable
+    assert [one.event for one in two.both.verdicts(stream)] == ["e3"]
+    two.away = False
+    assert two.both.judge("e2", false_alarm=False) == stream
+
+
 def test_records_wait_while_a_machine_is_away(two: Two) -> None:
     fill(two, 2)
     assert two.both.away == []

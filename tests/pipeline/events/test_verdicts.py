@@ -14,7 +14,8 @@ from saccade.engine.results import Box, Detections, Points, Result
 from saccade.pipeline.analytics.geometry import Rect
 from saccade.pipeline.events.record import EventLook, make_history_record
 from saccade.pipeline.events.storage.store import EventStore
-from saccade.pipeline.events.verdicts import MOST_VERDICTS, Verdict, VerdictStage
+from saccade.pipeline.events.verdicts import MOST_VERDICTS, HeldBack, Verdict, VerdictStage
+from saccade.sinks.record import Latency, make_record
 from saccade.sources import Frame
 from tests.pipeline.events.storage.test_store import event
 
@@ -24,15 +25,19 @@ OTHER = np.array([0.6, 0.8], np.float32)
 VERDICT = Verdict("e1", "yard", "person", 0.8, BUSH, LOOK.astype(np.float16).tobytes())
 
 
+def frame_of(stream: str) -> Frame:
+    return Frame(np.zeros((9, 16, 3), np.uint8), stream, 0, 0, Fraction(1, 90_000), 0.0, "arrival", 0.0, 5.0)
+
+
 def passes(box: Box, look: NDArray[np.float32] | None, *verdicts: Verdict) -> bool:
     def describe(image: NDArray[np.uint8], place: Rect) -> NDArray[np.float32]:
         assert look is not None
         return look
 
-    stage = VerdictStage(describe if look is not None else None, verdicts)
-    frame = Frame(np.zeros((9, 16, 3), np.uint8), "yard", 0, 0, Fraction(1, 90_000), 0.0, "arrival", 0.0, 5.0)
-    found = stage.process(frame, Result(Detections((box,), 16, 9), Points((), 16, 9)))
+    stage = VerdictStage(describe if look is not None else None, {"yard": verdicts})
+    found = stage.process(frame_of("yard"), Result(Detections((box,), 16, 9), Points((), 16, 9)))
     held = sum(stage.held_back.values())
+    assert len(found.extras.get(HeldBack.key, ())) == held
     assert held + len(found.detections.boxes) == 1
     return not held
 
@@ -59,6 +64,32 @@ def test_only_what_looks_and_lies_alike_is_held_back(
     assert passes(box, look)
 
 
+def test_records_list_what_is_held_back() -> None:
+    bush, bike = Box("person", 0.81234, *BUSH), Box("bike", 0.8, *BUSH)
+    result = Result(Detections((bush, bike), 16, 9), Points((), 16, 9))
+    found = VerdictStage(None, {"yard": [VERDICT]}).process(frame_of("yard"), result)
+    record = make_record(frame_of("yard"), found, Latency())
+    assert [one["label"] for one in record["objects"]] == ["bike"]
+    box = {"box": [1.6, 1.8, 4.8, 7.2], "box_norm": list(BUSH)}
+    assert record["held_back"] == [{"event": "e1", "label": "person", "score": 0.812, **box}]
+
+
+def test_other_verdicts_apply_from_the_next_frame_on() -> None:
+    verdicts: dict[str, list[Verdict]] = {}
+    stage = VerdictStage(None, verdicts)
+    result = Result(Detections((Box("person", 0.8, *BUSH),), 16, 9), Points((), 16, 9))
+
+    def held(stream: str) -> bool:
+        return not stage.process(frame_of(stream), result).detections.boxes
+
+    assert not held("yard")
+    verdicts["yard"] = [VERDICT]
+    assert (held("yard"), held("hall"), held("yard")) == (True, False, True)
+    verdicts["yard"] = []
+    assert not held("yard")
+    assert stage.held_back == {"e1": 2}
+
+
 def test_the_store_keeps_and_removes_verdicts(tmp_path: Path) -> None:
     with closing(EventStore(tmp_path)) as store:
         store.write(event(1, stream="yard", box_norm=list(BUSH)))
@@ -68,6 +99,9 @@ def test_the_store_keeps_and_removes_verdicts(tmp_path: Path) -> None:
         assert [(one.event, one.look) for one in store.verdicts("yard")] == [("e1", b"\x00<")]
         assert store.verdicts("hall") == []
         assert store.judge("e9", false_alarm=True) is None
+        for _ in range(2):
+            store.keep_verdict(VERDICT)  # of another store
+        assert len(store.verdicts()) == 1
         store.delete("e1")
     with closing(EventStore(tmp_path)) as store:
         assert len(store.verdicts()) == 1  # survives its event and a restart
