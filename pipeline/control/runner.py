@@ -285,7 +285,7 @@ class Runner(Protocol):
         Raises:
             ValueError: if the event has no box.
             StoreError: if the store cannot be used.
-            StreamError: if the stream does not respond in time. The change is stored, and applies when the stream reopens.
+            StreamError: if the stream does not respond in time. The change is stored.
         """
 
     def held_back(self, stream: str) -> dict[str, int]:
