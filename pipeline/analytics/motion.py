@@ -156,7 +156,7 @@ class MotionGate:
         if seconds < self._last:  # the clock restarted
             self._moved = self._admitted = -np.inf
             self._refused = None
-        if self._motion.see(frame, self._settings.motion_mask).area >= self._settings.motion_area:
+        if self._moves(frame):
             self._moved = seconds
         self._last = seconds
         due = seconds - self._admitted >= self._settings.motion_heartbeat
@@ -169,6 +169,10 @@ class MotionGate:
                 del self._still[next(iter(self._still))]
         self._admitted, self._refused = seconds, None
         return True
+
+    def _moves(self, frame: Frame) -> bool:
+        """Return whether the frame has motion."""
+        return self._motion.see(frame, self._settings.motion_mask).area >= self._settings.motion_area
 
     def still_before(self, index: int) -> float:
         """Return how long there was no motion before an admitted frame, in seconds. Thread-safe.
@@ -184,3 +188,24 @@ class MotionGate:
 
 StillBefore = Callable[[int], float]
 """Return the seconds without motion before the frame with this index."""
+
+
+class CameraGate(MotionGate):
+    """A gate that admits frames while the camera reports motion, and all frames while its reports are unknown.
+
+    Args:
+        settings: heartbeat of the gate.
+        signals: returns what the camera reports, see `OnvifSource.signals`.
+    """
+
+    def __init__(
+        self,
+        settings: AnalyticsSettings | None = None,
+        signals: Callable[[], frozenset[str] | None] = lambda: None,
+    ) -> None:
+        super().__init__(settings)
+        self._signals = signals
+
+    def _moves(self, frame: Frame) -> bool:
+        signals = self._signals()
+        return signals is None or "motion" in signals

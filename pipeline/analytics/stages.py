@@ -74,7 +74,13 @@ def _motion() -> Gate:
     return MotionGate()
 
 
-GATES: dict[str, Callable[[], Gate]] = {"motion": _motion}
+def _camera() -> Gate:
+    from saccade.pipeline.analytics.motion import CameraGate
+
+    return CameraGate()
+
+
+GATES: dict[str, Callable[[], Gate]] = {"motion": _motion, "camera": _camera}
 """Maps a name in a configuration to a function that makes the gate for one stream."""
 
 

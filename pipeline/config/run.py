@@ -15,7 +15,7 @@ from saccade.pipeline.config.cluster import ClusterSettings
 from saccade.pipeline.config.http import HttpSettings
 from saccade.pipeline.config.stream import ListedStream, StreamConfig
 from saccade.pipeline.config.stream_names import free_name, name_of
-from saccade.pipeline.events.settings import KeepSettings, check_places
+from saccade.pipeline.events.settings import KeepSettings, check_places, check_signals
 from saccade.pipeline.settings import Address, FileText, PlacedError, Text, setting, split_names
 
 STREAM = "{stream}"
@@ -129,6 +129,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
                 raise ValueError(f"streams[{number}]: {stream.nothing}" if self.streams else stream.nothing)
             try:
                 check_places(stream.rules, stream)
+                check_signals(stream.rules, stream.source)
             except PlacedError as error:
                 own = self.streams and "rules" in self.streams[number].model_fields_set
                 error.key = ("streams", number, *error.key) if own and error.key else error.key

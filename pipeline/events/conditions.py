@@ -5,6 +5,7 @@
     person absent from desk for 5m             any between 22:00 and 06:00
     car stationary in yard for 5m              person moving in yard
     parcel appeared in porch                   parcel removed from porch
+    camera reports motion                      camera reports input for 2s
 
 `GRAMMAR` defines the language, and the library lark parses it. A syntax error names the column and the expected words.
 """
@@ -23,7 +24,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 
 from saccade.pipeline.settings import PlacedError
 
-Kind = Literal["present", "inside", "crosses", "count", "absent", "removed"]
+Kind = Literal["present", "inside", "crosses", "count", "absent", "removed", "reports"]
 Motion = Literal["moving", "stationary", "appeared"]
 Direction = Literal["forward", "backward"]
 
@@ -37,9 +38,10 @@ start: condition [FOR DURATION] [BETWEEN CLOCK AND CLOCK]
           | labels ABSENT [FROM name]                  -> absent
           | labels REMOVED [FROM name]                 -> removed
           | ABSENT [FROM name]                         -> all_absent
+          | CAMERA REPORTS name                        -> reports
 
 labels: ANY | name (OR name)*
-name: WORD | QUOTED
+name: WORD | QUOTED | CAMERA
 
 FOR: "for"i
 BETWEEN: "between"i
@@ -49,6 +51,8 @@ CROSSES: "crosses"i
 COUNT: "count"i
 OF: "of"i
 ABSENT: "absent"i
+CAMERA: "camera"i
+REPORTS: "reports"i
 REMOVED: "removed"i
 MOTION: "moving"i | "stationary"i | "appeared"i
 FROM: "from"i
@@ -71,6 +75,7 @@ QUOTED: /"[^"]+"/
 _SHOWN = {
     "WORD": "a name",
     "QUOTED": None,  # also a name
+    "CAMERA": None,  # a label, too; the errors need not offer it
     "DURATION": "a time such as 10s, 5m or 1h",
     "CLOCK": "a time of day such as 22:00",
     "NUMBER": "a whole number",
@@ -79,6 +84,7 @@ _SHOWN = {
     "MOTION": "'moving', 'stationary', 'appeared'",
     "$END": "the end",
 }
+_SIGNAL = re.compile(r"motion|input( .+)?")
 _KEYWORDS = set(re.findall(r'"(\w+)"i', GRAMMAR))
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -99,7 +105,7 @@ class Condition:
         kind: kind of condition. `present` and `inside` hold for single tracks. `crosses` holds for a track on the frame
             on which the track crosses a line. `removed` holds for a track on the frame on which its place has been
             empty
-            for long enough. `count` and `absent` hold for the whole frame.
+            for long enough. `count` and `absent` hold for the whole frame, and `reports` for the camera.
         labels: labels of the objects to consider; empty for all labels.
         place: name of the zone, or name of the line for `crosses`; None for the whole image.
         direction: direction of a crossing; None for both directions.
@@ -108,6 +114,7 @@ class Condition:
         between: start and end of the time of day in which the condition can hold. The period spans midnight if the
             start is later than the end.
         place_at: character position of the place name in the text.
+        signal: what the camera reports, for `reports`: `motion`, `input` or `input TOKEN`.
         motion: consider only objects that are moving, are stationary or have appeared; None for all objects.
     """
 
@@ -121,6 +128,7 @@ class Condition:
     between: tuple[time, time] | None = None
     place_at: int = 0
     motion: Motion | None = None
+    signal: str = ""
 
     def fits(self, count: int) -> bool:
         """Return whether a number of objects satisfies a `count` condition."""
@@ -149,6 +157,8 @@ def parse(text: str) -> Condition:
     condition: Condition = _Reader().transform(tree)
     if condition.kind == "crosses" and condition.for_s:
         raise PlacedError("'crosses' cannot have a duration: remove 'for'", text.lower().rindex("for"))
+    if condition.kind == "reports" and not _SIGNAL.fullmatch(condition.signal):
+        raise PlacedError('a camera reports motion, input or "input TOKEN"', condition.place_at)
     if condition.between is not None and condition.between[0] == condition.between[1]:
         raise PlacedError("'between' requires two different times of day", text.lower().rindex("between"))
     if condition.kind == "count" and condition.number == 0 and condition.compare in ("<", ">="):
@@ -206,6 +216,9 @@ class _Reader(Transformer[Token, Condition]):
 
     def all_absent(self, found: list) -> Condition:  # type: ignore[type-arg]
         return self.absent([(), *found])
+
+    def reports(self, found: list) -> Condition:  # type: ignore[type-arg]
+        return Condition("reports", signal=str(found[-1]), place_at=found[-1].start_pos)
 
     def start(self, found: list) -> Condition:  # type: ignore[type-arg]
         """Build the complete condition, including its `for` and `between` clauses."""

@@ -100,6 +100,13 @@ class Watch:
             return None
         if kind == "removed":
             return self._removed(scene, now)
+        if kind == "reports":
+            if self.condition.signal not in scene.signals:
+                self._held = None
+                return None
+            self._held = self._held or now
+            ready = scene.seconds - self._held.seconds >= self._for_s(scene) and self.condition.open_at(scene.clock)
+            return {-1: self._held} if ready else None
         found = {track.number: track for track in self._confirmed_of(scene, self._concerned(scene))}
         if kind in ("count", "absent"):
             holds = not found if kind == "absent" else self.condition.fits(len(found))

@@ -82,6 +82,7 @@ class Scene:
         sharpness: function that measures the sharpness of a track's image.
         empty: for each place ID with a missing object: the object at its last detection, and for how many seconds the
             place has been visible without the object.
+        signals: what the camera reports, see `OnvifSource.signals`.
     """
 
     seconds: float
@@ -96,6 +97,7 @@ class Scene:
     crossed: Mapping[str, Mapping[int, str]]
     sharpness: Callable[[Track], float] = field(default=lambda track: 0.0, compare=False)
     empty: Mapping[int, tuple[Track, float]] = field(default_factory=dict)
+    signals: frozenset[str] = frozenset()
 
     def seen(self, track: Track) -> bool:
         """Return whether a track was detected on this frame."""

@@ -128,8 +128,8 @@ class RuleSettings(NullIsUnset):
     @field_validator("ask", "verify")
     @classmethod
     def _about_something(cls, value: str | None, info: Any) -> str | None:
-        if value and "when" in info.data and parse(info.data["when"]).kind == "removed":
-            raise ValueError("cannot be used with the condition 'removed', because there is no object to ask about")
+        if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in ("removed", "reports"):
+            raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
         return value
 
     @field_validator("scope", "expect", "threshold", "again")
@@ -142,7 +142,11 @@ class RuleSettings(NullIsUnset):
     @field_validator("attributes")
     @classmethod
     def _of_objects(cls, value: Any, info: Any) -> Any:
-        if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in ("absent", "removed"):
+        if (
+            value
+            and "when" in info.data
+            and (kind := parse(info.data["when"]).kind) in ("absent", "removed", "reports")
+        ):
             raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
         return value
 
@@ -259,6 +263,20 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
             names = ", ".join(known) or "none"
             message = f"rule '{rule.name}': there is no {kind} '{condition.place}'; {kind}s: {names}"
             raise PlacedError(message, condition.place_at, ("rules", number, "when"))
+
+
+def check_signals(rules: list[RuleSettings], source: str | None) -> None:
+    """Check that the source of a stream can report the signals in the rules. In a file, these rules find no events.
+
+    Raises:
+        PlacedError: if the source is another camera than one of ONVIF.
+    """
+    if source is None or "://" not in source or source.strip().lower().startswith("onvif://"):
+        return
+    for number, rule in enumerate(rules):
+        if rule.condition.kind == "reports":
+            message = f"rule '{rule.name}': only a source onvif://user:password@HOST reports {rule.condition.signal}"
+            raise PlacedError(message, rule.condition.place_at, ("rules", number, "when"))
 
 
 def _model(value: object) -> object:

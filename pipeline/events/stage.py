@@ -38,6 +38,10 @@ Publish = Callable[[Change | RuleList | History], None]
 """Publishes a change of an event without blocking."""
 
 
+Signals = Callable[[], frozenset[str] | None]
+"""Returns what the camera reports, such as `motion`; None if unknown."""
+
+
 @dataclass(slots=True, frozen=True)
 class Attributes:
     """The attributes of a track: the model's answers, by attribute name. The stage adds them to the result."""
@@ -68,6 +72,7 @@ class EventStage:
             streams.
         look: returns the appearance descriptor of an object, see `Engine.look`. If `look` is set, the stage publishes
             the descriptor of the object of each new event.
+        signals: returns what the camera reports, for rules with `camera reports`; None for other sources.
     """
 
     def __init__(
@@ -83,9 +88,11 @@ class EventStage:
         recorder: Recorder | None = None,
         gap_s: float = GAP_S,
         look: Look | None = None,
+        signals: Signals | None = None,
     ) -> None:
         self._publish = publish
         self._look = look
+        self._signals = signals
         self._flush = flush
         self._recorder = recorder
         self._gap_s = gap_s
@@ -146,6 +153,8 @@ class EventStage:
             return result
         self._stream = frame.stream
         scene = self._reader.read(frame, result)
+        if self._signals is not None and any(rule.condition.kind == "reports" for rule in rules):
+            scene = replace(scene, signals=self._signals() or frozenset())
         if rules is not self._shown:
             self._replace_rules(rules, frame.stream)
         machines = self._machines

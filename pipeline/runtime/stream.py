@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, cast, get_args
 from saccade.engine.tasks.task import Task
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import HeatmapStage
-from saccade.pipeline.analytics.motion import FINE_ROWS, MotionGate, MotionMap
+from saccade.pipeline.analytics.motion import FINE_ROWS, CameraGate, MotionGate, MotionMap
 from saccade.pipeline.analytics.saccades.stage import SaccadeStage
 from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
 from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
@@ -38,6 +38,7 @@ from saccade.sinks import SinkError
 from saccade.sinks.recording import PacketRecorder, RecordingPlace
 from saccade.sources import FileSource, HwAccel, LiveSource, Source, SourceError, Transport, open_source, redact
 from saccade.sources.network.dialer import CheckAddress
+from saccade.sources.onvif import OnvifAddress, OnvifSource
 from saccade.sources.replay import ReplaySource
 
 if TYPE_CHECKING:
@@ -188,7 +189,11 @@ def open_stream(
         on_gpu = engine.model.gpu is not None
         fine = MotionMap(FINE_ROWS, FrameLuma() if on_gpu else None)
         moving = fine if config.saccades != "0" else MotionMap(read=FrameLuma() if on_gpu else None)
+        signals = source.signals if isinstance(source, OnvifSource) else None
+        if "camera" in config.gates and signals is None and source.info.live:
+            raise ConfigError("gates: camera needs a source onvif://user:password@HOST")
         motion = MotionGate(config, moving) if "motion" in config.gates else None
+        camera = CameraGate(config, signals) if "camera" in config.gates and signals else None
         saccades = SaccadeStage(
             saccades_of(config),
             engine.input_size,
@@ -196,7 +201,8 @@ def open_stream(
             motion=fine,
             idle_s=lambda: engine.idle_s,
         )
-        analysis = AnalyzeStage(config, motion.still_before if motion else None, track=bool(config.rules))
+        still = motion or camera
+        analysis = AnalyzeStage(config, still.still_before if still else None, track=bool(config.rules))
         look = engine.look if engine.has_looks and events is not None and events.history else None
         stages: list[Stage] = [saccades, VerdictStage(look, events.verdicts if events is not None else {}), analysis]
         if events is not None:
@@ -215,6 +221,7 @@ def open_stream(
                     else None,
                     gap_s=max(GAP_S, 2 * config.motion_heartbeat),
                     look=look,
+                    signals=signals,
                 )
             )
         elif config.rules:
@@ -223,7 +230,8 @@ def open_stream(
             )
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
-        gates = [motion if motion and name == "motion" else GATES[name]() for name in config.gates]
+        own = {"motion": motion, "camera": camera}
+        gates = [own.get(name) or GATES[name]() for name in config.gates]
         recording = _recording(config, recorded)
         on_failure.pop_all()
     opened = OpenedStream(config, source, tasks, stages, gates)
@@ -282,8 +290,6 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 def _record_address(config: StreamConfig) -> str | None:
     """Return the address of the second stream of a camera. An ONVIF address without a profile stands for both."""
     if config.record_source is None and config.source.strip().lower().startswith("onvif://"):
-        from saccade.sources.onvif import OnvifAddress  # only for those who use it
-
         return None if OnvifAddress.parse(config.source).token else config.source
     return config.record_source
 

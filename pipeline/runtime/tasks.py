@@ -11,7 +11,7 @@ from saccade.engine.tasks.task import Task
 from saccade.pipeline.config import Prompts, StreamConfig
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.asking import Asker, ModelAskEngine
-from saccade.pipeline.events.settings import EventSettings, RuleSettings, check_places
+from saccade.pipeline.events.settings import EventSettings, RuleSettings, check_places, check_signals
 from saccade.pipeline.settings import PlacedError
 
 if TYPE_CHECKING:
@@ -84,10 +84,11 @@ def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
         config: configuration of the stream, with zones and lines.
 
     Raises:
-        PlacedError: if a rule names a missing zone or line, a label that the model does not know, or a question that no
-            model can answer.
+        PlacedError: if a rule names a missing zone or line, a signal that the source does not report, a label that the
+            model does not know, or a question that no model can answer.
     """
     check_places(config.rules, config)
+    check_signals(config.rules, config.source)
     for number, rule in enumerate(config.rules):
         labels = Prompts.model_construct(detect=rule.condition.labels)
         try:

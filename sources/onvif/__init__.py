@@ -1,4 +1,4 @@
-"""ONVIF cameras: discovery, profiles, stream URIs and PTZ presets. Reading profiles needs the extra `onvif`."""
+"""ONVIF cameras: discovery, profiles, stream URIs, PTZ presets and events. Reading profiles needs the extra `onvif`."""
 
 from saccade.sources.onvif.device import OnvifAddress, Profile, best_profile, largest_profile, read_profiles
 from saccade.sources.onvif.discovery import DiscoveredDevice, discover

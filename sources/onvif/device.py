@@ -147,13 +147,20 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
     return profiles
 
 
-def ask_device(address: OnvifAddress, ask: Callable[[Any], Coroutine[Any, Any, T]], *, there_only: bool = False) -> T:
+def ask_device(
+    address: OnvifAddress,
+    ask: Callable[[Any], Coroutine[Any, Any, T]],
+    *,
+    there_only: bool = False,
+    limit_s: float | None = _TIMEOUT_S,
+) -> T:
     """Connect to a device and return the result of `ask`.
 
     Args:
         address: address of the device.
         ask: sends requests to the device, an `onvif.ONVIFCamera`.
         there_only: whether to contact only this host and port, even if the device names other addresses.
+        limit_s: time limit in seconds; None for no limit.
 
     Raises:
         SourceError: if the extra `onvif` is not installed.
@@ -176,7 +183,7 @@ def ask_device(address: OnvifAddress, ask: Callable[[Any], Coroutine[Any, Any, T
             await device.close()
 
     try:
-        return run(asyncio.wait_for(connect(), _TIMEOUT_S))
+        return run(asyncio.wait_for(connect(), limit_s))
     except SourceError:
         raise
     except (TimeoutError, OSError) as error:

@@ -1,15 +1,17 @@
-"""The source `onvif://…`: its video, and the PTZ presets of the camera."""
+"""The source `onvif://…`: its video, the PTZ presets and the signals of the camera."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from saccade.sources.errors import SourceError
 from saccade.sources.live.source import LiveSource, Opener
 from saccade.sources.network.dialer import CheckAddress, Dialer
 from saccade.sources.onvif.device import OnvifAddress, ask_device, checked_address, profiles_of
+from saccade.sources.onvif.signals import CameraSignals
 
 T = TypeVar("T")
 
@@ -34,7 +36,7 @@ class Preset:
 
 
 class OnvifSource(LiveSource):
-    """A live source of an ONVIF camera, which can also turn the camera.
+    """A live source of an ONVIF camera, which can also turn the camera and read what it detects.
 
     Args:
         url, opener, stream, vid_stride, retry: see `LiveSource`.
@@ -54,6 +56,11 @@ class OnvifSource(LiveSource):
         super().__init__(url, opener, stream=stream, vid_stride=vid_stride, retry=retry)
         self._address = OnvifAddress.parse(url)
         self._check = check
+        self._signals = CameraSignals(stream, self._closed, partial(self._ask_device, limit_s=None))
+
+    def signals(self) -> frozenset[str] | None:
+        """Return what the camera reports now; see `CameraSignals.read`. The first call subscribes to its events."""
+        return self._signals.read()
 
     def presets(self) -> list[Preset]:
         """Ask the camera for its presets. Takes up to 15 s. Thread-safe.
@@ -93,8 +100,11 @@ class OnvifSource(LiveSource):
             named = [profile for profile in profiles if profile.token == self._address.token]
             return await request(await device.create_ptz_service(), (named or profiles)[0].token)
 
+        return self._ask_device(ask)
+
+    def _ask_device(self, ask: Callable[[Any], Coroutine[Any, Any, T]], **how: Any) -> T:
         address = checked_address(self._address, Dialer(self._closed, check=self._check))
-        return ask_device(address, ask, there_only=self._check is not None)
+        return ask_device(address, ask, there_only=self._check is not None, **how)
 
 
 async def _presets(ptz: Any, profile: str) -> list[Preset]:

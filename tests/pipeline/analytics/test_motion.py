@@ -9,7 +9,7 @@ import pytest
 
 from saccade.engine.results import Box, Detections, Points, Result
 from saccade.pipeline.analytics.analyze import AnalyzeStage
-from saccade.pipeline.analytics.motion import MotionGate
+from saccade.pipeline.analytics.motion import CameraGate, MotionGate
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.sources import Frame
 from tests.support.sinks.results import live_frame
@@ -79,3 +79,16 @@ def test_a_track_lives_on_while_nothing_moves(still_s: int) -> None:
     assert stage.totals().zones["all"]["person"] == {"inside": 1, "entered": 1, "left": 0}
     (zone,) = result.extras["zones"]
     assert zone.to_record(640, 360)["tracks"][0]["dwell_s"] == pytest.approx(last / 10)  # type: ignore[index]
+
+
+def test_a_gate_of_the_camera_follows_its_reports() -> None:
+    reported: frozenset[str] | None = None
+    gate = CameraGate(AnalyticsSettings(motion_heartbeat=5.05), lambda: reported)
+    seen = []
+    for number in range(200):
+        if number == 20:
+            reported = frozenset({"input"})  # until then, they are unknown
+        if number in (100, 110):
+            reported = frozenset({"motion"} if number == 100 else ())
+        seen += [number] if gate.admit(frame_at(number)) else []
+    assert seen == [*range(30), 80, *range(100, 120), 170]

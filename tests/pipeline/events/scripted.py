@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import time
 
 from saccade.engine.results import Box, Detections, Points, Result
@@ -24,6 +25,7 @@ def scene(
     score: float = 0.9,
     box: tuple[float, float, float, float] = BOX,
     first_s: float = 0.0,
+    signals: Iterable[str] = (),
 ) -> Scene:
     """A scene with tracks by number and label; `inside`: for how many seconds each has been in a zone.
 
@@ -36,7 +38,8 @@ def scene(
         zones = tuple(zone for zone, dwell_s in inside.items() if number in dwell_s)
         seen_s = seconds - 0.5 if number in hidden else seconds
         found[number] = Track(number, label, score, box, zones, 0.1, first_s, seen_s)
-    return Scene(seconds, 1000 + seconds, "arrival", 200, 100, clock, seconds, found, inside, crossed)
+    whole = Scene(seconds, 1000 + seconds, "arrival", 200, 100, clock, seconds, found, inside, crossed)
+    return replace(whole, signals=frozenset(signals))
 
 
 Way = Callable[[float], tuple[float, float] | None]

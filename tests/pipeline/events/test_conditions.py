@@ -36,6 +36,10 @@ READ = {
     "any appeared in porch": Condition("inside", (), "porch", place_at=16, motion="appeared"),
     "parcel removed from porch": Condition("removed", ("parcel",), "porch", place_at=20),
     "any removed for 1m": Condition("removed", for_s=60),
+    "camera reports motion": Condition("reports", signal="motion", place_at=15),
+    'CAMERA reports "input DIN 1" for 2s': Condition("reports", signal="input DIN 1", for_s=2, place_at=15),
+    "camera in yard": Condition("inside", ("camera",), "yard", place_at=10),
+    "car or camera": Condition("present", ("car", "camera")),
     "moving in removed": Condition("inside", ("moving",), "removed", place_at=10),
     "  PERSON   in\ttür  ": Condition("inside", ("PERSON",), "tür", place_at=14),
 }
@@ -50,6 +54,8 @@ def test_conditions_are_read(text: str) -> None:
     ("text", "offset", "message"),
     [
         ("", 0, "expected 'absent', 'any', 'count' or a name, got the end"),
+        ("camera reports person", 15, 'a camera reports motion, input or "input TOKEN"'),
+        ('camera reports "input"x', 22, "expected 'between', 'for' or the end, got 'x'"),
         ("person in", 9, "expected a name, got the end"),
         (
             "person at door",

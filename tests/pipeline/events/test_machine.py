@@ -107,6 +107,17 @@ TABLE = {
         [visit(0, 1), visit(1, 1), scene(2, inside={}), scene(3, inside={})],
         [(0, "begin", (1,)), (2, "end", (1,))],
     ),
+    "a signal of the camera begins and ends an event": (
+        machine("camera reports motion for 1s"),
+        [
+            visit(0, 1),
+            *(scene(t, {1: "person"}, signals=["motion"]) for t in (1, 1.5)),
+            scene(1.8, signals=["input"]),
+            *(scene(t, signals=["motion"]) for t in (2, 2.5, 3, 3.5)),
+            scene(4),
+        ],
+        [(3, "begin", ()), (4, "end", ())],
+    ),
     "what is hidden for a moment is still there": (
         machine("person in hall"),
         [visit(0, 1), scene(1, {1: "person"}, inside={"hall": {1: 1.0}}, hidden=[1]), visit(2, 1)],

@@ -24,6 +24,7 @@ from saccade.sources.onvif import (
 from saccade.sources.onvif.discovery import parse_matches
 from tests.sources.rtsp.test_faults import numbers, take
 from tests.support import REPO
+from tests.support.cameras import LONG_S, wait_for
 from tests.support.cameras.onvif_device import (
     MATCH,
     MediaProfile,
@@ -106,11 +107,13 @@ TOGETHER = """
 import sys, threading
 from saccade.sources.onvif import OnvifAddress, read_profiles
 address = OnvifAddress.parse(sys.argv[1])
-threads = [threading.Thread(target=lambda: print(len(read_profiles(address)))) for _ in range(4)]
+found = []
+threads = [threading.Thread(target=lambda: found.append(len(read_profiles(address)))) for _ in range(4)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+print(*found)
 """
 
 
@@ -220,3 +223,48 @@ def test_a_camera_without_ptz_is_named(presets: dict[str, str] | None) -> None:
         assert isinstance(source, OnvifSource)
         with pytest.raises(PtzError, match=r"^the camera has no PTZ$"):
             source.presets()
+
+
+MOTION = "RuleEngine/CellMotionDetector/Motion", "v1", "IsMotion"
+INPUT = "Device/Trigger/DigitalInput", "DIN_1", "LogicalState"
+
+
+def until_signals(source: OnvifSource, wanted: set[str] | None) -> None:
+    wait_for(lambda: source.signals() == wanted, LONG_S)
+
+
+def test_the_signals_of_a_camera_are_followed() -> None:
+    camera = OnvifCamera(events=True, signals={MOTION: True})  # motion goes on when Saccade subscribes
+    with serving_camera(camera) as port, open_source(f"onvif://bob:secret@127.0.0.1:{port}") as source:
+        assert isinstance(source, OnvifSource)
+        assert source.signals() is None
+        until_signals(source, {"motion", "motion v1"})
+        camera.report(*INPUT, active=True)
+        until_signals(source, {"motion", "motion v1", "input", "input DIN_1"})
+        camera.report("VideoSource/ImageTooDark/ImagingService", "v1", "State", active=True)  # another topic
+        camera.report(*MOTION, active=False)
+        until_signals(source, {"input", "input DIN_1"})
+        camera.report(*INPUT, active=False)
+        until_signals(source, set())
+        camera.report(*MOTION, active=True)
+        camera.report(*MOTION, active=False)  # shorter than the time between two frames
+        until_signals(source, {"motion", "motion v1"})
+        until_signals(source, set())
+        source.close()
+        wait_for(lambda: "events/Unsubscribe" in camera.asked, LONG_S)
+
+
+def test_a_camera_without_events_is_named_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.sources.onvif.signals._RETRY_S", (0.05, 0.1))
+    camera = OnvifCamera()
+    address = "onvif://bob:secret@127.0.0.1"
+    with serving_camera(camera) as port, open_source(f"{address}:{port}", stream="door") as source:
+        assert isinstance(source, OnvifSource)
+        assert source.signals() is None
+        wait_for(lambda: camera.asked.count("device/GetServices") > 2, LONG_S)
+        assert source.signals() is None
+    (line,) = [one for one in caplog.messages if "no events" in one]
+    assert line.startswith("door: no events from the camera")
+    assert "secret" not in line

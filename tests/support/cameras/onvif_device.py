@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import queue
 import re
 import socket
 import threading
@@ -23,6 +24,8 @@ from tests.support.http_server import serving
 NAMES = (
     'xmlns:s="http://www.w3.org/2003/05/soap-envelope" xmlns:tds="http://www.onvif.org/ver10/device/wsdl" '
     'xmlns:trt="http://www.onvif.org/ver10/media/wsdl" xmlns:tr2="http://www.onvif.org/ver20/media/wsdl" '
+    'xmlns:tev="http://www.onvif.org/ver10/events/wsdl" xmlns:wsnt="http://docs.oasis-open.org/wsn/b-2" '
+    'xmlns:wsa="http://www.w3.org/2005/08/addressing" xmlns:tns1="http://www.onvif.org/ver10/topics" '
     'xmlns:tptz="http://www.onvif.org/ver20/ptz/wsdl" xmlns:tt="http://www.onvif.org/ver10/schema"'
 )
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)  # the clock of the camera stands still, and is wrong
@@ -115,6 +118,8 @@ class OnvifCamera:
         presets: names of the PTZ presets, by token; None for a camera without PTZ.
         position: token of the preset at which the camera is.
         locked: whether the camera refuses to turn.
+        events: whether the camera has events.
+        signals: whether each signal is active, by topic, source and name of the state.
         asked: names of the requests, such as media/GetProfiles.
     """
 
@@ -128,7 +133,21 @@ class OnvifCamera:
     presets: dict[str, str] | None = None
     position: str = ""
     locked: bool = False
+    events: bool = False
+    signals: dict[tuple[str, str, str], bool] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    _messages: queue.Queue[str] = field(default_factory=queue.Queue)
+
+    def report(self, topic: str, source: str, state: str, active: bool) -> None:
+        """Send an event to the subscriber, such as VideoSource/MotionAlarm."""
+        self.signals[topic, source, state] = active
+        value = f'<tt:SimpleItem Name="{state}" Value="{str(active).lower()}"/>'
+        self._messages.put(
+            '<wsnt:NotificationMessage><wsnt:Topic Dialect="http://www.onvif.org/ver10/tev/topicExpression/ConcreteSet">'
+            f'tns1:{topic}</wsnt:Topic><wsnt:Message><tt:Message UtcTime="2026-01-02T03:04:05Z" '
+            f'PropertyOperation="Changed"><tt:Source><tt:SimpleItem Name="Source" Value="{source}"/></tt:Source>'
+            f"<tt:Data>{value}</tt:Data></tt:Message></wsnt:Message></wsnt:NotificationMessage>"
+        )
 
     def answer(self, service: str, request: str, body: str, place: str) -> str:
         """Return the body of the answer to a request."""
@@ -174,11 +193,37 @@ class OnvifCamera:
                     raise FaultError("OperationProhibited", "a person turns the camera")
                 self.position = preset
                 return "<tptz:GotoPresetResponse/>"
+            case "events", _:
+                return self._event_answer(request, place)
         raise FaultError("ActionNotSupported", f"{service} has no {request}")
+
+    def _event_answer(self, request: str, place: str) -> str:
+        until = "2026-01-02T03:05:05Z"
+        times = "<{0}:CurrentTime>2026-01-02T03:04:05Z</{0}:CurrentTime><{0}:TerminationTime>{1}</{0}:TerminationTime>"
+        match request:
+            case "CreatePullPointSubscription":
+                address = f"<wsa:Address>{place}/events</wsa:Address>"
+                inner = f"<tev:SubscriptionReference>{address}</tev:SubscriptionReference>{times.format('wsnt', until)}"
+                return f"<tev:CreatePullPointSubscriptionResponse>{inner}</tev:CreatePullPointSubscriptionResponse>"
+            case "SetSynchronizationPoint":
+                for (topic, source, state), active in list(self.signals.items()):
+                    self.report(topic, source, state, active)
+                return "<tev:SetSynchronizationPointResponse/>"
+            case "PullMessages":
+                try:
+                    message = self._messages.get(timeout=0.5)
+                except queue.Empty:
+                    message = ""
+                inner = times.format("tev", until) + message
+                return f"<tev:PullMessagesResponse>{inner}</tev:PullMessagesResponse>"
+            case "Unsubscribe":
+                return "<wsnt:UnsubscribeResponse/>"
+        raise FaultError("ActionNotSupported", f"events has no {request}")
 
     def _listed(self, place: str) -> str:
         names = {"device": "ver10/device", "media": "ver10/media"}
         names |= {"media2": "ver20/media"} if self.media2 else {}
+        names |= {"events": "ver10/events"} if self.events else {}
         names |= {"ptz": "ver20/ptz"} if self.presets is not None else {}
         return "".join(
             f"<tds:Service><tds:Namespace>http://www.onvif.org/{name}/wsdl</tds:Namespace>"
