@@ -170,6 +170,7 @@ def run(program: str, config: str, requests: int, images: int, limit_s: float) -
         )
         timer = threading.Timer(limit_s, _kill, [process])
         timer.start()
+        stop = time.monotonic() + limit_s
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -181,13 +182,14 @@ def run(program: str, config: str, requests: int, images: int, limit_s: float) -
                     shown = {"program": program, "config": config, "figure": figure, "value": round(value, 3)}
                     print(json.dumps(shown), file=sys.stderr, flush=True)
             else:
-                print(f"{program}, {config}: the process ended before its last figure", file=sys.stderr)
+                why = f"stopped after {limit_s:.0f} s" if time.monotonic() >= stop else "failed"
+                print(f"{program}, {config}: {why}, before its last figure", file=sys.stderr)
         finally:
             timer.cancel()
             _kill(process)
             process.wait()
     if not found:
-        raise ConfigError(f"{program}, {config}: no figure within {limit_s:.0f} s; its messages are above")
+        raise ConfigError(f"{program}, {config}: no figure; see the messages above")
     return found
 
 
