@@ -150,6 +150,34 @@ def test_events_of_both_machines_are_listed_as_one(running: Running) -> None:
             assert (answer.status, answer.read()) == (206, b"ftyp")
 
 
+def test_events_of_both_machines_can_be_false_alarms(running: Running) -> None:
+    def visitors(folder: str) -> list[str]:
+        """Return the IDs of events that have ended, so that the appearance of their objects is stored."""
+        with closing(EventReader(running.folder / folder)) as reader:
+            events = reader.search(EventQuery(limit=500, rule="visitor"))
+        return [str(one["id"]) for one in events if one["end_time"] is not None]
+
+    def judge(name: str, false_alarm: bool) -> None:
+        body = json.dumps({"false_alarm": false_alarm}).encode()
+        url = f"{running.url}/events/{name}/verdict"
+        with urllib.request.urlopen(
+            urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=LONG_S
+        ) as answer:
+            assert answer.status == 204
+
+    kept = ["kept", "kept-by-the-other"]
+    running.until(lambda _: all(visitors(folder) for folder in kept))
+    names = [visitors(folder)[0] for folder in kept]
+    for name in names:
+        judge(name, True)
+    listed = running.ask("/events/verdicts")["verdicts"]
+    assert [(one["event"], one["by_look"]) for one in listed] == [(name, True) for name in names]
+    for name in names:
+        assert running.ask(f"/events/{name}")["false_alarm"]
+        judge(name, False)
+    assert running.ask("/events/verdicts")["verdicts"] == []
+
+
 def test_events_of_both_machines_are_searched_as_one(running: Running) -> None:
     def found() -> dict[str, Any]:
         return dict(running.ask("/events/search?q=person&limit=50"))
