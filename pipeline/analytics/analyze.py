@@ -31,8 +31,8 @@ class AnalyzeStage:
 
     Args:
         settings: analytics settings of the stream.
-        still_before: returns how long there was no motion before a frame, in seconds. Tracks do not age during this
-            time.
+        still_before: returns how long there was no motion before a frame, in seconds. Tracks do not expire during
+            this time.
         track: whether to track objects even if the settings do not require it, because rules need tracks.
     """
 
@@ -55,7 +55,7 @@ class AnalyzeStage:
         self.configure(settings or AnalyticsSettings(), track=track)
 
     def configure(self, settings: AnalyticsSettings, *, track: bool = False) -> None:
-        """Apply new settings from the next frame on. Unchanged zones and lines continue to count. Thread-safe.
+        """Apply new settings from the next frame on. Unchanged zones and lines keep their counts. Thread-safe.
 
         Args:
             settings: the new settings. `track_conf` has no effect after tracking has started.
@@ -102,7 +102,7 @@ class AnalyzeStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of tracks and the number of counted minutes in memory."""
+        """The number of tracks in memory, and the number of minutes with object counts in memory."""
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
@@ -120,7 +120,7 @@ class AnalyzeStage:
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
     def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
-        """Return the result with zones and lines counted, and the zones of each track, including lost tracks."""
+        """Return the result with zone and line counts, and the names of the zones that contain each track."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None

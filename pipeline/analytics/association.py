@@ -41,10 +41,9 @@ def iou(first: Floats, second: Floats) -> Floats:
 
 
 def assign(likeness: Floats, least: float) -> tuple[Ints, Ints]:
-    """Assign rows to columns, so that the total similarity of the pairs is maximal.
+    """Assign rows to columns. Each row and column is in at most one pair.
 
-    Each row and column is in at most one pair. Leaving a row and a column unpaired counts as much as a pair with
-    similarity `least`.
+    The assignment maximizes the sum of (similarity − `least`) over all pairs.
 
     Args:
         likeness: (n, m) similarity of each row and column, from 0 to 1.

@@ -1,6 +1,6 @@
 """The object counts of a stream: total counts since its start, and the counts of each minute.
 
-The capture time of a frame determines the minute of the frame.
+Each frame is counted in the minute of its capture time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Totals:
 
     Attributes:
         objects: number of tracks that received a track ID, by label.
-        zones: `entered`, `left` and the current `inside`, by zone and label.
-        lines: `forward` and `backward`, by line and label.
+        zones: number of objects that `entered`, that `left`, and that are `inside` now, by zone and label.
+        lines: number of crossings `forward` and `backward`, by line and label.
     """
 
     objects: Mapping[str, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class CountLog:
         return self._now is None or not self._now - 1 <= int(captured_at // MINUTE_S) <= self._now
 
     def turn(self, captured_at: float, totals: Totals) -> None:
-        """Start the minute of a frame. Call this before the objects of the frame are counted.
+        """Start a new minute with this frame. Call this before the objects of the frame are counted.
 
         Args:
             captured_at: capture time of the frame, in seconds.
@@ -102,7 +102,7 @@ class CountLog:
     def take(self, last: Totals | None = None) -> list[Minute]:
         """Return the minutes that ended since the last call, in the order in which they ended.
 
-        The start times can be out of order, because a clock can be set back.
+        Start times are not always increasing, because the camera's clock can be set back.
 
         Args:
             last: the total counts at the end of the stream, which end the current minute. None at any other time.

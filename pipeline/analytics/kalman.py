@@ -1,9 +1,9 @@
 """The Kalman filter of a tracker. It estimates position, size and velocity of many boxes at once.
 
-The motion model is the model of BoT-SORT, extended to any time between two frames. The state of a box is its centre,
+The motion model is the model of BoT-SORT, extended to variable frame intervals. The state of a box is its centre,
 width and height, and the velocity of each. The noise is proportional to the size of the box.
 
-All covariances are diagonal in the four coordinates. The 8 × 8 covariance of a box therefore splits into four symmetric
+The four coordinates are uncorrelated. The 8 × 8 covariance of a box therefore splits into four symmetric
 2 × 2 matrices with three different numbers each, and no matrix is inverted.
 
 A state is a float64 array (5, 4, n) for n boxes. The first axis is value, velocity, variance of the value, covariance
@@ -48,7 +48,7 @@ def start(boxes: Floats) -> Floats:
 
 
 def predict(state: Floats, seconds: float) -> Floats:
-    """Predict the Kalman states after a time.
+    """Predict the Kalman states `seconds` later.
 
     The noise is white in acceleration and position. One prediction over a gap therefore equals frame-by-frame
     predictions over the same time.

@@ -49,7 +49,7 @@ class Motion:
     """The motion in a frame.
 
     Attributes:
-        changed: (rows, n) bool map of the pixels that differ from the last second. Pixels in masks are False.
+        changed: (rows, n) bool map: whether a pixel differs from its average over the last second. False inside masks.
         area: changed fraction of the frame, from 0 to 1. It is 1 for the first frame.
     """
 
@@ -58,11 +58,11 @@ class Motion:
 
 
 class MotionMap:
-    """Detects the motion in each frame of a stream once, and returns the result to all callers. Not thread-safe.
+    """Detects motion in the frames of a stream. Several callers can share one result per frame. Not thread-safe.
 
     Args:
         rows: number of rows of the map. The number of columns follows from the aspect ratio of the frame.
-        read: reads the brightness of frames without converting the frames on the CPU. None converts every frame.
+        read: reads the brightness of a frame in GPU memory; None: read every frame on the CPU.
     """
 
     def __init__(self, rows: int = _ROWS, read: LumaReader | None = None) -> None:
@@ -134,7 +134,7 @@ class MotionGate:
     """A gate that admits frames with motion.
 
     Args:
-        settings: motion area, masks and heartbeat of the gate.
+        settings: minimum motion area (`motion_area`), masks and heartbeat interval.
         motion: detects the motion. The saccade stage can share it.
     """
 
@@ -147,7 +147,7 @@ class MotionGate:
         self._still: dict[int, float] = {}
 
     def configure(self, settings: AnalyticsSettings) -> None:
-        """Apply a new motion area, new masks and a new heartbeat from the next frame on. Thread-safe."""
+        """Apply new values of `motion_area`, masks and heartbeat from the next frame on. Thread-safe."""
         self._settings = settings
 
     def admit(self, frame: Frame) -> bool:

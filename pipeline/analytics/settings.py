@@ -104,7 +104,7 @@ class SizeSettings(NullIsUnset):
 
 
 class RegionSettings(NullIsUnset):
-    """The settings of both zones and lines: which objects to count, and which point of a box is its position."""
+    """The settings that zones and lines have in common: which objects to count, and which point of a box counts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,8 +1,8 @@
-"""Assigns track IDs with the association of BoT-SORT, without camera motion compensation and without appearance.
+"""Assigns track IDs with the association of BoT-SORT, without camera motion compensation and appearance features.
 
 First, the tracker pairs high-score boxes with tracks, by overlap times score. Then, as in ByteTrack, it pairs
-low-score boxes with the remaining tracks of the last frame. Last, it pairs the remaining high-score boxes with new
-tracks. All tracks are stored in arrays and are updated together.
+low-score boxes with the remaining tracks that were visible on the previous frame. Last, it pairs the remaining
+high-score boxes with tracks that have only one box so far. All tracks are stored in arrays and are updated together.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Correct tracks by their boxes. Assign an ID to new tracks, or delete new tracks without a box.
+        """Correct tracks by their boxes. Assign an ID to each track with a second box. Delete it if it gets none.
 
         Return the number of corrected tracks.
         """
@@ -231,7 +231,7 @@ class Tracker:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Set the growth rate of the box to 0 for tracks that were last seen before a time."""
+        """Set the predicted change of box size to 0 for tracks that were last seen before a time."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 

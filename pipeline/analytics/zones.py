@@ -68,7 +68,7 @@ def _concerns(region: RegionSettings, seen: Sighting) -> bool:
 
 
 def excludes(zone: ZoneSettings, seen: Sighting) -> bool:
-    """Return whether an excluding zone excludes an object from detection."""
+    """Return whether a zone of kind `exclude` suppresses an object."""
     return _concerns(zone, seen) and contains(zone.polygon, _anchor_of(zone, seen))
 
 
@@ -176,9 +176,9 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """The side of a line on which a track was last seen. Positions within the margin of the line are ignored.
+    """The side of a line on which a track was last seen, its position, and its counted crossings.
 
-    The position of the track and its counted crossings are also stored.
+    Positions within the margin of the line are ignored.
     """
 
     right: bool

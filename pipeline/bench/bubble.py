@@ -4,13 +4,13 @@
 
 The engine either waits for each decode step (depth 1, blocking), or prepares the next step meanwhile (depth 2,
 pipelined). T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of
-the previous step to the end of this step. z is the fraction of decoded sequences that are wasted, because they had
-already ended.
+the previous step to the end of this step. A row is one sequence in one decode step. z is the fraction of wasted rows,
+whose sequences had already ended.
 
 The means include all decode steps, because steps next to a prefill are common, and they cost the blocking engine more.
 
-The measured speedup compares useful decoded sequences per second, without the time of prefills. The prediction assumes
-the same number of sequences per step at both depths. The table shows the mean number at each depth.
+The measured speedup compares useful rows per second, without the time of prefills. The prediction assumes the same
+number of rows per step at both depths. The table shows the mean number of rows at each depth.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROUNDS = 5  # the depths alternate, so that a change of the machine's speed aff
 
 @dataclass(slots=True, frozen=True)
 class BubbleRow:
-    """The measured step times and speedups for one number of streams. All times are in milliseconds.
+    """The measured step times and speedups at a given number of streams. All times are in milliseconds.
 
     Attributes:
         streams: number of streams. Each has one request in flight.
@@ -53,9 +53,9 @@ class BubbleRow:
         idle_block_ms, idle_pipe_ms: median idle time of the device per period.
         t_block_ms, t_pipe_ms: mean period of all decode steps.
         steps: L, mean number of decode steps per answer.
-        zombies: z, fraction of wasted sequences of pipelined decode steps.
+        zombies: z, fraction of wasted rows in pipelined decode steps.
         predicted: predicted speedup of decoding, T_block / T_pipe · (1 − z).
-        observed: measured speedup of decoding: ratio of the useful sequences per second, without prefills.
+        observed: measured speedup of decoding: ratio of useful rows per second, without prefills.
         prefill_ms: mean prefill time of one image, pipelined.
         predicted_answers: predicted speedup including prefills.
         observed_answers: measured speedup: ratio of the answers per second.
@@ -164,7 +164,7 @@ def time_bubble(
 
 
 def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, seconds: float) -> BubbleRow:
-    """Measure one number of streams with a blocking engine (depth 1) and a pipelined engine (depth 2)."""
+    """Measure a blocking engine (depth 1) and a pipelined engine (depth 2) with a given number of streams."""
     block, pipe = Measured(), Measured()
     wait_for_rest(engines[1])
     for _ in range(_ROUNDS):

@@ -69,7 +69,7 @@ def time_frames(config: RunConfig, width: int, height: int, frames: int, objects
         width: width of the images, in pixels.
         height: height of the images, in pixels.
         frames: number of images.
-        objects: fixed number of objects per answer; None for the model's own answers.
+        objects: fixed number of objects per answer; None lets the model decide.
 
     Raises:
         SourceError, EngineError: if the source or the model cannot be used.

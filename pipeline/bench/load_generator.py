@@ -104,8 +104,8 @@ class Measured:
     Attributes:
         steps: steps that ended during the measurement.
         answers: number of answers.
-        rows: number of decoded sequences.
-        zombies: number of wasted sequences.
+        rows: number of rows. A row is one sequence in one decode step.
+        zombies: number of wasted rows, whose sequences had already ended.
         elapsed: duration of the measurement, in seconds.
     """
 
@@ -117,7 +117,7 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """The fraction z of decoded sequences that are wasted."""
+        """The fraction z of wasted rows, from 0 to 1."""
         return self.zombies / self.rows
 
     @property
@@ -142,7 +142,7 @@ class Measured:
 
     @property
     def useful_rate(self) -> float:
-        """The number of useful decoded sequences per second, without the time of prefills."""
+        """The number of useful rows per second, without the time of prefills."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 

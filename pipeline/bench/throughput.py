@@ -17,11 +17,11 @@ from saccade.pipeline.bench.load_generator import ClosedLoop, RandomWindows, dty
 
 @dataclass(slots=True, frozen=True)
 class ThroughputRow:
-    """The throughput and latency for one number of streams.
+    """The throughput and latency at a given number of streams.
 
     Attributes:
         streams: number of streams. Each has one image in flight.
-        fps: answered images per second of all streams.
+        fps: total answered images per second over all streams.
         median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its answer.
         cpu_ms: CPU time of the process per image.
     """
@@ -90,7 +90,7 @@ def time_throughput(
         dtype: see `Engine.load`.
         kv_dtype: see `Engine.load`.
         label: label to detect.
-        objects: fixed number of objects per answer; None for the model's own answers.
+        objects: fixed number of objects per answer; None lets the model decide.
         size: size of the images, in pixels.
         seconds: duration of each measurement, in seconds.
         saccades: number of windows per image, at random positions.

@@ -416,10 +416,7 @@ class Controller:
     # ---- how a change is made
 
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
-        """Convert the opening of a running stream to its reopening, if the stream is to be restarted.
-
-        Return other changes as is.
-        """
+        """Return a `Reopen` if the change opens a stream that is listed in `again`. Otherwise return the change."""
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)
         return change

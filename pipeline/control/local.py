@@ -3,8 +3,8 @@
 All streams share one engine and the shared outputs. Each stream can also have its own outputs.
 
 `Local.follow` opens, changes, reopens or stops a stream until it matches a configuration. Only the controller starts
-and changes streams. Steps that can fail quickly run first and leave no files behind. Each worker process also has a
-`Local`.
+and changes streams. Checks that can fail quickly run first, before any file is created. Each worker process also has
+a `Local`.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Local:
                 raise
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """Add a stream that could not be opened to the list of streams, as failed."""
+        """List a stream as failed, because it could not be opened."""
         source = redact(stream.source)
         reason = one_line(str(error)) or type(error).__name__
         name = stream.name or source

@@ -246,7 +246,7 @@ class RayWorkers:
             self._receiver.wait_end(name, _LAST_S)
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """Add a stream that could not be opened to the list of streams, as failed."""
+        """List a stream as failed, because it could not be opened."""
         with self._changed:
             self._streams[stream.name or ""] = PlacedStream(stream, error=one_line(str(error)) or type(error).__name__)
 

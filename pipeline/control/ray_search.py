@@ -96,7 +96,7 @@ def _match(
 
 
 def _ask(match: Callable[[], list[float | None] | None], gone: threading.Event) -> list[float | None] | None:
-    """Return the probabilities with which snapshots match a text, from a worker. Return None if no worker responds."""
+    """Ask a worker how well snapshots match a text. Return the match probabilities, or None if no worker responds."""
     tries, until = 0, time.monotonic() + AWAY_S
     while not gone.is_set() and tries < _TRIES and time.monotonic() < until:
         try:

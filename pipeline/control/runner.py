@@ -113,7 +113,7 @@ class StoredEvents(Protocol):
         """The names of machines with an unreachable event store."""
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return matching event records with their storage times, newest first, and `more` events beyond the limit."""
+        """Return matching events with their storage times, newest first: at most `query.limit` + `more` events."""
 
     def rules(self, stream: str | None = None) -> list[str]:
         """Return the names of rules that have stored events."""
@@ -187,7 +187,7 @@ class Runner(Protocol):
         """
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """Add a stream that could not be opened to the list of streams, as failed."""
+        """List a stream as failed, because it could not be opened."""
 
     def check_rules(self, stream: ListedStream) -> None:
         """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.

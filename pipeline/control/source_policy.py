@@ -6,7 +6,7 @@ A path is allowed if its resolved form, without symbolic links, matches a glob o
 
 An address is allowed in two cases:
     1. its host is in a network of the list
-    2. the address without user name and query matches a glob, and its host is public or written out in the glob
+    2. the address without user name and query matches a glob, and its host is public or has no wildcard in the glob
 
 The second case rejects names that resolve to a private address (DNS rebinding). `*` also matches `/`.
 """

@@ -24,7 +24,7 @@ _BASE, _DESIRED = "base", "desired"
 
 
 class StateFile:
-    """Stores the desired streams of a run, and the streams that the configuration file had at the time of storing.
+    """Stores the desired streams of a run, and the streams of the configuration file at the last save.
 
     Thread-safe. Only one process can use a file at a time.
 

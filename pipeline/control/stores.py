@@ -71,7 +71,7 @@ class StoreActor:
             self._problem = one_line(str(error))
 
     def media(self) -> tuple[str | None, str]:
-        """Return the folder of clips and snapshots, or None. If it is None, the second value is the reason."""
+        """Return the folder of clips and snapshots and an empty text, or None and the reason."""
         return (None, self._problem) if self._store is None else (str(self._store.media_folder), "")
 
     def call(self, method: str, *arguments: Any) -> Any:

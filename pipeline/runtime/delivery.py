@@ -174,7 +174,7 @@ class _Outbox:
         self._finish()
 
     def _write_one(self, taken: Taken[Delivery]) -> None:
-        """Write one result to the sink. As a separate function, it keeps no frame in memory during the next wait."""
+        """Write one result to the sink. A separate function, so that no variable keeps a frame during the next wait."""
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)
 

@@ -19,7 +19,7 @@ class Output:
 
     Attributes:
         sink: the sink.
-        outbox: queue policy. None means: for a live source, keep the newest 8 results; for a file, wait.
+        outbox: policy of the sink's queue. None keeps the newest 8 results of a live source, and waits for a file.
         shared: whether other runs also use the sink. The run then never closes the sink. At its end, the run calls
             `end(stream)` if the sink has this method.
         viewing: whether the sink only shows results to viewers. Results that this sink drops are not counted.

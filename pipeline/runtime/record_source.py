@@ -18,7 +18,7 @@ class RecordSource:
     Detection uses another source, so that a failure here does not affect it.
 
     Args:
-        source: the source, with all of its packet taps. It is closed with this object.
+        source: the source, with the packet callbacks already set (`source.taps`). It is closed with this object.
     """
 
     def __init__(self, source: LiveSource) -> None:

@@ -4,7 +4,7 @@
 
 With the queue policy `newest`, the thread of the source submits every frame, and a newer frame replaces the frame that
 waits in the engine. With other policies, a second thread submits from a queue, and the engine has at most `in_flight`
-frames. Threads that all streams share run the stages and write to shared sinks (`shared_threads`).
+frames. All streams share the threads that run stages and write to shared sinks (`shared_threads`).
 
 A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are
 completed, and all sinks are closed. If the engine, a gate or a stage fails on a frame of a file, the run ends, because
@@ -83,7 +83,7 @@ class Run:
         engine: the engine.
         tasks: tasks for each frame.
         outputs: sinks for the frames and results.
-        tiles: number of tiles along each side of the image, which are also processed (`Engine.submit`).
+        tiles: with n > 1, the model also processes n × n tiles of each frame (`Engine.submit`).
         queue: policy of the frame queue. None means `newest` for a live source and `wait` for a file.
         in_flight: maximum number of frames in flight.
         share: scheduling settings of a live stream.

@@ -32,13 +32,13 @@ class Histogram:
 
 @dataclass(slots=True, frozen=True)
 class Recent:
-    """The frame rate and latency of a run over the last seconds.
+    """The recent frame rate and latency of a run.
 
     Attributes:
         fps: results per second over the last 5 s.
         p50_ms, p99_ms: median and 99th percentile of the latency of the last 512 frames, in milliseconds. For files,
             the time in the queue is not included. None before the first result.
-        age_ms: time since the arrival of the frame of the newest result, in milliseconds. None before the first result,
+        age_ms: time since the newest frame with a result was received, in milliseconds. None before the first result,
             and for files.
         objects: number of boxes and points in the newest result.
     """
@@ -62,14 +62,14 @@ class Report:
         drops: number of dropped frames, by cause. `lost`: lost in transit. `full`: replaced by a newer frame while it
             waited for the engine, or dropped from the full frame queue. `closed`: still waiting or unfinished at the
             end of the run. `max_fps`: replaced by a newer frame while the frame rate limit delayed it. `deadline`:
-            past the deadline. `gate`: not admitted by a gate. `failed`: the engine, a gate or a stage failed.
+            missed its deadline. `gate`: not admitted by a gate. `failed`: the engine, a gate or a stage failed.
             `sink full`, `sink closed`: dropped from the queue of a sink.
         corrupt_packets: number of packets of the source that could not be decoded.
         read: number of frames read from the source.
         waiting: number of frames that wait for the engine, and number of results in the queue of each sink. The key
             of a sink is its index and name.
-        recent: current rates.
-        histograms: latency histograms, by part of `Latency`.
+        recent: recent frame rate and latency.
+        histograms: latency histograms, by field of `Latency`.
         objects_by_class: number of objects by class, for the first 1000 classes.
         looks: number of saccade windows, by reason.
         kept: size of the state of the stages: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video

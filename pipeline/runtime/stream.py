@@ -51,7 +51,7 @@ class EventPlaces:
 
     Attributes:
         hub: publishes events to outputs and the event store.
-        history: whether to publish also track paths and counts per minute.
+        history: whether track paths and counts per minute are published too.
         media: writes clips and snapshots, or None.
         verdicts: false alarms by stream, see `VerdictStage`.
     """
@@ -288,7 +288,7 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 
 
 def _record_address(config: StreamConfig) -> str | None:
-    """Return the address of the second stream of a camera. An ONVIF address without a profile stands for both."""
+    """Return the address of a camera's second stream. An ONVIF address without a profile provides both streams."""
     if config.record_source is None and config.source.strip().lower().startswith("onvif://"):
         return None if OnvifAddress.parse(config.source).token else config.source
     return config.record_source

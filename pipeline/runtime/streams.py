@@ -50,7 +50,7 @@ class StreamStatus:
         name: name of the stream.
         source: address or path of the source, without credentials.
         state: `running` for a file; for a live source, the state of the source; `stuck` if the engine has returned no
-            result for 30 s; `ended` or `failed`.
+            result for 30 s; `waiting` for a worker; `ended` or `failed`.
         reason: reason for an unhealthy state, otherwise None.
         live: whether the source is live.
         connections: number of connections that a live source has made.
@@ -339,7 +339,7 @@ class Streams:
                 self.fail(replace(before, state="failed", reason=reason))
 
     def fail(self, status: StreamStatus) -> None:
-        """Add a stream that could not be opened to the list of streams, as failed."""
+        """List a stream as failed, because it could not be opened."""
         with self._lock:
             if status.name not in self._runs:
                 self._note_failed(status)

@@ -44,7 +44,7 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
 
 
 def names_of(engine: Engine, label: str) -> list[str]:
-    """Return the model's labels for a label. If the model does not know the label, return the label itself."""
+    """Return the labels of the model that match a label. If none matches, return the label itself."""
     from saccade.engine import Detect, UnknownClassError
 
     try:
@@ -54,7 +54,7 @@ def names_of(engine: Engine, label: str) -> list[str]:
 
 
 def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
-    """Return the prompts as the labels that the model uses in results. Labels of rules are included."""
+    """Return the prompts with the labels that the model uses in its results. Labels of rules are included."""
     found: dict[str, list[str]] = {"detect": [], "point": []}
     for skill, label in prompts.asked:
         if skill in found:
@@ -67,8 +67,8 @@ def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | N
 
     Args:
         engine: the engine.
-        config: timeout and weight of the questions.
-        wait: whether the stream waits for answers, as a file does.
+        config: timeout and scheduling weight of the questions.
+        wait: whether to block until the answer arrives, as for a video file.
     """
     if "query" not in engine.model.skills:
         return None

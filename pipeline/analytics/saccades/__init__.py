@@ -1,6 +1,6 @@
-"""Saccades: the model also processes small windows of a large frame in native resolution, to detect small objects.
+"""Saccades: the model also processes small windows of a large frame at full resolution, to detect small objects.
 
-Processing one window is called a look. Small objects outside the windows of a frame are predicted.
+Processing one window is called a look. If no window contains a known small object, its position is predicted.
 
     memory   stores small objects: the expected position and the time of the last detection of each object
     sweep    schedules windows so that each part of the frame is processed regularly
@@ -8,7 +8,7 @@ Processing one window is called a look. Small objects outside the windows of a f
     auto     chooses the number of windows per frame of a live stream
     stage    the saccade stage of one stream: adds windows to frames, and merges their results
 
-Only `stage` handles frames and the model. All other modules handle numbers.
+Only `stage` accesses frames and the model. The other modules compute with boxes and times.
 """
 
 from saccade.pipeline.analytics.saccades.planner import Look, Planner, Reason

@@ -1,8 +1,8 @@
 """Stores the small objects of a stream: expected position, confidence, and times of detections and processed windows.
 
 The model detects a small object only in frames with a window on the object. Between two windows, the position of the
-object is predicted. A moving object is extrapolated by its velocity for a short time. A stationary object stays at its
-position as long as there is no motion. Boxes are in pixels.
+object is predicted. A moving object is extrapolated by its velocity for a short time. A stationary object is
+predicted at its last position while there is no motion. Boxes are in pixels.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Known:
         found: the last detection.
         speed: velocity of the centre in x and y, in pixels per second.
         first_s, found_s: times of the first and the last detection, in seconds.
-        looked_s: time of the last window on the object.
+        looked_s: time of the last processed window that contained the object.
         moved_s: time of the last motion at the object's position.
         started_s: time at which the last movement started.
         finds: number of detections.
-        misses: number of windows on the object since the last detection.
+        misses: number of processed windows that contained the object, since the last detection.
     """
 
     found: Found
@@ -187,8 +187,7 @@ def inside(box: Rect, window: Rect) -> bool:
 def _core(window: Rect) -> Rect:
     """Return a window without its margin.
 
-    The window can cut off an object in its margin, so another window will show this object. This also applies at the
-    border of the frame.
+    An object in the margin can be cut off. The frame border has a margin too.
     """
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y

@@ -4,10 +4,10 @@ Every request for a window has an urgency, which is at least 1 and grows with th
 urgent request gets the first window. Other requests inside this window share it. If windows on a moving area detect
 nothing, the urgency of the area decreases.
 
-If more than a third of the frame moves, no window is chosen, because the camera is moving, rain is heavy, or the
+If more than a third of the frame shows motion, no window is chosen: the camera is moving, rain is heavy, or the
 exposure has changed.
 
-The planner handles only numbers. The caller detects the motion and runs the model.
+The caller detects the motion and runs the model.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Planner:
             seconds: time of the frame, in seconds.
             most: maximum number of windows.
             changed: (rows, n) bool map of the motion; None for no motion.
-            moving: moving fraction of the frame, from 0 to 1.
+            moving: fraction of the frame that shows motion, from 0 to 1.
         """
         if not self.useful:
             return []
@@ -240,7 +240,7 @@ class Planner:
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
-        """Return whether the sweep gets the next window. If the sweep is due, it gets the last window of a frame.
+        """Return whether the next window is a sweep window. If the sweep is due, it gets the last window of a frame.
 
         In the first pass, the sweep gets all windows of every third frame. If a frame has only one window, a new
         object has priority.
@@ -350,7 +350,7 @@ class Planner:
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record the areas in which windows detect nothing. The record decays with time."""
+        """Record areas in which windows detect nothing. Older records count less."""
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds

@@ -67,7 +67,7 @@ class Looked:
 
 
 class SaccadeStage:
-    """Chooses windows, and predicts small objects between two windows. If `count` is 0, the stage does nothing.
+    """Chooses windows of each frame, and predicts small objects outside them. If `count` is 0, the stage does nothing.
 
     Args:
         settings: saccade settings of the stream.

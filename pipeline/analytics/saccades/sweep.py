@@ -2,11 +2,11 @@
 
 A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so that each object is completely
 inside a window. Each pass uses another window size. The frame is divided into cells, and each cell stores the time of
-its last window. The next window is the window with the longest waiting cells. Cells near earlier detections have more
+its last window. The next window is the window whose cells have waited longest. Cells near earlier detections have more
 weight.
 
-The windows are spread evenly over `period_s`. The first pass uses every free window. Later, a window of the sweep
-that replaces another request counts as several windows, because areas without motion rarely change.
+The windows are spread evenly over `period_s`. The first pass uses every free window. Later, a sweep
+window that displaces a more urgent window costs six times as much of the sweep's budget.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Sweep:
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Advance the clock to a time in seconds, and add the windows that have become due."""
+        """Advance the clock to `seconds`, and add the sweep windows that have become due to the budget."""
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -73,7 +73,7 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether a window of the sweep is due. `taken` means that it would replace another request."""
+        """Return whether a sweep window is due. If `taken`, it would displace another window, such as one on motion."""
         if self.first_pass:
             return self._credit >= 1.0 or not taken
         return self._credit >= (_TAKEN if taken else 1.0)
@@ -84,15 +84,11 @@ class Sweep:
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """Return the window of the sweep that was processed longest ago.
-
-        Return None if every window was processed recently.
-
-        The window counts as processed from now on.
+        """Return the window whose area was processed longest ago. Return None if every area was processed recently.
 
         Args:
             seconds: time of the frame, in seconds.
-            taken: whether the sweep replaces another request for a window, such as motion.
+            taken: whether the sweep window displaces another window, such as one on motion.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
@@ -108,14 +104,13 @@ class Sweep:
         return x1, y1, x2, y2
 
     def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
-        """Return a window that contains a rectangle, and next to it the area that was processed longest ago.
+        """Return a window that contains a rectangle. The rest of the window covers the area that has waited longest.
 
         Args:
             shown: the rectangle, in pixels. It must fit into the window.
             size: width and height of the window, in pixels.
             seconds: time of the frame, in seconds.
-            corner: a number from 1 to 4 places the rectangle in a corner of the window, counted clockwise. Larger
-                numbers continue with the first corner.
+            corner: 0 for any position; 1, 2, 3, … place the rectangle in one of the four corners, in turn.
         """
         total = self._total(seconds)
         xs = _positions(shown[0], shown[2], size[0], self._width)
@@ -162,9 +157,9 @@ class Sweep:
         return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return windows (n, 4) that cover the frame, and the cells of each window.
+        """Return windows (n, 4) that cover the frame, and the range of cells of each window.
 
-        The cells are given as (4, n): top, bottom, left, right.
+        The ranges are (4, n) cell indices: top, bottom, left, right.
         """
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h
@@ -177,7 +172,7 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return the cells of a window, without its margin, as top, bottom, left and right."""
+        """Return the cell range of a window without its margin: indices of top, bottom, left and right."""
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)

@@ -1,7 +1,7 @@
 """The benchmark `saccade bench cameras`: overloads a model with simulated cameras of different frame rates.
 
 It measures three quantities:
-    1. the age of frames at the launch of their prefill and at their result
+    1. the latency from the arrival of a frame to the launch of its prefill, and to its result
     2. the number of dropped frames by cause
     3. the fairness between cameras
 
@@ -69,10 +69,10 @@ def time_cameras(
         dtype: see `Engine.load`.
         kv_dtype: see `Engine.load`.
         seconds: duration in seconds.
-        deadline_ms: maximum age of a frame at its result, in milliseconds; None for no limit.
+        deadline_ms: maximum latency from the arrival of a frame to its result, in milliseconds; None for no limit.
         load: scale the frame rates so that their sum is this multiple of the model's throughput in a closed loop.
         weights: scheduling weights of the cameras. If there are more cameras than weights, the weights repeat.
-        objects: fixed number of objects per answer; None for the model's own answers.
+        objects: fixed number of objects per answer; None lets the model decide.
         label: label to detect.
         size: size of the images, in pixels.
         saccades: number of windows per frame, at random positions.

@@ -1,4 +1,4 @@
-"""Reports the results of cameras that share an engine: frame ages, dropped frames by cause, and fairness."""
+"""Reports the results of cameras that share an engine: latency, dropped frames by cause, and fairness."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class CameraRow:
         weight: scheduling weight.
         offered: number of submitted frames.
         looks: number of answered frames.
-        launch_p50_ms, launch_p99_ms: median and 99th percentile of the age of frames at the launch of their prefill.
-        result_p50_ms, result_p99_ms: median and 99th percentile of the age of frames at their result.
+        launch_p50_ms, launch_p99_ms: median and 99th percentile of the latency from frame to launch of its prefill.
+        result_p50_ms, result_p99_ms: median and 99th percentile of the latency from frame to result.
         dropped: number of dropped frames, by cause: superseded by a newer frame, deadline, or failed.
         share: answered frames, divided by the number that a fair scheduler would answer, see `fair_shares`.
     """
@@ -48,7 +48,7 @@ class CamerasBench:
     Attributes:
         offered_fps, fps: submitted and answered frames per second of all cameras.
         closed_loop_fps: answered frames per second of 32 saturated streams.
-        launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: ages of the frames of all cameras.
+        launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: latencies over all cameras, see `CameraRow`.
         jain: Jain's fairness index of the cameras' shares; 1 is fair.
         deadlines_met: fraction of the launched frames with a result before the deadline.
         cpu_ms: CPU time of the process per answered frame.
@@ -106,7 +106,7 @@ class CameraLog:
         row: results of the camera in the report.
         moments: arrival times of all frames.
         answered: arrival times of the answered frames.
-        launch, result: ages of the answered frames at the launch of their prefill and at their result.
+        launch, result: latency of each answered frame, from its arrival to the launch of its prefill and to its result.
         failed_late: number of frames dropped after the launch of their prefill.
     """
 
@@ -131,7 +131,7 @@ class CameraLog:
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
     """Divide the total number of answered frames between cameras by max-min fairness.
 
-    Shares are proportional to the weights, and never more than the offered frames of the camera.
+    Shares are proportional to the weights. A camera never gets more answers than frames that it submitted.
     """
     shares, open_now, left = [0.0] * len(offered), set(range(len(offered))), total
     while open_now and left > 1e-9:
@@ -168,7 +168,7 @@ def summarize(
         cameras: results of the cameras' frames.
         seconds: duration of the measurement, in seconds.
         capacity: images per second in a closed loop.
-        limit_s: maximum age of a frame at its result, in seconds; None for no limit.
+        limit_s: maximum latency from the arrival of a frame to its result, in seconds; None for no limit.
         used_s: total CPU time, in seconds.
         model: name, device and dtype of the model.
     """
