@@ -34,7 +34,7 @@ def bench_prompts(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Measure the cost of several prompts on one image, compared with one image per prompt."""
+    """Compare the time of several prompts on one image with that of as many images with one prompt each."""
     from benchmarks.prompts import time_prompts
     from saccade.pipeline.bench.common import parse_counts, parse_size
 
@@ -58,10 +58,10 @@ def bench_decode(
     keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
     as_json: Json = False,
 ) -> None:
-    """Measure the GPU time of decode steps, compared with the time to read their bytes once.
+    """Compare the GPU time of decode steps with the minimum time to read their weights and KV cache.
 
-    The models moondream-2-random and moondream-3-random need no weights file: they have the published dimensions and
-    random weights.
+    The models moondream-2-random and moondream-3-random need no weights file. They have the dimensions of Moondream 2
+    and 3, and random weights.
     """
     from benchmarks.decode import time_decode
     from saccade.pipeline.bench.common import parse_counts
@@ -88,7 +88,7 @@ def bench_drafts(
     size: Annotated[str, typer.Option(metavar="WxH", help="Without a CLIP: size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Count decode steps with and without speculative decoding, on clips or with scripted answers."""
+    """Count decode steps with and without speculative decoding, on video clips or with predefined answers."""
     from benchmarks.drafts import time_drafts, time_scripted
     from saccade.pipeline.bench.common import parse_size, parse_small
 
@@ -111,9 +111,9 @@ def bench_ingest(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the age of a live stream's frames at decoding, compared with PyAV's own loop at the same time.
+    """Measure the latency from a live stream's sender to the decoded frame, in Saccade and in PyAV at the same time.
 
-    The age comes from a clock that the sender draws into the frames, or from the sender's RTCP reports.
+    The send time comes from a clock that the sender draws into the frames, or from the sender's RTCP reports.
     """
     from benchmarks.ingest import time_ingest
 
@@ -127,7 +127,7 @@ def bench_webrtc(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the age of a WebRTC peer's frames at decoding, compared with unmodified aiortc at the same time."""
+    """Compare the latency from a WebRTC sender to the decoded frame in Saccade and aiortc, at the same time."""
     from benchmarks.webrtc import time_webrtc
 
     result = time_webrtc(codec, seconds=seconds)
@@ -141,9 +141,9 @@ def bench_pipeline(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the latency from decoder to WebSocket record without the model: median and 99th percentile.
+    """Measure the latency from decoded frame to WebSocket record, without the inference time of the model.
 
-    The demo clip is played at 10 frames/s, or every Nth frame of it if the model is slower.
+    The demo clip is played at 10 frames/s. If the model is slower, only every Nth frame is used.
     """
     from benchmarks.pipeline import time_pipeline
 
@@ -206,9 +206,10 @@ def bench_saccades(
     frames: Annotated[int, typer.Option(min=1, max=100_000, help="Most frames.")] = 200,
     as_json: Json = False,
 ) -> None:
-    """Measure how many distant persons are detected with and without image windows, and the time per frame.
+    """Measure how many distant persons are detected with and without zoom windows (crops at full resolution).
 
-    Without CLIP, a rendered 4K scene shows persons of 60 to 75 pixels at five places, two of which stand still.
+    Without CLIP, the input is a rendered 4K scene with persons that are 60 to 75 pixels tall, at five places. At two of
+    the places, persons do not move.
     """
     from benchmarks.saccades import find_far
     from saccade.engine import Engine
@@ -231,10 +232,10 @@ def bench_events(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the latency from a frame to the start of its event at a WebSocket client, for each stage.
+    """Measure the latency from the capture of a frame until a WebSocket client is told that an event started.
 
-    Zones divide the image, so that a moving object starts many events. Events and clips are stored in a temporary
-    folder.
+    The image is divided into zones, so that a moving object starts many events. Events and clips are stored in a
+    temporary folder.
     """
     from benchmarks.events import time_events
 
@@ -253,7 +254,7 @@ def bench_questions(
     objects: Annotated[int | None, typer.Option(min=1, max=50, help="Objects in every answer.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how questions of rules affect simulated cameras: age of the frames, and time to answer.
+    """Measure how rules that ask the model questions affect the frame latency of simulated cameras.
 
     The model must answer questions, such as --model moondream-2-random.
     """
@@ -287,9 +288,9 @@ def bench_soak(
     trace: Annotated[bool, typer.Option(help="Show what Python has allocated since minute 10; slow.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run looped cameras with all sinks, events, recordings and clients, and print resource usage every minute.
+    """Run a long test with simulated cameras, all sinks, recordings and clients. Print the resource usage every minute.
 
-    At the end, print the growth of each value after minute 10 with its confidence interval.
+    At the end, print how fast each value grew after minute 10, with the confidence interval.
     """
     from benchmarks.soak.run import Soak, run_soak
 
@@ -305,7 +306,7 @@ def against_onnxruntime(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the inference time of nano's detector on a CPU in Saccade and in onnxruntime, with the same weights."""
+    """Compare the CPU inference time of the detector of the model nano in Saccade and in onnxruntime."""
     from benchmarks.against.onnx_runtime import compare
 
     _show(compare(turns, frames, threads), save, as_json)
@@ -313,7 +314,7 @@ def against_onnxruntime(
 
 @against.command("readers")
 def against_readers(turns: Turns = 5, seconds: Seconds = 8.0, save: Save = None, as_json: Json = False) -> None:
-    """Compare the time to decode a 1080p H.264 file with Saccade, PyAV and OpenCV. For live streams see `ingest`."""
+    """Compare the time to decode a 1080p H.264 file with Saccade, PyAV and OpenCV. For live streams, see `ingest`."""
     from benchmarks.against.readers import compare
 
     _show(compare(turns, seconds), save, as_json)
@@ -321,7 +322,7 @@ def against_readers(turns: Turns = 5, seconds: Seconds = 8.0, save: Save = None,
 
 @against.command("aiortc")
 def against_aiortc(turns: Turns = 3, seconds: Seconds = 10.0, save: Save = None, as_json: Json = False) -> None:
-    """Measure the age of a WebRTC peer's frames at decoding, with Saccade and with unmodified aiortc."""
+    """Compare the latency from a WebRTC sender to the decoded frame in Saccade and in unmodified aiortc."""
     from benchmarks.against.aiortc import compare
 
     _show(compare(turns, seconds), save, as_json)
@@ -335,7 +336,7 @@ def against_bytetrack(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the speed and scores of Saccade's tracker and of ByteTrack in the package trackers."""
+    """Compare the speed and accuracy of Saccade's tracker and of ByteTrack from the Python package `trackers`."""
     from benchmarks.against.tracking import compare_trackers
 
     _show(compare_trackers(turns, frames, objects), save, as_json)
@@ -343,7 +344,7 @@ def against_bytetrack(
 
 @against.command("mot-scores")
 def against_mot_scores(turns: Turns = 5, save: Save = None, as_json: Json = False) -> None:
-    """Compare `benchmarks mot` with the package trackers on the same tracks: MOTA, IDF1, HOTA and CPU time."""
+    """Compare the tracking scores and the CPU time of `benchmarks mot` and of the Python package `trackers`."""
     from benchmarks.against.tracking import compare_scoring
 
     _show(compare_scoring(turns), save, as_json)
@@ -379,7 +380,7 @@ def against_one_queue(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate cameras at twice the engine's capacity, with Saccade's admission and with one queue for all frames."""
+    """Overload the engine with simulated cameras. Compare Saccade's scheduling with one queue for all frames."""
     from benchmarks.against.cameras import compare
 
     _show(compare(given.get("model", "nano"), given.get("device", "auto"), cameras, turns, seconds), save, as_json)
@@ -397,9 +398,9 @@ def against_vllm(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Time Saccade and vLLM on Moondream 3's dimensions with random weights. Needs a GPU and vLLM.
+    """Compare Saccade and vLLM on a random model with the dimensions of Moondream 3. Needs a GPU and vLLM.
 
-    Each program loads the model once per configuration and turn. Figures appear on stderr as they are measured.
+    Each program loads the model once per configuration and turn. Each result is printed to stderr at once.
     """
     from benchmarks.against.vllm import compare
 

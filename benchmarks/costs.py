@@ -1,4 +1,4 @@
-"""Computes how many bytes a decode step must read at least, from the dimensions of a model."""
+"""Computes the minimum number of bytes that a decode step reads, from the dimensions of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MoondreamCosts:
     """Lower bounds for the memory traffic of a decode step of a model.
 
     Args:
-        config: configuration of the model. A detector as vision encoder is not counted.
+        config: configuration of the model.
     """
 
     __slots__ = ("_config",)
@@ -25,15 +25,16 @@ class MoondreamCosts:
     def decode_bytes(
         self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
     ) -> int:
-        """Return the number of bytes that a decode step of detect or point reads.
+        """Return the number of bytes that a decode step of the task detect or point reads.
 
-        It reads the weights once, and the KV cache of each sequence.
+        A step reads the weights once, and the KV cache of each sequence.
 
         Args:
             sequences: number of sequences in the step.
             keys: number of keys per sequence.
             dtype: dtype of the weights, a name in `model_loader.DTYPES`.
-            experts: mean number of experts per layer that the step uses. None assumes independent random choices.
+            experts: mean number of experts per layer that the step uses. None assumes that each token uses random
+                experts.
             kv_dtype: dtype of the KV cache, see `EngineConfig.kv_dtype`.
         """
         text, region = self._config.text, self._config.region

@@ -1,4 +1,4 @@
-"""`python -m benchmarks decode`: measures decode steps on the GPU, compared with the time to read their bytes."""
+"""`python -m benchmarks decode`: compares the GPU time of decode steps with the time to read their data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class DecodeRow:
     Attributes:
         rows: number of sequences in the step.
         median_ms, p99_ms: time of the whole step, including sampling and the next embedding.
-        sampling_ms: median time of the sampling.
-        floor_ms: time to read the bytes of the step at the measured bandwidth.
+        sampling_ms: median time to sample the next values.
+        floor_ms: minimum time: the time to read weights and KV cache at the measured memory bandwidth.
         experts: mean number of experts used per layer, or None.
     """
 
@@ -33,7 +33,8 @@ class DecodeRow:
 class DecodeBench:
     """Results of the decode benchmark.
 
-    `bandwidth` is in bytes per second (reads plus writes), `length` in keys per sequence.
+    `bandwidth` is the memory bandwidth in bytes per second (reads plus writes). `length` is the number of keys per
+    sequence in the KV cache.
     """
 
     model: str
@@ -71,10 +72,10 @@ def time_decode(
     length: int = 760,
     steps: int = 200,
 ) -> DecodeBench:
-    """Time decode steps for each number of sequences in `counts`. Each sequence has `length` keys.
+    """Time decode steps for each batch size in `counts`. Each sequence has `length` keys in the KV cache.
 
     Raises:
-        EngineError: if the model cannot be loaded onto a GPU, or if `length` exceeds its context.
+        EngineError: if the model cannot be loaded onto a GPU, or if `length` exceeds the context length of the model.
     """
     import numpy as np
     import torch

@@ -1,7 +1,7 @@
-"""`python -m benchmarks drafts`: measures the savings of speculative decoding with the last frame's answer as draft.
+"""`python -m benchmarks drafts`: measures speculative decoding with the previous frame's answer as draft.
 
-On clips, the benchmark counts decode steps per frame with and without drafts. With scripted answers, it measures the
-time per frame when some objects have moved. Scripted answers need no trained model.
+On video clips, the benchmark counts decode steps per frame with and without drafts. It also measures the time per frame
+with predefined answers in which some boxes change. Predefined answers need no trained model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClipRow:
         objects: mean number of boxes per frame.
         plain, drafted: mean decode steps per frame without and with drafts.
         plain_ms, drafted_ms: median time per frame without and with drafts.
-        accepted: fraction of draft values that were correct, 0 to 1.
+        accepted: fraction of draft values that the model accepted, 0 to 1.
         differ: number of frames whose boxes differ between both runs.
     """
 
@@ -64,7 +64,7 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Results for scripted answers with `objects` boxes, of which `moved` change in each frame (None: no drafts)."""
+    """Results for predefined answers with `objects` boxes, of which `moved` change per frame. None: without drafts."""
 
     objects: int
     moved: int | None
@@ -75,7 +75,7 @@ class ScriptedRow:
 
 @dataclass(slots=True, frozen=True)
 class DraftsBench:
-    """Results of the drafts benchmark: on clips, and with scripted answers."""
+    """Results of the drafts benchmark: on video clips, and with predefined answers."""
 
     model: str
     device: str
@@ -169,10 +169,10 @@ def time_drafts(
 def _asked(
     engine: Engine, images: Sequence[RgbImage], label: str, key: str | None
 ) -> tuple[list[Result], float, float, float]:
-    """Detect a label on images, one after another.
+    """Detect a label in one image after another.
 
-    Return the results, the decode steps per frame, the median time in milliseconds, and the fraction of accepted draft
-    values.
+    Return the results, the decode steps per frame, the median time per frame in milliseconds, and the fraction of
+    accepted draft values.
     """
     before, results, waits = engine.counters(), [], []
     for image in images:
@@ -190,14 +190,14 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 
 
 class ScriptedOutput(BoxesOutput):
-    """State machine that returns scripted boxes and ignores the samples of the model.
+    """State machine that returns predefined boxes and ignores the values that the model samples.
 
-    It simulates a model that continues with the object that its input shows. If the inputs of an object are wrong draft
-    values, the samples repeat the draft. Otherwise they are the scripted values.
+    It simulates a trained model. After a wrong draft value, the simulated samples of the same object are the draft
+    values. All other samples are the predefined values.
 
     Args:
         boxes: x, y, width and height of each box.
-        before: boxes of the previous frame, which are the draft.
+        before: boxes of the previous frame, used as the draft.
         max_steps: maximum number of decoding steps that fit into the context.
     """
 
@@ -211,11 +211,11 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """Whether detections in the image can be the draft. Always False, because the image does not show the boxes."""
+        """Always False: the detector's boxes are no draft, because the image does not show the predefined boxes."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:
-        """Count a decoding step and ignore its samples. Return True after the last step."""
+        """Count a decoding step and ignore the sampled values. Return True after the last step."""
         number, self._at = self._at, self._at + 1
         self._peek = number
         self._guess = list(self._next)
@@ -225,7 +225,7 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the scripted value after a committed value, and the simulated sample after a draft value."""
+        """Return the predefined value after an accepted value, and the simulated sample after a draft value."""
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
             return None
@@ -240,13 +240,13 @@ Boxes = tuple[tuple[float, float, float, float], ...]
 
 @dataclass(slots=True, frozen=True)
 class ScriptedDetect(Detect):
-    """Detect task that returns scripted `boxes`. `before` are the boxes of the previous frame."""
+    """Detect task that returns the predefined `boxes`. `before` are the boxes of the previous frame."""
 
     boxes: Boxes = ()
     before: Boxes = ()
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that returns the scripted boxes."""
+        """Return the state machine that produces the predefined boxes."""
         return ScriptedOutput(self.boxes, self.before, max_steps)
 
 
@@ -258,7 +258,7 @@ def _values(boxes: Boxes) -> list[FedValue]:
 
 
 def _scripted(objects: int, moved: int, frame: int) -> Boxes:
-    """Return the boxes of a frame, in bins. The first `moved` boxes change in each frame."""
+    """Return the boxes of a frame in coordinate bins. The first `moved` boxes change in each frame."""
     boxes = []
     for i in range(objects):
         by = frame % 32 if i < moved else 0
@@ -276,13 +276,13 @@ def time_scripted(
     size: tuple[int, int] = (640, 360),
     frames: int = 100,
 ) -> DraftsBench:
-    """Time consecutive frames with scripted answers: once without drafts, then with drafts while some objects move.
+    """Time consecutive frames with predefined answers: first without drafts, then with drafts.
 
     Args:
         model: name, folder or hub ID of a model, or a model with random weights.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         objects: number of boxes per answer.
-        moved: numbers of boxes that change per frame; one row of results for each.
+        moved: each entry is a number of boxes that change per frame, and gives one row of results.
         dtype: name of the dtype, or None for the device's default.
         size: width and height of the images in pixels.
         frames: number of frames per row.

@@ -1,8 +1,7 @@
-"""`python -m benchmarks events`: measures the latency from a frame to the start of its event, for each stage.
+"""`python -m benchmarks events`: measures the latency from the capture of a frame to the start of an event.
 
-Zones divide the image, so that every moving object starts many events. A WebSocket client in this process records when
-it receives each event. The latency starts at the capture time of the event's frame. Events, clips and snapshots are
-stored too.
+The image is divided into zones, so that every moving object starts many events. A WebSocket client in this process
+records when it receives each event. Events, clips and snapshots are stored as usual.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class BeginBench:
 
     Attributes:
         source: address of the source, without credentials.
-        clock: origin of the capture times: 'rtcp' or 'arrival'.
-        frames, fps: number of results, and results per second.
+        clock: origin of the capture times: 'rtcp' (sender's clock) or 'arrival' (time of reception).
+        frames, fps: number of processed frames, and processed frames per second.
         events: number of started events.
         p50_ms, p95_ms, max_ms: time from the capture of an event's first frame until the client receives the event.
         parts: median time of each stage: transfer from the camera, decoding, queue, model (two parts), tracks and
@@ -73,7 +72,7 @@ class BeginBench:
 
 
 def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
-    """Run a live source for `seconds` after its first result, and measure the latency of its events.
+    """Process a live source for `seconds` after its first result, and measure the latency of its events.
 
     Args:
         given: settings with `source` and `detect`.
@@ -83,7 +82,7 @@ def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
         SourceError: if the source cannot be used.
         EngineError: if the model cannot be used.
         ConfigError: if the source is not live, or if no event started.
-        RunFailed: if the run failed.
+        RunFailed: if the pipeline failed.
     """
     label = given["detect"][0] if isinstance(given["detect"], list) else given["detect"]
     came: list[tuple[float, dict[str, Any]]] = []

@@ -1,8 +1,8 @@
 """A rendered 4K scene with small persons at known positions. Three persons move and two stand still.
 
-Five places in the scene show the demo clip at reduced size, each with a different start time. A still place shows a
-single frame. The background is a blurred, noisy image without persons. The ground truth consists of the detections in
-the clip at full size.
+Five rectangles in the scene show the demo clip at reduced size, each with a different start time. A still rectangle
+shows a single frame. The background is a blurred, noisy image without persons. The ground truth is what the model
+detects in the clip at full size.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the rendered scene that shows the clip.
+    """A rectangle in the rendered scene that shows the clip.
 
     Attributes:
         x, y: upper left corner in pixels.
         person: height of the tallest person in pixels.
         offset: index of the first frame of the clip.
-        still: whether the place always shows the same frame.
-        pace: number of clip frames per frame of the scene.
+        still: whether the rectangle always shows the same frame.
+        pace: playback speed: number of clip frames per frame of the scene.
     """
 
     x: int
@@ -67,7 +67,7 @@ class FarScene:
         clip: frames of the clip, (height, width, 3) uint8 RGB.
         persons: boxes of the persons in each frame of the clip, as fractions of the frame.
         width, height: size of the scene in pixels.
-        places: places that show the clip.
+        places: rectangles that show the clip.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class FarScene:
 
 
 def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
-    """Return random places in a 4K scene, three moving and two still, without overlap.
+    """Return five random rectangles in a 4K scene, three moving and two still, without overlap.
 
     Persons are 60 to 75 pixels tall.
 
     Args:
         seed: seed of the random numbers.
-        clip: width and height of the clip's frames. A person has two thirds of the height.
+        clip: width and height of the clip's frames in pixels. A person is two thirds as tall as the frame.
     """
     width, height = 3840, 2160
     dice = np.random.default_rng(seed)
@@ -147,7 +147,7 @@ def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
 
 
 def read_clip(path: Path, engine: Engine) -> tuple[list[Image], list[list[Rect]]]:
-    """Return the frames of a clip at 10 frames/s, and the persons that the model detects in each full-size frame."""
+    """Return the frames of a clip at 10 frames/s, and the boxes of the persons that the model detects in each frame."""
     from saccade.engine import Detect
 
     capture = cv2.VideoCapture(str(path))

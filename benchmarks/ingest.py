@@ -1,6 +1,6 @@
-"""`python -m benchmarks ingest`: measures the age of a live source's frames at decoding, compared with PyAV.
+"""`python -m benchmarks ingest`: measures the latency from a live source to the decoded frame.
 
-Saccade and the usual PyAV loop run at the same time, so that both have the same load.
+Saccade and a plain PyAV decoding loop run at the same time, so that both have the same load.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _PLAUSIBLE_MS = 30_000  # a clock that differs by more than this is no clock
 
 @dataclass(slots=True, frozen=True)
 class IngestBench:
-    """Ages of decoded frames in milliseconds. They are None if no clock could be read.
+    """Latencies from the sender to the decoded frame in milliseconds. They are None if no clock could be read.
 
     Attributes:
         source: address of the source, without credentials.
-        clock: origin of the ages: "burnt in" (clock drawn into the frames) or "rtcp".
+        clock: origin of the send times: "burnt in" (clock drawn into the frames) or "rtcp".
         frames, fps: number of frames, and frames per second.
-        median_ms, p95_ms: age of the frames from Saccade.
-        pyav_frames, pyav_median_ms, pyav_p95_ms: number and age of the frames from `for frame in container.decode()`
-            with the default options of PyAV.
+        median_ms, p95_ms: frame latency in Saccade.
+        pyav_frames, pyav_median_ms, pyav_p95_ms: number and latency of the frames in PyAV.
     """
 
     source: str
@@ -52,7 +51,7 @@ class IngestBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary of the frame ages in three lines."""
+        """Return a summary of the frame latencies in three lines."""
 
         def ages(median: float | None, p95: float | None) -> str:
             return "age unknown" if median is None or p95 is None else f"median {median:.1f} ms old, p95 {p95:.1f}"
@@ -65,10 +64,10 @@ class IngestBench:
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """Return the age of a frame in milliseconds from the sender's clock in its top 20 rows, or None without a clock.
+    """Return the latency of a frame in milliseconds, from the clock drawn into it, or None without a clock.
 
-    The clock is the Unix time in milliseconds as 32 bits from left to right, least significant bit first. A bright bit
-    is 1.
+    The clock is the sender's Unix time in milliseconds, in the top 20 rows. It has 32 bits from left to right, least
+    significant bit first. A bright area is a 1.
 
     Args:
         image: (height, width, 3) uint8 RGB.
@@ -85,7 +84,7 @@ def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
 
 
 def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
-    """Read a live source for `seconds` after its first frame, and measure the age of its frames.
+    """Read a live source for `seconds` after its first frame, and measure the latency of its frames.
 
     Raises:
         SourceError: if the source cannot be used.
@@ -112,7 +111,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """Return the age of each frame in milliseconds, the origin of the ages, and the duration in seconds."""
+    """Return the latency of each frame in milliseconds, the origin of the send times, and the duration in seconds."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0
@@ -129,7 +128,7 @@ def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, flo
 
 
 def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list[float | None]) -> None:
-    """Decode a live source with PyAV's loop and all options that make it faster. Append frame ages to `ages`."""
+    """Decode a live source with PyAV, with low-latency options. Append the frame latencies to `ages`."""
     options = {"rtsp_transport": "tcp" if transport == "auto" else transport} if url.startswith("rtsp") else {}
     try:
         with av.open(url, options=options, timeout=5.0) as container:
@@ -144,6 +143,6 @@ def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list
 
 
 def _figures(ages: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the median and the 95th percentile of the frame ages, or None without ages."""
+    """Return the median and the 95th percentile of the frame latencies, or None if there are none."""
     known = [age for age in ages if age is not None]
     return (statistics.median(known), float(np.percentile(known, 95))) if known else (None, None)

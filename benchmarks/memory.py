@@ -1,4 +1,4 @@
-"""Measures the memory of an engine under requests with different prompts and image sizes.
+"""Measures the memory use of an engine while it processes requests with different prompts and image sizes.
 
 Run it with `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`. PyAV is not needed.
 """
@@ -41,7 +41,7 @@ class Held:
     Attributes:
         pages: number of KV cache pages in use.
         done: number of answered requests.
-        failed: number of rejected, late or superseded requests.
+        failed: number of requests that were rejected, timed out, or replaced by a newer frame.
     """
 
     seconds: float
@@ -63,7 +63,7 @@ class MemoryBench:
     tasks: dict[str, int]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the growth per minute of a memory value after the warm-up (at most a third of the run)."""
+        """Return the growth per minute of a memory value. The warm-up, at most a third of the run, is excluded."""
         warm = min(_WARM_S, self.rows[-1].seconds / 3)
         steady = [row for row in self.rows if row.seconds >= warm]
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])

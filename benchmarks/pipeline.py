@@ -1,6 +1,7 @@
-"""`python -m benchmarks pipeline`: measures the latency from decoder to WebSocket record, without the model.
+"""`python -m benchmarks pipeline`: measures the latency from decoded frame to WebSocket record.
 
-The demo clip is played at the frame rate of a camera, with the real model. The client runs in this process.
+The inference time of the model is subtracted. The demo clip is played in real time. The WebSocket client runs in this
+process.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ _LONG_S = 30.0
 
 @dataclass(slots=True, frozen=True)
 class PipelineBench:
-    """Latencies from the decoder to the client in milliseconds, without the time of the model.
+    """Latencies from the decoder to the client in milliseconds, without the inference time of the model.
 
     Attributes:
         model, device, dtype: the model, its device and its dtype.
         fps: frame rate.
         frames: number of records.
         median_ms, p99_ms: total time without the model.
-        before_ms, after_ms: median time before the model starts, and after its result.
-        model_ms: median time of the model.
+        before_ms, after_ms: median time from the decoder to the start of inference, and from the result to the client.
+        model_ms: median inference time of the model.
     """
 
     model: str

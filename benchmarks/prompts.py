@@ -1,4 +1,4 @@
-"""`python -m benchmarks prompts`: measures several prompts on one image, compared with one image per prompt.
+"""`python -m benchmarks prompts`: compares several prompts on one image with one image per prompt.
 
 Prompts on the same image share its prefill and its KV cache pages.
 """
@@ -30,13 +30,12 @@ Asked = list[tuple[RgbImage, list[Detect]]]
 
 @dataclass(slots=True, frozen=True)
 class PromptsRow:
-    """Results for a number of prompts, once with all prompts on one image and once with an image for each prompt.
+    """Results for a given number of prompts: all prompts on one image, or each prompt on a separate image.
 
     Attributes:
         prompts: number of prompts.
-        together_ms, apart_ms: median time from submission to the last answer, on one image and with an image per
-            prompt.
-        together_pages, apart_pages: maximum number of KV cache pages in use.
+        together_ms, apart_ms: median time from submission to the last answer, with one image and with separate images.
+        together_pages, apart_pages: maximum number of KV cache pages in use, with one image and with separate images.
     """
 
     prompts: int
@@ -82,7 +81,7 @@ def time_prompts(
     size: tuple[int, int] = (640, 360),
     rounds: int = 10,
 ) -> PromptsBench:
-    """Measure prompts on one image and prompts with an image each, alternately, `rounds` times.
+    """Measure all prompts on one image, then each prompt on a separate image. Repeat this `rounds` times.
 
     Args:
         name: name, folder or hub ID of a model, or `saccade.engine.golden.random_model.MOONDREAM_2`.
@@ -102,7 +101,7 @@ def time_prompts(
 
 
 def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) -> PromptsRow:
-    """Measure one number of prompts, on one image and with an image per prompt."""
+    """Measure `count` prompts, on one image and on separate images."""
     labels = islice(cycle(engine.model.classes or OPEN_LABELS), count)
     tasks = [Detect(label, _OBJECTS, 0.0) for label in labels]
     together: Asked = [(image, tasks)]

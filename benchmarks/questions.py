@@ -1,6 +1,7 @@
-"""`python -m benchmarks questions`: measures how questions of rules affect the cameras, and the time to answer.
+"""`python -m benchmarks questions`: measures how rules that ask the model questions affect frame latency.
 
-The same cameras run twice on one engine: first without questions, then with a fixed rate of questions about crops.
+The same simulated cameras run twice on one engine: first without questions, then with a fixed rate of questions about
+image crops.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class QuestionsBench:
     """Results of the questions benchmark.
 
     Attributes:
-        without, beside: results of the cameras without and with questions.
+        without, beside: results of the cameras without questions, and with questions.
         asked: number of questions.
         late: number of questions that missed the deadline of 2 s.
         failed: number of questions that failed for another reason.
@@ -55,7 +56,7 @@ class QuestionsBench:
 
     @property
     def moved(self) -> float:
-        """Relative change of the 99th percentile of the frame age, caused by the questions. 0.1 means 10 % older."""
+        """Relative increase of the 99th percentile of the frame latency by questions. 0.1 means 10 % higher."""
         return self.beside.result_p99_ms / self.without.result_p99_ms - 1
 
     def as_json(self) -> str:

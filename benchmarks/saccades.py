@@ -1,8 +1,8 @@
-"""`python -m benchmarks saccades`: measures how many distant persons are detected with and without image windows.
+"""`python -m benchmarks saccades`: measures how many distant persons are detected with zoom windows.
 
-The input is a clip or the rendered scene of `far_scene`. The ground truth of a clip is a JSON file {"frames": {"0":
-[[x1, y1, x2, y2, …], …], …}} in fractions of the frame. Frames are processed one after another, like those of a camera
-with 10 frames/s.
+A zoom window is a crop of the frame at full resolution. The input is a clip or the rendered scene of `far_scene`. The
+ground truth of a clip is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}} in fractions of the frame. Frames
+are processed one after another, at 10 frames per second of video.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Truth = Sequence[tuple[Rect, bool, bool]]
 
 @dataclass(slots=True, frozen=True)
 class FarRow:
-    """Detection results for one maximum number of image windows.
+    """Detection results for a given maximum number of zoom windows per frame.
 
     Attributes:
         windows: maximum number of windows per frame.
-        moving, still: recall of moving and of still persons at an IoU of 0.4, including boxes from an earlier window.
-            None if there are no such persons.
-        moving_found, still_found: recall of boxes that were detected in the same frame.
+        moving, still: recall of moving and of still persons at an IoU of 0.4, including boxes that were detected in a
+            zoom window of an earlier frame. None without such persons.
+        moving_found, still_found: recall with only the boxes that were detected in the same frame.
         precision: precision of all boxes, or None if there are no boxes.
-        ms: median time per frame in milliseconds, in the window stage and the engine.
+        ms: median time per frame in milliseconds, including motion detection and inference.
         choose_ms: median time in milliseconds to find motion and choose windows.
-        looks: number of windows for each reason.
+        looks: number of zoom windows by the reason why each was chosen.
     """
 
     windows: int
@@ -92,11 +92,11 @@ def find_far(
     seed: int | None = None,
     frames: int = 100,
 ) -> FarBench:
-    """Detect persons in a clip or scene, once for each maximum number of image windows.
+    """Detect persons in a clip or scene, once for each maximum number of zoom windows.
 
     Args:
         engine: the engine.
-        counts: maximum numbers of windows per frame; one row of results for each.
+        counts: each entry is a maximum number of windows per frame, and gives one row of results.
         clip: a video file, or None for the rendered scene.
         truth: file with the ground truth of the clip.
         seed: seed of the random places in the scene. None uses the fixed places of the tests.

@@ -1,4 +1,4 @@
-"""Times decode steps and sampling on the GPU while nothing else runs."""
+"""Measures the time of decode steps and sampling on an otherwise idle GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _times(
         executor: executor whose compute stream is used.
         work: the work to time.
         repeats: number of repetitions.
-        begin_with: untimed work before each repetition.
+        begin_with: function called before each repetition, not included in the time.
     """
     pairs, stream = [], executor._compute.stream
     torch.cuda.synchronize(stream.device)

@@ -50,8 +50,9 @@ class StepCost:
 
     Attributes:
         objects: approximate number of objects per frame.
-        step: name of the stage: `tracker` (only the tracker's arithmetic), `tracks` (with trails), `zones and lines`
-            (also three zones, two lines and smoothing), or `rules` (also five rules).
+        step: name of the stage. Each stage includes the previous ones: `tracker` (association and Kalman filter),
+            `tracks` (adds trails), `zones and lines` (adds three zones, two lines and smoothing), `rules` (adds five
+            rules).
         p50_ms, p99_ms: median and 99th percentile over all frames.
     """
 
@@ -126,7 +127,7 @@ def _time(count: int, frames: int) -> NDArray[np.float64]:
 
 
 def walk(count: int, frames: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Simulate walking objects, and return boxes (n, 4) and scores (n,) for each frame."""
+    """Simulate `count` walking objects. Return boxes (n, 4) and scores (n,) for each frame."""
     dice = np.random.default_rng(0)
     half = np.array(_SIZE) / 2
     places = dice.uniform(half, 1 - half, (count, 2))

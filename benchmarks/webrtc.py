@@ -1,4 +1,4 @@
-"""`python -m benchmarks webrtc`: measures the age of a WebRTC peer's frames at decoding, compared with aiortc.
+"""`python -m benchmarks webrtc`: compares the latency from a WebRTC sender to the decoded frame with aiortc.
 
 One sender in this process draws the time into the frames and encodes them once. Both receivers run at the same time
 over 127.0.0.1, so that both have the same load.
@@ -39,12 +39,12 @@ _ENCODERS = {
 
 @dataclass(slots=True, frozen=True)
 class WebRtcBench:
-    """Ages of decoded WebRTC frames in milliseconds, including the encoding time.
+    """Latencies from a WebRTC sender to the decoded frame in milliseconds, including the encoding time.
 
     Attributes:
         codec, width, height, fps: format of the video.
-        frames, median_ms, p95_ms: number and age of the frames from Saccade's receiver.
-        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: number and age of the frames from `await track.recv()`.
+        frames, median_ms, p95_ms: number and latency of the frames that Saccade received.
+        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: number and latency of the frames that aiortc received.
     """
 
     codec: str
@@ -63,7 +63,7 @@ class WebRtcBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a summary of the frame ages in three lines."""
+        """Return a summary of the frame latencies in three lines."""
         return (
             f"{self.codec} {self.width}x{self.height}, {self.fps} fps over 127.0.0.1\n"
             f"saccade  {self.frames:>5} frames, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"
@@ -73,7 +73,7 @@ class WebRtcBench:
 
 
 def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 480, fps: int = 30) -> WebRtcBench:
-    """Send video over WebRTC for `seconds`, and measure the age of the received frames.
+    """Send video over WebRTC for `seconds`, and measure the latency of the received frames.
 
     Raises:
         SourceError: if the codec is unknown, or if too few frames arrived.
@@ -112,7 +112,7 @@ class _Coded(VideoStreamTrack):
 
 
 async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: float, ages: list[float]) -> None:
-    """Send video to Saccade's endpoint and to an aiortc receiver. Append the ages of aiortc's frames to `ages`."""
+    """Send video to Saccade's endpoint and to an aiortc receiver. Append the frame latencies of aiortc to `ages`."""
     senders = [RTCPeerConnection(RTCConfiguration(iceServers=[])) for _ in range(2)]
     receiver = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     tracks = [_Coded(), _Coded()]
@@ -171,7 +171,7 @@ async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps
 
 
 async def _watch_stock(track: Any, ages: list[float]) -> None:
-    """Receive frames with the usual loop of aiortc, and append their ages to `ages`."""
+    """Receive frames with aiortc, and append their latencies to `ages`."""
     try:
         while True:
             frame = await track.recv()
@@ -182,5 +182,5 @@ async def _watch_stock(track: Any, ages: list[float]) -> None:
 
 
 def _figures(ages: Sequence[float]) -> tuple[int, float, float]:
-    """Return the number of frames, and the median and 95th percentile of their ages."""
+    """Return the number of frames, and the median and 95th percentile of their latencies."""
     return len(ages), statistics.median(ages), float(np.percentile(ages, 95))

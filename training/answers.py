@@ -1,8 +1,8 @@
-"""Training targets and losses of the text decoder's answers, which are derived from the detector's detections.
+"""Training targets and losses of the text decoder. Its answers are derived from the detector's output.
 
-A prompt asks for one class, by `detect` or `point`. The answer lists the detections of this class, best first, and
-copies the box of each. Copying needs no labels. The target for starting an object is the probability that the object is
-correct. Scores are therefore calibrated.
+A prompt asks for one class, with the task `detect` or `point`. The target answer lists the detected boxes of this
+class, best first. The decoder learns to copy these boxes, which needs no labels. At the start of each object, its
+target is the probability that the object is correct. Scores are therefore calibrated.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PROMOTED = 0.45  # of the detector: a doubtful box that it finds this surely is
 
 @dataclass(slots=True)
 class Answers:
-    """Training answers: P prompts for each of B views, with answers of at most O detections.
+    """Target answers for P prompts on each of B augmented images, with at most O detections per answer.
 
     Attributes:
         classes: (B, P) int64 class of each prompt.
         points: (B, P) bool, True for a point prompt.
         boxes: (B, P, O, 4) cx cy w h, in the order of the detections.
         count: (B, P) int64 number of boxes in each answer.
-        right: (B, P, O) float target probability of starting each object.
+        right: (B, P, O) float probability that each object is correct, the target of the start value.
         weight: (B, P, O) float loss weight; 0 if the label is unknown.
     """
 
@@ -61,7 +61,7 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
 
 
 def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compare K detections of B views with the labels.
+    """Compare K detections in each of B augmented images with the labels.
 
     Returns:
         (B, K) float probability that each detection is correct, and (B, K) float loss weight.
@@ -97,9 +97,9 @@ def choose(
     n_objects: int,
     judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
-    """Choose prompts at random: classes in the view, classes that are easily confused with these, and absent classes.
+    """Choose random classes to prompt for: classes in the view, similar classes, and absent classes.
 
-    Each view gets a prompt for at least one absent class.
+    Each augmented image (view) has at least one prompt for an absent class.
 
     Args:
         finds: detections in B views.
@@ -145,9 +145,9 @@ def choose(
 
 
 def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
-    """Return the attention mask (S, S) bool for the sequence [prefix, prompt 1, prompt 2, …].
+    """Return the attention mask (S, S) bool for the sequence [image prefix, prompt 1, prompt 2, …].
 
-    Each prompt attends to the prefix and to its own earlier positions.
+    Each position of a prompt attends to the prefix and to earlier positions of the same prompt.
     """
     total = prefix + prompts * length
     group = torch.full((total,), -1)
@@ -189,7 +189,7 @@ class Answerer(nn.Module):
             boxes: (B, P, O, 4) answers, used as decoder inputs.
 
         Returns:
-            (B, P, 3 O, dim) hidden states before each decoding step.
+            (B, P, 3 O, dim) hidden states from which each decoding step samples.
         """
         model, (b, p) = self.model, class_ids.shape
         bos = model.text.embed(torch.full((b, 1), model.config.tokenizer.bos_id, device=tokens.device))
@@ -209,13 +209,13 @@ class Answerer(nn.Module):
         return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return kind (0: start and x, 1: y, 2: size) and object index of each decoding step, both (B, P, 3 O)."""
+        """Return what each step samples (0: start and x, 1: y, 2: size), and its object index; both (B, P, 3 O)."""
         flag = points.long()
         return self.kinds[flag], self.objects[flag]  # type: ignore[index]
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Return answer boxes (…, 4) rounded to bins, with random noise in proportion to the box size."""
+    """Return boxes (…, 4) rounded to coordinate bins. Random noise in proportion to the box size is added."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)
@@ -232,7 +232,7 @@ def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, ro
         answerer: module that computed `hidden`.
         hidden: (B, P, 3 O, dim) hidden states.
         answers: prompts with exact answers.
-        room: maximum number of scored steps per quantity, so that shapes are fixed.
+        room: fixed number of decoding steps that are used in the loss of each quantity.
     """
     model = answerer.model
     kind, which = answerer.steps(answers.points)
@@ -274,7 +274,7 @@ def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, ro
 
 
 def _soft_loss(scores: torch.Tensor, target: torch.Tensor, blur: float) -> torch.Tensor:
-    """Return the divergence (N,) of logits (N, bins) from a Gaussian around `target` (N,). It is 0 if equal."""
+    """Return the KL divergence (N,) between a Gaussian around `target` (N,) and the logits (N, bins)."""
     bins = torch.arange(scores.shape[1], device=scores.device)
     wanted = torch.softmax(-0.5 * ((bins - target.unsqueeze(1)) / blur) ** 2, dim=1)
     return (wanted * (wanted.clamp(min=1e-9).log() - torch.log_softmax(scores, dim=1))).sum(1)

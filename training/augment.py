@@ -23,7 +23,7 @@ class Batch:
         images: (B, 3, size, size) from -1 to 1.
         boxes: (B, M, 4) float32 cx cy w h as fractions of the view.
         labels: (B, M) int64 class IDs, -1 for padding.
-        sure: (B, M) bool, False for doubtful boxes, which are ignored in the loss.
+        sure: (B, M) bool, False for boxes with an uncertain label, which are ignored in the loss.
         unknown: (B, classes) bool, True if objects of the class are not labelled in the view.
     """
 
@@ -46,7 +46,7 @@ def make_batch(
         mosaic: fraction of the batch, 0 to 1, whose views show four images in a 2×2 grid. The other three images are
             random.
         keep: maximum number of boxes per view. The largest boxes are used.
-        far: fraction of the batch whose four images are reduced further, down to a quarter of the view.
+        far: fraction of the batch in which the four images are reduced further, to no less than a quarter of the view.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
     parts = []
@@ -81,7 +81,7 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def _view(
     split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float
 ) -> Batch:
-    """Return a random crop of each image, half of them mirrored. A fraction `identity` is not cropped."""
+    """Return a random crop of each image. Half of the crops are mirrored. A fraction `identity` is not cropped."""
     device = index.device
     one = torch.ones(len(index), device=device)
     scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
@@ -120,9 +120,9 @@ def _sample(
     mirror: torch.Tensor,
     finer: int,
 ) -> torch.Tensor:
-    """Resample the crops to the size of a view. Reduced crops are sampled more finely, then averaged.
+    """Resample crops to the size of a view. Crops that shrink are oversampled, then averaged.
 
-    The result is close to the area filter that is used at run time.
+    The result is close to the area filter that is used for inference.
     """
     height, width = size
     more = finer * (2 if width < SIDE * 0.75 else 1)
@@ -157,8 +157,8 @@ def _join(cells: Batch, n: int) -> Batch:
 def _recolour(images: torch.Tensor) -> torch.Tensor:
     """Augment the colours of images.
 
-    Brightness, contrast, saturation and white balance change, and blur, grey and noise are added. Each change applies
-    to a random fraction of the images.
+    Change brightness, contrast, saturation and white balance, blur images, convert them to grey, and add noise. Each
+    operation is applied to a random part of the images.
     """
     n = len(images)
 
@@ -182,7 +182,7 @@ def _recolour(images: torch.Tensor) -> torch.Tensor:
 
 
 def _cover(images: torch.Tensor) -> torch.Tensor:
-    """Cover a rectangle with grey or noise in 40 % of the views. Its sides are at most a quarter of the view's."""
+    """Cover a random rectangle with grey or noise in 40 % of the images (random erasing)."""
     n, _, height, width = images.shape
     side = torch.rand(n, 2, device=images.device) * 0.2 + 0.05
     corner = torch.rand(n, 2, device=images.device) * (1 - side)

@@ -128,7 +128,7 @@ def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
 
 
 def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
-    """Set the weights of a head so that it attends to the previous position and copies its channels `places`."""
+    """Set the weights of an attention head so that it copies the channels `places` of the previous position."""
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -141,7 +141,7 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 
 
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
-    """Set a head's weights to attend to tokens whose channels `held` equal the position's channels `asked`."""
+    """Set the weights of an attention head: queries from channels `asked` match keys from equal channels `held`."""
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
     for first, places in ((start, asked), (config.dim + start, held)):
@@ -151,7 +151,7 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Set the weights of a head so that it copies the attended token's channels `found` to `stated`."""
+    """Set the weights of an attention head to copy channels `found` of the attended token to channels `stated`."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start

@@ -1,6 +1,6 @@
-"""Reads a data pack for detection as tensors: all images and labels of a split, ready for a GPU.
+"""Reads a data pack (a labelled detection data set) as tensors.
 
-A pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`.
+A data pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Split:
         sizes: (N, 2) float32, width and height of the image as fractions of SIDE.
         boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the image; zeros for padding.
         labels: (N, SLOTS) int64 class IDs, -1 for padding.
-        sure: (N, SLOTS) bool, False for doubtful boxes, which are ignored in the loss.
+        sure: (N, SLOTS) bool, False for boxes with an uncertain label, which are ignored in the loss.
         unknown: (N, classes) bool, True if objects of the class are not labelled in the image.
     """
 

@@ -1,7 +1,7 @@
-"""Losses of the detector: from the labels of the data pack, and distillation from the start model.
+"""Losses of the detector: supervised losses, and distillation from the start model.
 
-The start model is the COCO detector whose weights training starts with. For a class without labels, its scores are the
-target. The detector therefore does not forget the classes of COCO.
+The start model is the COCO detector from which training starts. For a class without labels, the scores of the start
+model are the target. The detector therefore does not forget the classes of COCO.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Assigned:
     Attributes:
         positive: (N, P) bool, True if a labelled box is assigned to the grid cell.
         box: (N, P) int64 index of the labelled box.
-        quality: (N, P) float32 IoU that is the target of the score; 0 if not positive.
+        quality: (N, P) float32 IoU with the labelled box, the target of the score; 0 if not positive.
     """
 
     positive: torch.Tensor
@@ -39,12 +39,12 @@ class Assigned:
 def detector_losses(
     seen: Evidence, start: Evidence, batch: Batch, part_class: int, known: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return three losses: class scores, boxes, and the difference of the boxes from those of the start model.
+    """Return three losses: of class scores, of boxes, and of the difference from the start model's boxes.
 
     Args:
-        seen: output of the detector for N views.
-        start: output of the start model.
-        batch: the views.
+        seen: output of the detector for N augmented images.
+        start: output of the start model for the same images.
+        batch: the augmented images with their labels.
         part_class: class that has separate boxes.
         known: (classes,) bool, True for classes of the start model.
     """
@@ -116,7 +116,7 @@ def assign(
     centres: torch.Tensor,
     strides: torch.Tensor,
 ) -> Assigned:
-    """Assign each labelled box to the grid cells that already predict it best (Feng et al. 2021, arXiv:2108.07755).
+    """Assign each labelled box to the grid cells with the best predictions of it (TOOD, arXiv:2108.07755).
 
     If no grid cell predicts a box well, cells near its centre with a suitable stride are used.
 
@@ -125,7 +125,7 @@ def assign(
         scores: (N, P, classes) predicted scores.
         truth: (N, M, 4) labelled boxes in pixels.
         labels: (N, M) int64 class IDs of the labelled boxes.
-        usable: (N, M) bool, whether a labelled box is used.
+        usable: (N, M) bool, False for labelled boxes to ignore.
         centres: (P, 2) centres of the grid cells in pixels.
         strides: (P,) strides of the grid cells in pixels.
     """
@@ -167,7 +167,7 @@ def generalised_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _bins_loss(group: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy over the two bins next to each distance (Li et al. 2020, arXiv:2006.04388)."""
+    """Return the distribution focal loss of box side distances (Li et al. 2020, arXiv:2006.04388)."""
     logs = group.unflatten(-1, (4, BINS)).log_softmax(-1)
     reach = reach.clamp(0, BINS - 1 - 1e-3)
     low = reach.long()

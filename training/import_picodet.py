@@ -50,8 +50,8 @@ _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: int) -> dict[str, torch.Tensor]:
     """Return the state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
 
-    Classes that are missing in COCO start with the weights of COCO's person and a slightly lower score. All boxes of a
-    grid cell start with the same weights.
+    Classes that COCO lacks start with the weights of COCO's class person and a slightly lower bias. All boxes of a grid
+    cell start with the same weights.
 
     Raises:
         ValueError: for the first tensor that is missing, unknown or has another shape.

@@ -1,10 +1,10 @@
-"""Measures the calibration of scores: the fraction of correct answers for each score, on whole images and in windows.
+"""Measures the calibration of scores: the fraction of correct detections for each score.
 
     python -m training.reliability PACK --svg reliability-windows.svg
 
-Each image of the data pack is used three times: alone, reduced inside a Full HD frame, and inside this frame with one
-image window at native resolution. The results of frame and window are merged as in `saccade run --saccades`. In the
-plot, calibrated scores lie on the diagonal.
+Three methods are measured: the image alone, the image inside a Full HD frame that is reduced to the input size, and
+this frame with one zoom window at full resolution. The results of frame and window are merged as in `saccade run
+--saccades`. In the plot, calibrated scores lie on the diagonal.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Counted:
-    """Answers of one method by score bin: their number, the number of correct answers, and the sum of the scores."""
+    """Detections of one method by score bin: their number, the number of correct ones, and the sum of the scores."""
 
     answers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(BINS) - 1))
 
     def note(self, score: float, *, right: bool) -> None:
-        """Count an answer with this score, and whether it is correct."""
+        """Add a detection with this score to the counts. `right` is whether it is correct."""
         at = min(len(BINS) - 2, max(0, int(np.searchsorted(BINS, score, side="right")) - 1))
         self.answers[at] += 1
         self.right[at] += right
@@ -54,7 +54,8 @@ class Counted:
     def error(self) -> float:
         """Expected calibration error, from 0 to 1.
 
-        It is the mean difference between score and accuracy per score bin, weighted by the number of answers.
+        The error is the mean difference between score and precision per score bin, weighted by the number of
+        detections.
         """
         known = self.answers > 0
         apart = np.abs(self.right[known] - self.scores[known])
@@ -62,12 +63,12 @@ class Counted:
 
 
 def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> list[tuple[float, bool]]:
-    """Return score and correctness of each answer, best first. Answers that match doubtful boxes are skipped.
+    """Return the score and correctness of each detection, best first. Detections on uncertain boxes are skipped.
 
     Args:
-        found: answers of the model.
+        found: detections of the model.
         sure: labelled boxes.
-        maybe: doubtful labelled boxes.
+        maybe: labelled boxes with an uncertain label.
     """
     left, judged = list(sure), []
     for one in sorted(found, key=lambda box: -box.score):
@@ -82,14 +83,14 @@ def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> 
 
 
 def _shared(a: Rect, b: Rect) -> tuple[float, float]:
-    """Return the fraction of `a` that is inside `b`, and the IoU of both."""
+    """Return the fraction of box `a` that is inside box `b`, and the IoU of `a` and `b`."""
     inner = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     first, second = (a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1])
     return inner / max(1e-12, first), inner / max(1e-12, first + second - inner)
 
 
 def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[str] = CLASSES) -> dict[str, Counted]:
-    """Run each method on the images of the split `val`, and count the answers by score.
+    """Run each method on the images of the split `val`, and count the detections by score.
 
     Raises:
         PackError: if the folder is not a data pack.
@@ -128,7 +129,7 @@ def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[s
 
 
 def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.random.Generator) -> tuple[int, int]:
-    """Return the random position of a window inside the frame that contains the rectangle `shown`."""
+    """Return a random position (x, y) inside the frame for a window that contains the rectangle `shown`."""
     begins = []
     for at, long, window, most in zip(shown[:2], shown[2:], size, _FRAME, strict=True):
         rim = min(0.05 * window, (window - long) / 2)
@@ -147,7 +148,7 @@ def _placed(box: Sequence[float], at: Rect) -> Rect:
 
 
 def table_of(counted: dict[str, Counted]) -> str:
-    """Return a table of the accuracy for each score bin, with the number of answers in brackets."""
+    """Return a table of the precision for each score bin, with the number of detections in brackets."""
     names = [f"–{high:g}" for high in BINS[1:]]
     lines = [f"{'score':<18}" + "".join(f"{name:>12}" for name in names) + f"{'error':>8}"]
     for way, one in counted.items():

@@ -1,8 +1,9 @@
-"""Scores a model on a labelled data pack: AP, precision, recall and correct empty answers for each class.
+"""Evaluates a model on a labelled data pack: AP, precision, recall and specificity for each class.
 
     python -m training.score PACK --model OUT
 
-A class is skipped on images in which it is marked `unknown`. Boxes marked `maybe` are ignored. Requires pycocotools.
+A class is skipped on images in which it is marked `unknown`. Boxes marked `maybe` (uncertain) are ignored. Requires
+pycocotools.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class ClassScore:
     Attributes:
         name: name of the class.
         boxes: number of labelled boxes.
-        images: number of images on which the class was requested.
+        images: number of images on which the model was asked for the class.
         ap50: average precision at an IoU of 0.5 (COCO's 101-point interpolation).
         ap: mean of the average precision at IoUs from 0.50 to 0.95.
-        precision: precision at conf 0.5 and an IoU of 0.5.
-        recall: recall at conf 0.5.
-        empty: fraction of the images without the class on which nothing is detected at conf 0.5.
+        precision: precision at a score threshold of 0.5 and an IoU of 0.5.
+        recall: recall at a score threshold of 0.5.
+        empty: specificity: fraction of the images without the class on which no object scores 0.5 or more.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Evaluation:
 
 @dataclass(slots=True, frozen=True)
 class _Sheet:
-    """Labels and detections of one class in one image. Boxes are x1 y1 x2 y2 in pixels."""
+    """Labelled and detected boxes of one class in one image, as x1 y1 x2 y2 in pixels."""
 
     sure: list[list[float]]
     maybe: list[list[float]]
@@ -176,7 +177,7 @@ def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
 
 
 def _match(sheets: Sequence[_Sheet]) -> Any:
-    """Match detections and labels of one class as COCO evaluation does. Doubtful boxes are crowd regions."""
+    """Match detections with labels of one class by COCO's rules. Uncertain boxes are treated as crowd regions."""
     coco_api, coco_eval = _coco()
     labels: list[dict[str, Any]] = []
     finds: list[dict[str, Any]] = []

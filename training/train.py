@@ -1,8 +1,9 @@
 """Trains nano on a data pack: `python -m training.train --help`. Runs on one GPU, several GPUs (torchrun) or a CPU.
 
-Each iteration trains the detector on a batch of views. Then it trains the text decoder in several smaller steps to
-answer from the detections. The schedule is in seconds, because rented GPU time is limited. A run that ends early saves
-a checkpoint, and the next run resumes training from this checkpoint. Results are in training/README.md.
+Each iteration runs one optimizer step of the detector on a batch of augmented images. It then runs several optimizer
+steps of the text decoder on the detections, with smaller batches. The schedule is in seconds, because rented GPU time
+is limited. A run that ends early saves a checkpoint, from which the next run resumes. Results are in
+training/README.md.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """Return a new model whose detector is a copy of the start model; and the start model (the COCO detector)."""
+    """Return a new model, and the COCO detector from which training starts. The model's detector is a copy of it."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision
@@ -63,7 +64,7 @@ def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.
 def rate_at(progress: float, warm: float) -> float:
     """Return the learning rate at `progress` (0 to 1) of the schedule, as a fraction of the peak.
 
-    It rises linearly until `warm`, then decays along a cosine to 2 %.
+    The rate rises linearly until progress `warm` (warm-up), then follows a cosine decay to 2 %.
     """
     if progress < warm:
         return progress / warm
@@ -145,7 +146,7 @@ class Trainer:
         return 0.0 if ".stem." in name else float(self.args.rate)
 
     def optimiser(self, module: nn.Module, rate: Any, decay: float) -> torch.optim.AdamW:
-        """Return an AdamW optimizer with one group per learning rate.
+        """Return an AdamW optimizer with one parameter group per learning rate.
 
         Norms, biases and embeddings have no weight decay.
         """
@@ -167,13 +168,13 @@ class Trainer:
             print(f"{what} after {time.monotonic() - STARTED:.0f} s", flush=True)
 
     def autocast(self) -> torch.autocast:
-        """Return a context manager for bfloat16 matrix multiplication on a GPU."""
+        """Return a context manager for mixed precision (bfloat16), which is enabled only on a GPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def batch(self, progress: float) -> Batch:
-        """Return a batch of random views.
+        """Return a batch of augmented images.
 
-        In some batches, all images are landscape and the views are wide. Some batches have large views.
+        In some batches, the size is wide and only landscape images are used. In some batches, the size is larger.
         """
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:
@@ -190,7 +191,7 @@ class Trainer:
         return batch
 
     def train_step(self, progress: float) -> dict[str, torch.Tensor]:
-        """Train the detector in one step and the decoder in several steps, on random views."""
+        """Run one optimizer step of the detector and several of the text decoder on a random batch."""
         batch = self.batch(progress)
         for optimiser in (self.detector_optimiser, self.decoder_optimiser):
             for group in optimiser.param_groups:
@@ -248,7 +249,7 @@ class Trainer:
         optimiser.step()
 
     def run(self) -> None:
-        """Train until the time of this run or of the schedule is over. Then save a checkpoint and the weights."""
+        """Train until the time limit of this run or the end of the schedule. Then save a checkpoint and the weights."""
         args, offset = self.args, self.seconds
         self.shapes = torch.Generator().manual_seed(self.step)  # all processes draw the same shapes
         self.train_step(min(1.0, offset / args.budget))  # loads kernels, outside the schedule
@@ -294,7 +295,7 @@ class Trainer:
             torch.cuda.synchronize()
 
     def save(self, folder: Path) -> None:
-        """Save the averaged weights as float16 in `model.safetensors`, and the shards of the checkpoint."""
+        """Save the averaged weights as float16 in `model.safetensors`, and the checkpoint in several files."""
         export(self.average.model, folder / "model.safetensors")
         optimisers = [self.detector_optimiser.state_dict(), self.decoder_optimiser.state_dict()]
         for optimiser in optimisers:
@@ -317,7 +318,7 @@ class Trainer:
             (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
 
     def restore(self) -> None:
-        """Restore the optimizers and the elapsed time from the checkpoint. The learning rates are those of this run."""
+        """Restore optimizer state and elapsed time from the checkpoint. The learning rates are not restored."""
         optimisers = (self.detector_optimiser, self.decoder_optimiser)
         for optimiser, held in zip(optimisers, self.state["optimisers"], strict=True):
             if len(optimiser.param_groups) != len(held["param_groups"]):
@@ -335,7 +336,7 @@ class Trainer:
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
     """Return the contents of the files that `Trainer.save` wrote.
 
-    For a finished model without optimizer state, its weights are the averaged weights.
+    A finished model has no optimizer state. Its weights are returned as the averaged weights.
     """
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}

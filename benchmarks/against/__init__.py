@@ -1,1 +1,1 @@
-"""Comparisons of Saccade with other software: `python -m benchmarks against …`, one module each."""
+"""Comparisons of Saccade with other software, one module per comparison: `python -m benchmarks against …`."""

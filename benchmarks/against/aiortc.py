@@ -1,4 +1,4 @@
-"""Compares the age of a WebRTC peer's frames at decoding, in Saccade and in aiortc.
+"""Compares the latency from a WebRTC sender to the decoded frame in Saccade and in aiortc.
 
 Both receive the same video at the same time.
 """
@@ -14,7 +14,7 @@ _NOTE = "Both receive the same packets at the same time over 127.0.0.1. The age 
 
 
 def compare(turns: int, seconds: float) -> Comparison:
-    """Receive video with each codec once per turn, and measure the age of the frames in Saccade and in aiortc."""
+    """Receive video with each codec once per turn, and measure the frame latency in Saccade and in aiortc."""
     values: dict[str, dict[str, list[float]]] = {OURS: {}, "aiortc": {}}
     for _ in range(turns):
         for codec in ("VP8", "H264"):

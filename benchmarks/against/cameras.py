@@ -1,4 +1,4 @@
-"""Simulates cameras on an overloaded engine. Compares Saccade's admission with one queue for all frames."""
+"""Simulates cameras on an overloaded engine. Compares Saccade's scheduling with one queue for all frames."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Seen:
 
 
 def compare(model: str, device: str, cameras: int, turns: int, seconds: float) -> Comparison:
-    """Submit frames of simulated cameras to an overloaded engine, with Saccade's admission and with one queue.
+    """Submit frames of simulated cameras to an overloaded engine, with Saccade's scheduling and with one queue.
 
-    Each turn runs both for `seconds` seconds.
+    Each turn runs each of the two methods for `seconds` seconds.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -69,7 +69,7 @@ def compare(model: str, device: str, cameras: int, turns: int, seconds: float) -
 
 
 def _offer(engine: Engine, images: list, rates: np.ndarray, seconds: float, *, streams: bool) -> Measured:  # type: ignore[type-arg]
-    """Submit frames at their capture times, and measure the age of their results in a second thread."""
+    """Submit each frame at its simulated capture time, and measure the latency of its result."""
     arrivals = sorted(
         (n / rate + 0.37 * i / rate, i) for i, rate in enumerate(rates) for n in range(int(seconds * rate))
     )

@@ -1,7 +1,7 @@
 """Shared code of all comparisons: runs the compared programs in turns, and saves the result as table, JSON and plot.
 
-The machine may be shared with other work. Each turn therefore runs all programs one after the other. The table shows
-the median of the turns, and the median of the ratios of each turn.
+Other processes on the machine can slow down a measurement. Each turn therefore runs all programs one after the other.
+The table shows the median over the turns, of the values and of their ratios.
 """
 
 from __future__ import annotations

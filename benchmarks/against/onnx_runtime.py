@@ -1,7 +1,6 @@
-"""Compares the inference time of nano's detector in onnxruntime and in Saccade, with the same weights.
+"""Compares the inference time of the detector of the model nano in onnxruntime and in Saccade.
 
-Package indexes do not offer PicoDet-S, on which nano's detector is based, as an ONNX file. nano's detector is therefore
-exported to ONNX.
+The benchmark exports the detector to ONNX, so that both programs have the same weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NOTE = (
 
 
 def compare(turns: int, frames: int, threads: int) -> Comparison:
-    """Time the detector network of nano in onnxruntime and in Saccade.
+    """Time the detector network of the model nano in onnxruntime and in Saccade.
 
     Args:
         turns: number of turns.
@@ -80,7 +79,7 @@ def compare(turns: int, frames: int, threads: int) -> Comparison:
 
 
 class _Network(torch.nn.Module):
-    """The detector network of nano without the text decoder. Its outputs are feature maps."""
+    """The detector network of the model nano, without the text decoder. Its outputs are feature maps."""
 
     def __init__(self, stem: torch.nn.Module) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class _Network(torch.nn.Module):
 
 
 def _export(crop: torch.Tensor, folder: Path) -> Path:
-    """Export a copy of the detector network as ONNX. A copy is needed because engines fuse layers."""
+    """Export a copy of the detector network as ONNX. A copy is needed because the engine changes its own network."""
     from saccade.engine.model_loader import open_model
 
     path = folder / "nano.onnx"
@@ -112,7 +111,7 @@ def _require_equal(session: Any, tower: DetectorTower, crop: torch.Tensor) -> No
 
 
 def _cpu_ms(run: Callable[[], object], frames: int) -> float:
-    """Return the median CPU time of all threads in milliseconds, which other processes affect little."""
+    """Return the median CPU time of `run` in milliseconds, summed over all threads."""
     took = []
     for _ in range(frames):
         begun = time.process_time()

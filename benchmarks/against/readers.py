@@ -1,6 +1,6 @@
 """Compares the time to decode a 1080p H.264 file to RGB frames with Saccade, PyAV's usual loop, and OpenCV.
 
-For the age of frames, see `python -m benchmarks ingest` (live streams) and `against aiortc` (WebRTC).
+For latency, see `python -m benchmarks ingest` (live streams) and `against aiortc` (WebRTC).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTE = (
 
 
 def compare(turns: int, seconds: float) -> Comparison:
-    """Decode a clip of `seconds` seconds at 25 frames/s with each reader, in turns."""
+    """Decode a clip of `seconds` seconds at 25 frames/s, once per turn with each library."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "clip.mp4")
         frames = write_clip(path, round(25 * seconds))

@@ -29,13 +29,13 @@ _NOTE = (
 
 
 def compare(model: str, device: str, dtype: str | None, objects: int, turns: int, frames: int) -> Comparison:
-    """Time the engine and the reference loop on one image after another, from pixels to `objects` boxes.
+    """Time the engine and the reference loop on one image after another, from the pixels to the answer.
 
     Args:
         model: folder of a Moondream 2 model, or the registry's random model, which needs a GPU.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         dtype: name of the dtype, or None for the device's default.
-        objects: number of objects in each answer.
+        objects: number of boxes in each answer.
         turns: number of turns.
         frames: number of images per turn.
 

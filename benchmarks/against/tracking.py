@@ -1,6 +1,6 @@
 """Compares tracking, and the scoring of tracks, in Saccade and in the package `trackers` (Apache-2.0).
 
-The boxes are those of the sequences TUD-Campus and TUD-Stadtmitte in the package `motmetrics` (MIT). Their video frames
+The input boxes come from the sequences TUD-Campus and TUD-Stadtmitte in the package `motmetrics` (MIT). Video frames
 are not needed.
 """
 
@@ -64,7 +64,7 @@ def compare_trackers(turns: int, frames: int, objects: int) -> Comparison:
 
 
 def compare_scoring(turns: int) -> Comparison:
-    """Score the same tracks with Saccade's benchmark and with the package `trackers`.
+    """Compute the scores of the same tracks with Saccade's benchmark and with the package `trackers`.
 
     Raises:
         ConfigError: if a package is missing.

@@ -1,10 +1,10 @@
-"""vLLM and Saccade on Moondream 3's dimensions with random weights, on one GPU.
+"""Compares vLLM and Saccade on one GPU, on a random model with the dimensions of Moondream 3.
 
-Each program loads the model once per configuration, in a process of its own: `python -m benchmarks.against.vllm`. The
-process prints one JSON line per figure, so that a process that is stopped at its limit loses only the missing figures.
+Each program loads the model once per configuration, in a separate process: `python -m benchmarks.against.vllm`. The
+process prints one JSON line per result. If the process exceeds its time limit, only later results are lost.
 
-vLLM's own dummy weights lie within ±0.001, and those of norms too. All tokens then go to the same few experts, which
-would make a step too fast. `register` draws weights as `moondream-3-random` does; vLLM loads it as a plugin.
+vLLM's dummy weights are between -0.001 and 0.001. All tokens would be routed to the same few experts, and a step would
+be too fast. vLLM therefore loads the plugin `register`, which draws weights as `moondream-3-random` does.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _NOTE = (
 
 @dataclass(slots=True, frozen=True)
 class Config:
-    """How both programs load the model.
+    """Configuration with which Saccade and vLLM load the model.
 
     Attributes:
-        dtype: dtype of Saccade's engine, and prefix of the figures' names.
-        side: name of vLLM's side in the comparison.
+        dtype: dtype of Saccade's engine, and prefix of the names of results.
+        side: name of vLLM in the comparison.
         options: additional arguments of `vllm.LLM`.
     """
 
@@ -85,13 +85,14 @@ CONFIGS = {
 
 @dataclass(slots=True, frozen=True)
 class Program:
-    """A loaded model. Each function returns seconds.
+    """A program with a loaded model. Each function returns its duration in seconds.
 
     Attributes:
-        answer: answers a number of images, at most 32 at a time, with a number of objects each.
-        decode: answers a number of prompts at the same time, with a number of objects each. Prefills cancel out
-            between two calls, so their length matters only for the number of keys.
-        answer_preprocessed: as `answer`, but all images are preprocessed before; None if that is part of the engine.
+        answer: processes the given number of images, at most 32 at a time, with the given number of objects per answer.
+        decode: answers the given number of prompts at the same time, with the given number of objects per answer. The
+            difference between two calls is the time of decode steps, without prefill.
+        answer_preprocessed: like `answer`, but without the time to preprocess images. None if the engine cannot
+            separate preprocessing.
     """
 
     answer: Callable[[int, int], float]
@@ -100,17 +101,18 @@ class Program:
 
 
 def compare(turns: int, configs: Sequence[str], requests: int, images: int, limit_s: float) -> Comparison:
-    """Run both programs in turns; each loads its model once per turn and configuration.
+    """Run Saccade and vLLM in turns. Each program loads its model once per turn and configuration.
 
     Args:
         turns: number of turns.
         configs: names in `CONFIGS`.
-        requests: images per latency.
-        images: images per throughput.
-        limit_s: time limit of a process, in seconds. A stopped process's figures are missing from the turn.
+        requests: number of images for a latency measurement.
+        images: number of images for a throughput measurement.
+        limit_s: time limit of a process, in seconds. Results after the limit are missing in this turn.
 
     Raises:
-        ConfigError: without a GPU or vLLM, if a configuration is unknown, or if a process fails without any figure.
+        ConfigError: if there is no GPU, if vLLM is missing, if a configuration is unknown, or if a process fails
+            without any result.
     """
     if unknown := [name for name in configs if name not in CONFIGS]:
         raise ConfigError(f"--configs: unknown {', '.join(unknown)}; known: {', '.join(CONFIGS)}")
@@ -139,17 +141,17 @@ def compare(turns: int, configs: Sequence[str], requests: int, images: int, limi
 
 
 def run(program: str, config: str, requests: int, images: int, limit_s: float) -> Measured:
-    """Measure a program in a process of its own, and show each figure on stderr at once.
+    """Measure a program in a separate process, and print each result to stderr at once.
 
     Args:
         program: `saccade` or `vllm`.
         config: name in `CONFIGS`.
-        requests: images per latency.
-        images: images per throughput.
+        requests: number of images for a latency measurement.
+        images: number of images for a throughput measurement.
         limit_s: seconds after which the process is stopped.
 
     Raises:
-        ConfigError: if the process fails without any figure.
+        ConfigError: if the process fails without any result.
     """
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -199,12 +201,12 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str, float]]:
-    """Measure a program and yield names and values of figures. A figure that is yielded twice was measured better.
+    """Measure a program and yield the name and value of each result. A later value replaces an earlier one.
 
     Args:
         program: loaded model.
-        requests: images per latency.
-        images: images per throughput.
+        requests: number of images for a latency measurement.
+        images: number of images for a throughput measurement.
     """
     program.answer(1, 5)  # compiles the kernels of both kinds of steps
     program.answer(_MOST + 8, 3)
@@ -226,7 +228,7 @@ def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str,
 
 
 def _repeat(work: Callable[[], float], count: int) -> list[float]:
-    """Call `work` up to `count` times, at least once, until the time limit of a figure."""
+    """Call `work` up to `count` times, but stop at the time limit of a result. Call it at least once."""
     stop = time.monotonic() + _FIGURE_S
     values = [work()]
     while len(values) < count and time.monotonic() < stop:
@@ -235,7 +237,7 @@ def _repeat(work: Callable[[], float], count: int) -> list[float]:
 
 
 def write_model(folder: Path) -> None:
-    """Write config, tokenizer and processor files of a model with Moondream 3's dimensions, without weights."""
+    """Write a model folder with the dimensions of Moondream 3: config, tokenizer and processor files, no weights."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True)
@@ -301,7 +303,7 @@ def write_model(folder: Path) -> None:
 
 
 def write_plugin(folder: Path) -> None:
-    """Write package metadata that makes `register` a vLLM plugin in processes with `folder` in PYTHONPATH."""
+    """Write package metadata to `folder`. With this folder in PYTHONPATH, vLLM loads `register` as a plugin."""
     info = folder / "saccade_bench_weights-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saccade-bench-weights\nVersion: 1\n", encoding="utf-8")
@@ -330,7 +332,7 @@ def register() -> None:
 
     @torch.no_grad()
     def draw_quantized(weight: torch.Tensor, *_: Any, **__: Any) -> None:
-        """Draw a weight that vLLM quantizes while it loads: a linear layer's."""
+        """Draw random weights of a linear layer, which vLLM quantizes while it loads the model."""
         if weight.device.type != "meta" and weight.dtype in floats:
             weight.normal_(0, weight.shape[-1] ** -0.5 if weight.ndim >= 2 else 0.0)  # a bias is zero
 
@@ -360,7 +362,7 @@ def load_saccade(config: Config) -> Iterator[Program]:
 
 
 def saccade_program(engine: Engine) -> Program:
-    """Return the functions that are measured, for an engine whose answers have as many objects as the task allows."""
+    """Return the functions to measure. The engine's answers must always have the maximum number of objects."""
     import numpy as np
 
     from saccade.engine import Detect
@@ -389,7 +391,7 @@ def saccade_program(engine: Engine) -> Program:
 
 @contextmanager
 def load_vllm(config: Config, folder: str) -> Iterator[Program]:
-    """Load a model folder of `write_model` into vLLM."""
+    """Load a model folder that `write_model` wrote into vLLM."""
     import numpy as np
     from PIL import Image
     from vllm import LLM, SamplingParams

@@ -10,7 +10,7 @@ from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
 
 
 def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> Rows:
-    """Track the boxes of a sequence. Return the boxes that belong to tracks, with track IDs.
+    """Run the tracker on the boxes of a sequence. Return the boxes that belong to tracks, with track IDs.
 
     Args:
         rows: boxes without track IDs.

@@ -1,6 +1,6 @@
 """Reads and writes files of MOT Challenge sequences: `seqinfo.ini`, `gt/gt.txt`, `det/det.txt`, and tracks.
 
-Each line of a box file contains frame, id, left, top, width, height, score and more.
+Each line of a box file starts with frame, id, left, top, width, height and score.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_rows(path: Path) -> Rows:
     """Read a MOT Challenge box file.
 
     Raises:
-        MotError: if the file cannot be read, or if a line contains anything but numbers.
+        MotError: if the file cannot be read, or if a value is not a number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

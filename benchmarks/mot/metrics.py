@@ -29,8 +29,8 @@ class Counts:
         truth, found: number of ground-truth boxes, and of track boxes.
         matched: number of track boxes that match a ground-truth box.
         switches: number of times that the track ID of a ground-truth object changed.
-        same_identity: number of matched boxes if each track ID is assigned to one object for the whole sequence, in the
-            best possible way.
+        same_identity: true positives of IDF1: number of matched boxes if each track ID is assigned to one object for
+            the whole sequence. The assignment maximizes this number.
         at: (19,) number of matched boxes at each IoU threshold of HOTA.
         together: (19,) sum of the association scores of matched boxes at each IoU threshold of HOTA.
     """

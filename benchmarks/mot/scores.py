@@ -57,7 +57,7 @@ def evaluate(
 
     Args:
         folder: a sequence, or a folder of sequences.
-        settings: model and labels, used if the model detects the boxes.
+        settings: model and labels, used only if `detections` is `model`.
         detections: `det` for the boxes in det/det.txt, or `model`.
         every: use only every Nth frame.
         out: folder for the tracks (NAME.txt), or None.

@@ -29,7 +29,7 @@ _SIZES = ((640, 360), (480, 270))
 
 
 def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
-    """Encode the frames of a clip as H.264, at a lower frame rate. The first frame is a keyframe.
+    """Encode a clip as H.264 at the given frame rate. The first frame is a keyframe.
 
     Args:
         clip: video file.
@@ -61,10 +61,10 @@ class Camera:
     """State of a simulated camera with its current faults. All clients of the camera share it.
 
     Attributes:
-        loops: the encoded clip in each frame size.
-        size: index of the loop that is being sent.
+        loops: encoded clips, one per frame size. The current one is sent in a loop.
+        size: index of the current frame size in `loops`.
         frozen, refusing, losing: whether the camera is frozen, refuses connections, or loses packets.
-        clients: connections, which a fault can close.
+        clients: open connections. A fault can close them.
         faults: number of faults so far.
     """
 

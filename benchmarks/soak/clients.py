@@ -1,7 +1,7 @@
-"""Simulated clients that connect and disconnect, and receivers that sometimes fail.
+"""Simulated clients that connect and disconnect, and simulated webhook and MQTT servers that sometimes fail.
 
-Each kind of client is a coroutine for one visit (connection). Visits of all kinds run in random order until a `with`
-block ends.
+Each visit is a coroutine that connects, uses the API and disconnects. Visits run in random order until a `with` block
+ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Visits:
     """Runs visits (connections) of simulated clients, and counts served and rejected visits.
 
     Args:
-        http, feed: addresses of the API and of the WebSocket feed.
-        source: source of a stream that is added and removed.
+        http, feed: URLs of the API and of the WebSocket feed.
+        source: video source of the stream that clients add and remove.
         streams: names of the streams.
         seed: seed of the random order.
     """
@@ -68,13 +68,13 @@ class Visits:
                 self.counts[f"{visit.__name__} failed"] += 1
 
     async def get(self, session: httpx.AsyncClient) -> None:
-        """Request metrics, health and an image from the API."""
+        """Request the metrics, the health status and an image through the API."""
         name = self._chance.choice(self._streams)
         for path in ("/healthz", "/metrics", "/streams", f"/streams/{name}/counts", f"/streams/{name}/frame.jpg"):
             await _read(session, self._http + path)
 
     async def events(self, session: httpx.AsyncClient) -> None:
-        """Request a page of events and the media of one event. Delete one in four events."""
+        """List events and download the media of one event. Delete this event with a probability of 1/4."""
         found = (await session.get(self._http + "/events?limit=20")).json().get("events", [])
         if found:
             address = f"{self._http}/events/{self._chance.choice(found)['id']}"
@@ -180,7 +180,7 @@ def visiting(visits: Visits) -> Iterator[None]:
 
 class _Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Accept a record. Return an error for one in twenty requests."""
+        """Accept a record. Answer one in twenty requests with an HTTP error."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(500 if random.random() < 0.05 else 200)
         self.send_header("Content-Length", "0")

@@ -1,7 +1,8 @@
-"""`saccade run` with an observer thread: `python -m benchmarks.soak.product ARGUMENTS…` has the same arguments.
+"""`saccade run` with a thread that reports memory statistics: `python -m benchmarks.soak.product ARGUMENTS…`.
 
-For each line on standard input, the observer writes one JSON line with statistics to the file descriptor in the
-environment variable SACCADE_SOAK_OUT. SACCADE_SOAK_TRACE=1 also traces Python allocations, which is slow.
+The arguments are those of `saccade run`. For each line on standard input, the thread writes one JSON line to the file
+descriptor in the environment variable SACCADE_SOAK_OUT. With SACCADE_SOAK_TRACE=1, it also traces Python allocations,
+which is slow.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def observe(out: int) -> None:
 
 
 def main() -> None:
-    """Run the command line of `saccade run` with the observer thread."""
+    """Run `saccade run` with the thread that reports memory statistics."""
     out = int(os.environ.pop("SACCADE_SOAK_OUT"))
     if os.environ.pop("SACCADE_SOAK_TRACE", ""):
         tracemalloc.start(8)

@@ -1,7 +1,7 @@
 """`python -m benchmarks soak`: runs Saccade for a long time with injected faults, and measures its resources.
 
-The measured process is an ordinary `saccade run` with an observer thread (`product`). Cameras, clients and receivers
-run in other processes, which are not measured.
+The measured process is `saccade run` with a thread that reports memory statistics (`product`). Simulated cameras,
+clients and servers run in other processes, which are not measured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Soak:
         streams, fps: number of cameras, and frames per second of each camera.
         minutes: duration in minutes.
         segment_s: length of a recording segment in seconds.
-        faults: whether cameras, receivers and clients fail. All sinks are then in use.
+        faults: whether faults are injected into cameras, servers and clients. If True, all sinks are used.
         seed: seed of the random faults.
         folder: output folder, or None for a temporary folder.
         trace: whether to trace Python allocations.
@@ -64,23 +64,23 @@ class Soak:
 
     @property
     def warm_up(self) -> float:
-        """Number of minutes at the start of a soak test that are excluded from slopes."""
+        """Number of minutes at the start of a soak test that are excluded when growth is computed."""
         return min(_WARM_MIN, self.minutes / 3)
 
 
 @dataclass(slots=True)
 class Minute:
-    """Resources of the process at the end of a minute.
+    """Resource use of the process at the end of a minute.
 
     Attributes:
         minute: minutes since the first result.
         rss_mb: resident memory, mean over the minute.
-        anonymous_mb: resident memory without files at the end of the minute.
+        anonymous_mb: anonymous resident memory (without file mappings) at the end of the minute.
         threads, descriptors: number of threads and of file descriptors.
         disk_mb: size of all files written.
-        recorded: fraction of the time, from 90 s to 30 s before the end of the minute, that all cameras together have
-            recorded.
-        gaps: number of gaps in those recordings by reason. The reason "" is unknown.
+        recorded: fraction of the time, mean over all cameras, for which a recording exists. The time range is from 90 s
+            to 30 s before the end of the minute.
+        gaps: number of gaps in the recordings of this time range, by reason. "" is an unknown reason.
         queues: number of frames and results in all queues.
         frames: number of results so far.
         malloc, objects, blocks: statistics of glibc's malloc, of Python's garbage collector by type, and of Python's
@@ -107,9 +107,9 @@ class Minute:
 
 @dataclass(slots=True)
 class SoakResult:
-    """Result of a soak test: resources of each minute, and their slopes after minute 10.
+    """Result of a soak test: resource use in each minute, and its growth after minute 10.
 
-    In a run of less than 30 minutes, the first third is excluded from slopes.
+    If the test is shorter than 30 minutes, the growth is computed after the first third.
     """
 
     soak: Soak
@@ -117,17 +117,17 @@ class SoakResult:
     visits: dict[str, int]
 
     def after_warm_up(self) -> list[Minute]:
-        """Measured minutes after the warm-up, from which slopes are computed."""
+        """Measurements after the warm-up, from which the growth is computed."""
         return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the slope per minute of an attribute of `Minute`, or of a value in its `malloc`."""
+        """Return the growth per minute of an attribute of `Minute`, or of an entry of `Minute.malloc`."""
         steady = self.after_warm_up()
         values = [getattr(one, name) if hasattr(one, name) else one.malloc.get(name, 0.0) for one in steady]
         return slope_of([one.minute for one in steady], values)
 
     def grown(self) -> list[tuple[str, int, int]]:
-        """Return the Python types with more objects at the end than after the warm-up, as (name, before, after)."""
+        """Return the Python types whose object count grew after the warm-up, as (name, count before, final count)."""
         steady = self.after_warm_up()
         if len(steady) < 2:
             return []
@@ -136,14 +136,14 @@ class SoakResult:
         return sorted(found, key=lambda one: one[1] - one[2])[:_GROWN]
 
     def as_json(self) -> str:
-        """Return all fields of the soak result as JSON, with object counts only of the first and last minutes."""
+        """Return all fields of the soak result as JSON, with object counts only for the first and last minute."""
         kept = [asdict(one) for one in self.minutes]
         for one in kept[1:-1]:
             one["objects"] = {}
         return json.dumps({"soak": asdict(self.soak), "minutes": kept, "visits": self.visits}, indent=1)
 
     def as_text(self) -> str:
-        """Return the slopes per minute, and the Python types with more objects, as text."""
+        """Return the growth per minute, and the Python types whose object count grew, as text."""
         names = ("rss_mb", "used_mb", "threads", "descriptors", "blocks")
         lines = ["slope a minute, ± half of the 95 % interval:"]
         lines += [f"  {name:12} {self.slope(name) or '-'}" for name in names]
@@ -160,10 +160,10 @@ class SoakResult:
 
 
 def run_soak(soak: Soak) -> SoakResult:
-    """Run Saccade for `soak.minutes` minutes, and print a line per minute.
+    """Run a soak test for `soak.minutes` minutes, and print a line per minute.
 
     Raises:
-        RunFailed: if Saccade does not start or ends too early.
+        RunFailed: if the `saccade run` process does not start or ends too early.
     """
     with ExitStack() as stack:
         if soak.folder is None:
@@ -305,7 +305,7 @@ def _product(soak: Soak, folder: Path, settings: Path) -> Iterator[_Product]:
 
 
 class _Watch:
-    """Reads the resources of the measured process from /proc, from its metrics and from the observer."""
+    """Reads the resource use of the measured process from /proc, its metrics endpoint and its statistics thread."""
 
     def __init__(self, product: _Product, http: str, folder: Path, names: list[str]) -> None:
         self._product, self._http, self._folder, self._names = product, http, folder, names
@@ -322,7 +322,7 @@ class _Watch:
         raise RunFailed(f"the first result did not arrive within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
-        """Yield the resources of each minute when it ends. Allocations are compared with those after the warm-up."""
+        """Yield the resource use at the end of each minute. Allocations are compared with the end of the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0
