@@ -45,8 +45,8 @@ class DecodedObject:
     """An object decoded from the model's output.
 
     Attributes:
-        score: probability, from 0 to 1, that the model lists this object instead of ending the answer: p(coord) /
-            (p(coord) + p(eos)).
+        score: confidence from 0 to 1: p(coordinate token) / (p(coordinate token) + p(end token)), but at most the score
+            of the previous object in the same answer.
         x, y: centre, as fractions of the width and height of the model's input image; not clipped.
         width, height: size as fractions of the same image; 0 for points.
     """
@@ -78,10 +78,10 @@ class ObjectsOutput(OutputState):
         self.objects: list[DecodedObject] = []
 
     def begins(self, margin: float) -> bool:
-        """Return whether the model lists another object instead of ending the answer.
+        """Return whether the answer continues with another object, because its score is above `conf`.
 
         Args:
-            margin: coordinate logit − end logit. It must be above the logit of `conf`.
+            margin: logit of the coordinate token minus logit of the end token.
         """
         return margin > self._logit_limit
 
@@ -105,22 +105,22 @@ class ObjectsOutput(OutputState):
 
     @property
     def draftable(self) -> bool:
-        """Whether the answer can be the draft of the next one. Always True, because objects are sampled greedily."""
+        """Whether this answer can be the draft of the next answer (speculative decoding). Always True."""
         return True
 
     @property
     def visible(self) -> bool:
-        """Whether the objects that the vision encoder detects can be the draft of the answer. Always True."""
+        """Whether detections of the vision encoder can be the draft (speculative decoding). Always True."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the sampled coordinate or size as the next decoder input, or None if the answer ends."""
+        """Return the sampled coordinate or size as the next decoder input, or None if the sample ends the answer."""
         if phase is Phase.X_OR_EOS:
             return (Phase.Y, sampled[1], 0.0) if self.begins(sampled[0]) else None
         return super().fed(phase, sampled)
 
     def values(self) -> list[FedValue]:
-        """Return the decoder inputs of all complete objects: their coordinates and sizes, in order."""
+        """Return the coordinates and sizes of all complete objects as decoder inputs, in the order of generation."""
         values: list[FedValue] = []
         for one in self.objects:
             values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
@@ -181,16 +181,16 @@ class ObjectsTask(Task):
 
     @property
     def asked(self) -> str:
-        """Label of the objects, from which `parse` creates the same task."""
+        """Label of the objects, as text that `parse` accepts."""
         return self.label
 
     @property
     def empty(self) -> bool:
-        """Whether `max_objects` is 0, so that the model need not run."""
+        """Whether the task can be skipped without running the model, because `max_objects` is 0."""
         return self.max_objects == 0
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return one task for each class of the model that matches the label."""
+        """Return one task per class that matches the label, or only this task if the model has no fixed classes."""
         if vocabulary is None:
             return [self]
         return [replace(self, label=name) for name in vocabulary.resolve([self.label])]
@@ -215,8 +215,8 @@ class Detect(ObjectsTask):
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """Return the boxes without duplicates.
 
-        Boxes of the same object in several image windows are merged. If the model defines an IoU limit, boxes of one
-        answer above that limit are duplicates too.
+        Boxes of the same object in several image windows are merged. If `limits.repeat_iou` is set, a box is also
+        dropped if its IoU with an earlier box of the same answer is above `repeat_iou`.
         """
         views = [(window, _objects(output, limits.repeat_iou)) for output, window in answers]
         found = views[0][1] if len(views) == 1 else fuse(views, width, height)[: self.max_objects]
@@ -245,7 +245,7 @@ class Point(ObjectsTask):
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the reference points and boxes, by position in the prompt."""
+        """Return the coordinates and sizes of the references, by position of their placeholder token in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -267,8 +267,8 @@ class Gaze(Task):
     Attributes:
         eye: (x, y) of an eye of the person, as fractions of the image's width and height.
         conf: minimum score of the point, from 0 to 1.
-        form: prompt format. 'words' puts the coordinates of the eye between words, as Moondream 2's reference
-            implementation does. 'reference' is the prompt of `Point` for 'gaze' with the eye as reference point.
+        form: prompt format. 'words' is the gaze prompt of Moondream 2's reference implementation. 'reference' is the
+            prompt of the task `Point` with the label 'gaze' and the eye as reference point.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -312,7 +312,7 @@ class Gaze(Task):
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the eye, by position in the prompt."""
+        """Return the x and y coordinates of the eye, by position of their placeholder token in the prompt."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -343,11 +343,11 @@ def _box(label: str, found: DecodedObject) -> Box:
 
 
 def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, height: int) -> list[DecodedObject]:
-    """Merge the objects found in several image windows so that each object appears once. The best score comes first.
+    """Merge the objects found in several overlapping image windows so that each object appears once.
 
-    Two boxes of different windows with a high IoU are duplicates. The box with the higher score remains. A box at an
-    inner window edge may show only a part of an object. It is dropped if a box of another window contains most of its
-    area. Boxes of the same window are never merged.
+    Two boxes from different windows with a high IoU are duplicates; the box with the lower score is dropped. A box
+    close to a window edge inside the image may contain only a part of an object. Such a box is dropped if a box from
+    another window covers most of its area. Boxes from the same window are never merged.
 
     Args:
         found: objects of each window, in fractions of the window.
@@ -355,7 +355,7 @@ def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, he
         height: height of the image in pixels.
 
     Returns:
-        Objects in fractions of the image.
+        Objects in fractions of the image, sorted by score, highest first.
     """
     views = [
         _View(placed, window, number, _near_edge(one, window, width, height))
@@ -379,7 +379,7 @@ class _View:
         object: the object, in fractions of the image.
         window: the window.
         number: index of the window.
-        cut: whether the object is close to an inner edge of the window, and may therefore continue outside.
+        cut: whether the object is close to a window edge inside the image, so that the window may cut off a part of it.
     """
 
     object: DecodedObject
@@ -412,7 +412,8 @@ def _near_edge(found: DecodedObject, window: Window, width: int, height: int) ->
 def place(found: DecodedObject, window: Window, width: int, height: int) -> DecodedObject | None:
     """Convert an object from fractions of an image window to fractions of the image.
 
-    Return None if the object touches a window edge inside the image. Another, overlapping window then shows all of it.
+    Return None if the object touches a window edge that is not an edge of the image. The window then cuts off a part of
+    the object, but an overlapping window contains the whole object.
     """
     left, right = found.x - found.width / 2, found.x + found.width / 2
     top, bottom = found.y - found.height / 2, found.y + found.height / 2
@@ -433,14 +434,14 @@ def place(found: DecodedObject, window: Window, width: int, height: int) -> Deco
 
 
 def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObject]:
-    """Return the objects of one answer without those whose IoU with an earlier object is above `limit`."""
+    """Remove duplicates: return the objects whose IoU with each earlier returned object is at most `limit`."""
     return _first_of(objects, lambda a, b: _iou(a, b) > limit)
 
 
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """Return the objects, without those for which `same` is true with an earlier object of the result."""
+    """Remove duplicates: return the objects that are not the `same` as an earlier returned object."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):

@@ -1,7 +1,7 @@
 """Segmentation task: the model generates a box, then the outline of the object in the box as an SVG path.
 
-The model first generates two coordinates and a size. Text tokens of SVG path data follow: command letters, minus signs,
-and integers in units of 1/960 of the box.
+The model first generates the centre (x, y) and the size of the box. It then generates the SVG path as text tokens:
+command letters, minus signs, and integers in units of 1/960 of the box.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _LAST_MARK = 20  # token IDs up to this one are special tokens, not text
 class Segment(Task):
     """Task that finds the outline of one `object`.
 
-    When the answer is streamed, the first piece of text is the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The
-    pieces of SVG path data follow.
+    A streamed answer starts with the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The SVG path data follows piece
+    by piece.
 
     Attributes:
         object: name or phrase that describes the object.
@@ -57,7 +57,7 @@ class Segment(Task):
         grammar: whether to sample only tokens that continue a valid path. If False, the first invalid token ends the
             answer.
         temperature, top_p, seed: sampling parameters; see `TextTask`.
-        polygon: whether records also list the polygons of the path.
+        polygon: whether result records contain the outline also as polygons.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -87,12 +87,12 @@ class Segment(Task):
 
     @property
     def asked(self) -> str:
-        """Name of the object to segment, from which `parse` creates the same task."""
+        """Name of the object to segment, as text that `parse` accepts."""
         return self.object
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0, so that the model need not run."""
+        """Whether the task can be skipped without running the model, because `max_tokens` is 0."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -100,7 +100,7 @@ class Segment(Task):
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the reference points and boxes, by position in the prompt."""
+        """Return the coordinates and sizes of the references, by position of their placeholder token in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -124,9 +124,9 @@ class Segment(Task):
 
 
 class PathWriter:
-    """Converts the tokens of an outline to SVG path data.
+    """Converts the generated tokens of an outline to SVG path data.
 
-    Two numbers form a coordinate pair. A command letter is written together with its first pair.
+    Numbers are written in pairs (x, y). A command letter is written together with its first pair.
 
     Attributes:
         broken: whether an invalid token was added. Later tokens are ignored.
@@ -150,7 +150,7 @@ class PathWriter:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a number must follow: after a minus sign, after a command, or to complete a coordinate pair."""
+        """Whether a number must follow: after a minus sign, a command letter, or the x of a pair (x, y)."""
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:
@@ -165,7 +165,7 @@ class PathWriter:
         return number if self._due else later if self._command else first
 
     def add(self, symbol: str | int | None) -> str:
-        """Add a symbol of the path language. Return the piece of SVG path data that the symbol completes, or ''.
+        """Add an SVG path symbol. Return the path data that is now complete, or '' if more symbols must follow.
 
         Args:
             symbol: a command letter, '-', an integer, or None for any other token.
@@ -201,10 +201,10 @@ class PathWriter:
 
 
 class SegmentOutput(OutputState):
-    """State machine of a segment answer: two coordinates and a size, then path tokens up to the end token.
+    """State machine of a segment answer: box centre and size, then SVG path tokens up to the end token.
 
     Args:
-        tokens: token IDs of the path language.
+        tokens: token IDs of SVG path symbols.
         max_tokens: maximum number of path tokens, excluding the end token.
         max_steps: maximum number of decoding steps that fit into the context.
         grammar: whether only tokens that continue a valid path may be sampled.
@@ -239,17 +239,17 @@ class SegmentOutput(OutputState):
         self.writer, self.complete = PathWriter(), False
 
     def next_phase(self) -> Phase | None:
-        """Return the phases Y, Y and SIZE for the box, then LATER_TOKEN for each token of the path."""
+        """Return the next phase: Y (for x), Y and SIZE for the box, then LATER_TOKEN for each path token."""
         number = self._launched
         phase = super().next_phase()
         return phase if phase is None or number < len(_FORCED) else Phase.LATER_TOKEN
 
     def vocabulary(self) -> Iterable[int]:
-        """Return the token IDs of the whole path language."""
+        """Return all token IDs to which sampling may be restricted: those of SVG path symbols and the end token."""
         return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
-        """Return the constraint that the next token must continue a valid SVG path."""
+        """Return the constraint that the next token must continue a valid SVG path; none without `grammar`."""
         return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:

@@ -1,7 +1,7 @@
 """Base class of the tasks on images, and their registry.
 
-A task supplies its prompt, the state machine that decodes the answer, and its part of the result. Tasks are plain
-values. They depend on a model only through its prompts (`Prompts`) and its class names (`Vocabulary`).
+A task supplies its prompt, the state machine that decodes the answer, and its part of the result. Tasks are immutable
+data. They depend on a model only through its prompts (`Prompts`) and its class names (`Vocabulary`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sampling:
 
     Attributes:
         temperature: softmax temperature. 0 samples greedily.
-        top_p: total probability of the most likely tokens, from which one is sampled.
+        top_p: nucleus sampling: sample only from the smallest set of most likely tokens with this total probability.
         seed: signed 64-bit seed of the random numbers.
     """
 
@@ -63,10 +63,10 @@ class TokenRule(NamedTuple):
     Attributes:
         allowed: allowed token IDs, at least one; None allows all.
         forbidden: forbidden token IDs.
-        grounded: whether the model also samples a coordinate if the token is the coordinate token. The embedding of the
-            coordinate is then the next input.
+        grounded: whether the step also samples a coordinate if it samples the coordinate token. The next decoder input
+            is then the embedding of the coordinate.
         scored: at most `MAX_SCORED` token IDs. The step returns their log probabilities over the whole vocabulary.
-        lasting: whether many steps use the same `allowed`. The device then caches its mask.
+        lasting: whether many steps have the same `allowed` tokens, so that the device should cache their mask.
     """
 
     allowed: Sequence[int] | None = None
@@ -89,10 +89,10 @@ class OutputState(ABC):
     `rule` may depend on all earlier samples, because it is called shortly before sampling.
 
     Attributes:
-        steps: maximum number of steps; 0 if the context is too short.
+        steps: maximum number of decoding steps; 0 if the context is too short.
         sampling: sampling parameters.
-        back: number of positions by which the step of the last `next_phase` call moves back in the context. The step
-            overwrites the KV cache from that position.
+        back: number of context positions to move back before the step that `next_phase` returned. The step overwrites
+            the KV cache from there.
     """
 
     __slots__ = ("_launched", "back", "sampling", "steps")
@@ -105,14 +105,14 @@ class OutputState(ABC):
 
     @property
     def positions(self) -> int:
-        """Maximum number of context positions that the answer uses after the prompt.
+        """Maximum number of context positions that the answer needs after the prompt.
 
-        The last sample needs no position, because it is never an input.
+        The last sampled value needs no position, because it is never a decoder input.
         """
         return max(0, self.steps - 1)
 
     def next_phase(self) -> Phase | None:
-        """Return the phase of the next step to launch, or None if the answer needs no more steps."""
+        """Return the phase (kind of value to sample) of the next decoding step, or None if no more steps are needed."""
         if self._launched == self.steps:
             return None
         phase = self.phases[self._launched % len(self.phases)]
@@ -120,16 +120,16 @@ class OutputState(ABC):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all token IDs that `rule` can return. The request is rejected if one is outside the vocabulary."""
+        """Return all token IDs to which `rule` may restrict sampling. Unknown token IDs cause an error."""
         return ()
 
     def rule(self) -> TokenRule:
-        """Return the constraints on the next token. Called once per text step, in order."""
+        """Return the constraints on the next token. The engine calls this method once per text token."""
         return ANY_TOKEN
 
     @abstractmethod
     def commit(self, sampled: Sampled) -> bool:
-        """Add the sampled values of the oldest step that is not yet committed. Return True when the answer is complete.
+        """Add the samples of the next step, in launch order. Return True when the answer is complete.
 
         Args:
             sampled: three numbers that depend on the phase of the step:
@@ -148,14 +148,14 @@ class OutputState(ABC):
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """Inputs of the next decoding steps that are known before anything is sampled.
+        """Decoder inputs of the next steps that do not depend on samples.
 
-        The prefill can therefore process these inputs together with the prompt.
+        The prefill processes these inputs together with the prompt.
         """
         return ()
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Split off parts of the answer that parallel sequences can decode.
+        """Split off parts of the answer that can be decoded in parallel, each as a separate sequence.
 
         The answer is complete when all parts are complete. Call this method once, before the first step.
 
@@ -169,7 +169,7 @@ class OutputState(ABC):
 
     @property
     def visible(self) -> bool:
-        """Whether the objects that the vision encoder detects can be the draft of the answer; see `FROM_IMAGE`."""
+        """Whether detections of the vision encoder can be the draft (speculative decoding); see `FROM_IMAGE`."""
         return False
 
     def retract(self, steps: int) -> None:
@@ -177,20 +177,20 @@ class OutputState(ABC):
         self._launched -= steps
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the next decoder input, computed from a sample or a draft value.
+        """Return the decoder input that follows from a sampled or drafted value.
 
-        Return None if that value ends the answer.
+        Return None if the value ends the answer.
         """
         if phase is Phase.SIZE:
             return Phase.SIZE, sampled[0], sampled[1]
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Return all decoder inputs of the answer so far, in order. Only answers that are `draftable` support it."""
+        """Return all decoder inputs of the answer so far, in order of generation. Needed only if `draftable`."""
         return []
 
     def finish(self) -> None:  # noqa: B027 - most answers need no finish
-        """Finish the answer. The engine calls this method once, before the task collects its result."""
+        """Finish the complete answer. The engine calls this method once, before `Task.collect`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -199,7 +199,7 @@ class DraftMemory:
 
     Attributes:
         values: decoder inputs of the last answer.
-        pause: number of following answers without a draft.
+        pause: number of answers for which drafting is still paused.
         failures: number of consecutive answers whose draft saved too few decoding steps.
     """
 
@@ -208,14 +208,14 @@ class DraftMemory:
     failures: int = 0
 
     def draft(self) -> tuple[FedValue, ...]:
-        """Return the draft of the next answer, or an empty draft during a pause."""
+        """Return the draft of the next answer, or an empty draft while drafting is paused."""
         if self.pause:
             self.pause -= 1
             return ()
         return self.values
 
     def learn(self, values: Sequence[FedValue], paid: bool | None, longest_pause: int) -> None:
-        """Store a complete answer as the draft of the next answer.
+        """Store a complete answer as the draft of the next answer. Pause drafting if drafts save too few steps.
 
         Args:
             values: decoder inputs of the answer.
@@ -235,8 +235,8 @@ class DraftMemory:
 class Window:
     """Rectangular part of an image, in pixels: a tile, or a region chosen by the caller.
 
-    The model receives each window at its full input size. Small objects in a window are therefore larger for the model
-    (Akyon et al. 2022, arXiv:2202.06934). Each window costs as much time as a whole image.
+    Each window is scaled to the model's full input size. Small objects therefore appear larger than in the whole image
+    (Akyon et al. 2022, arXiv:2202.06934). Each window takes as much time as a whole image.
 
     Raises:
         ValueError: if the window is empty or has negative coordinates.
@@ -264,7 +264,7 @@ Answers = Sequence[tuple[OutputState, Window]]
 def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) -> list[Window]:
     """Return all windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, then the windows `chosen`.
 
-    There are no tiles if `tiles` is 1. Chosen windows are clipped to the image.
+    If `tiles` is 1, there are no tiles. Chosen windows are clipped to the image.
     """
     found = [Window(0, 0, width, height)]
     if tiles > 1:
@@ -287,7 +287,7 @@ def clip(window: Window, width: int, height: int) -> Window:
 
 
 class Vocabulary:
-    """Classes of a closed-vocabulary model, with synonyms.
+    """Class names of a closed-vocabulary model, with synonyms.
 
     A synonym such as 'vehicle' can stand for several classes.
     """
@@ -301,12 +301,12 @@ class Vocabulary:
         self._known |= {name.lower(): (name,) for name in self.classes}
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """Return the classes of the model that match the phrases, in order and without duplicates.
+        """Return the classes of the model that match the labels, in the order of the labels and without duplicates.
 
-        Phrases may be plural and may list alternatives: 'People', 'cars', 'truck or bus'.
+        A label may be plural and may list alternatives: 'People', 'cars', 'truck or bus'.
 
         Raises:
-            UnknownClassError: for the first phrase, or part of a phrase, that matches no class.
+            UnknownClassError: for the first label, or alternative in a label, that matches no class.
             ValueError: if a label is not a string.
         """
         found: dict[str, None] = {}
@@ -346,7 +346,7 @@ class Task(ABC):
     """Base class of tasks: questions about an image. Subclasses are frozen dataclasses that validate their arguments.
 
     Attributes:
-        skill: name of the skill that the model needs, and of the task in configurations and records.
+        skill: name of the task in configurations and records, and of the skill that a model must support for it.
         tiled: whether the task also runs on the tiles of an image.
     """
 
@@ -365,7 +365,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def asked(self) -> str:
-        """The task as a user would type it; the inverse of `parse`."""
+        """The task as text that `parse` accepts, such as a question or a label."""
 
     @property
     @abstractmethod
@@ -373,7 +373,7 @@ class Task(ABC):
         """Whether the task can be skipped without running the model, for example if `max_objects` is 0."""
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return copies of this task, one for each class of the model that matches the label.
+        """Return copies of this task, one for each class of the model that matches the task's label.
 
         Args:
             vocabulary: classes of a closed-vocabulary model, or None for open-vocabulary models.
@@ -393,7 +393,10 @@ class Task(ABC):
         """Return the token IDs of the prompt."""
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return coordinates and sizes that replace token embeddings of the prompt, by position in the prompt."""
+        """Return coordinates and sizes that replace token embeddings of the prompt, by position in the prompt.
+
+        Each value has one number for a coordinate, or two numbers for a width and height.
+        """
         return {}
 
     @abstractmethod
@@ -406,7 +409,7 @@ class Task(ABC):
             on_text: callback that receives each new piece of text, or None.
 
         Raises:
-            PromptError: if the model does not support this kind of answer.
+            PromptError: if the model does not support the task, for example reasoning or outlines.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Tasks with a text answer: questions and captions."""
+"""Tasks with a text answer: queries (questions) and captions."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class TextTask(Task):
     """Base class of `Query` and `Caption` with the parameters of text generation.
 
     Attributes:
-        temperature: softmax temperature. 0 samples greedily, 1 samples from the model's own distribution.
-        top_p: total probability, above 0, of the most likely tokens, from which one is sampled. 1 allows all tokens.
+        temperature: softmax temperature. 0 samples greedily, 1 samples from the model's unscaled distribution.
+        top_p: nucleus sampling: sample only from the smallest set of most likely tokens with this total probability,
+            above 0. 1 allows all tokens.
         stop: string or strings that end the text. The text is cut before the first match.
         seed: seed of the random numbers. Equal requests with equal seeds get equal answers. None uses a new random seed
             each time.
@@ -68,9 +69,9 @@ class TextTask(Task):
         return _FreeText(prompts, max_tokens, max_steps, self.sampling(), tuple(self.stop), on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the text. Return also the reasoning and the probabilities of the choices if the task requests them.
+        """Return the text, and the reasoning and the probabilities of the choices if the task requests them.
 
-        The text is '' if the task is `empty`.
+        If there are no answers, the text is ''.
         """
         text, tokens, cut, reasoning, probabilities = "", 0, False, None, None
         for output, _ in answers:
@@ -98,11 +99,12 @@ class Query(TextTask):
     """Task that answers `question` with at most `max_tokens` tokens, or with one of `choices`. The image is optional.
 
     Attributes:
-        choices: strings from which the answer is chosen. The result has a probability for each choice. `max_tokens` and
-            `stop` are ignored. A leading space and the case of the first letter make no difference.
-        reasoning: whether the model reasons first, with at most `max_tokens` additional tokens. If the context is
-            short, a quarter of it is reserved for the answer.
-        refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
+        choices: possible answers. If set, the model selects one, and the result has a probability for each choice.
+            `max_tokens` and `stop` are ignored. A leading space and the case of the first letter make no difference.
+        reasoning: whether the model generates reasoning before the answer, with at most `max_tokens` additional tokens.
+            If the context is short, a quarter of the remaining context is reserved for the answer.
+        refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), as fractions of
+            the image.
     """
 
     skill = "query"
@@ -156,12 +158,12 @@ class Query(TextTask):
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0 and there are no choices, so that the model need not run."""
+        """Whether the task can be skipped without running the model: no `choices`, and `max_tokens` is 0."""
         return self.max_tokens == 0 and not self.choices
 
     @property
     def needs_image(self) -> bool:
-        """Whether the question needs an image, because it refers to parts of the image."""
+        """Whether the model needs an image to answer: only if the question refers to parts of an image (`refs`)."""
         return bool(self.refs)
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -169,11 +171,11 @@ class Query(TextTask):
         return prompts.query(self.question, self.refs, self.reasoning)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates of the reference points and boxes, by position in the prompt."""
+        """Return the coordinates and sizes of the references, by position of their placeholder token in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that decodes the text or the choice, after any requested reasoning."""
+        """Return the state machine that decodes the optional reasoning, then the text or the choice."""
         if not self.reasoning:
             return self._answer(prompts, max_steps, on_text)
         tokens = prompts.reasoning
@@ -194,9 +196,9 @@ class Query(TextTask):
             raise PromptError(str(error)) from None
 
     def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
-        """Map the token sequence of each spelling of each choice to the choice.
+        """Return the choice for each token sequence that spells it, including spellings with a leading space.
 
-        If two choices have a common spelling, it maps to the choice with exactly this text.
+        If a token sequence spells two choices, an exact spelling takes precedence.
         """
         options: dict[tuple[int, ...], str] = {}
         for spell in _SPELLINGS:
@@ -242,7 +244,7 @@ class Caption(TextTask):
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0, so that the model need not run."""
+        """Whether the task can be skipped without running the model, because `max_tokens` is 0."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -257,7 +259,7 @@ class Caption(TextTask):
 class Detokenizer:
     """Incremental detokenizer that ends the text before the first stop string.
 
-    If one token completes two stop strings, the longer one is removed.
+    If several stop strings end at the same character, the text is cut before the longest one.
 
     Args:
         decode: function that returns the text of token IDs.
@@ -284,7 +286,7 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """Text so far, without the last characters if they may be the start of a stop string."""
+        """Decoded text so far, without trailing characters that may be the start of a stop string."""
         return "".join(self._pieces)
 
     def add(self, token: int) -> bool:
@@ -296,7 +298,7 @@ class Detokenizer:
         return self._take(text)
 
     def end(self) -> None:
-        """End the text. Add the characters that were held back as a possible stop string.
+        """End the text. Add the trailing characters that were withheld because a stop string could have started there.
 
         The call has no effect after a stop string or after an earlier call.
         """

@@ -27,7 +27,7 @@ class TextOutput(OutputState):
         max_steps: maximum number of decoding steps that fit into the context.
         sampling: sampling parameters.
         on_token: callback that receives each token except the end token. The answer ends when it returns True.
-        on_finish: callback for the end of the answer.
+        on_finish: callback that is called once, when the answer is finished.
     """
 
     __slots__ = ("_eos", "_on_finish", "_on_token", "tokens")
@@ -54,11 +54,11 @@ class TextOutput(OutputState):
 
     @property
     def draftable(self) -> bool:
-        """Whether the text can be the draft of the next answer. True for greedy sampling, because other text varies."""
+        """Whether this answer can be the next draft (speculative decoding). True only for greedy sampling."""
         return self.sampling.temperature == 0
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the sampled token as the next decoder input, or None at the end of the text."""
+        """Return the sampled token as the next decoder input, or None for the end token."""
         return None if int(sampled[0]) == self._eos else (Phase.TOKEN, sampled[0], 0.0)
 
     def values(self) -> list[FedValue]:
@@ -66,7 +66,7 @@ class TextOutput(OutputState):
         return [(Phase.TOKEN, float(token), 0.0) for token in self.tokens]
 
     def commit(self, sampled: Sampled) -> bool:
-        """Add a sampled token. Return True at the end of the text."""
+        """Add a sampled token. Return True if the text is complete."""
         token = int(sampled[0])
         if token == self._eos:
             return True
@@ -74,15 +74,15 @@ class TextOutput(OutputState):
         return (self._on_token is not None and self._on_token(token)) or len(self.tokens) == self.steps
 
     def finish(self) -> None:
-        """Finish the text: the `on_finish` callback adds characters that were held back as a possible stop string."""
+        """Finish the text: call the `on_finish` callback."""
         if self._on_finish is not None:
             self._on_finish()
 
 
 class _TreeWalk(OutputState):
-    """Scores the children of the inner nodes in a tree of token sequences, in depth-first order.
+    """Scores the inner nodes of a trie (prefix tree) of token sequences, in depth-first order.
 
-    Each decoding step scores one node.
+    Each decoding step scores one node: it returns the log probabilities of the node's children.
 
     Args:
         nodes: inner nodes to score. The prompt must end with the tokens on the path to the first node.
@@ -128,30 +128,30 @@ class _TreeWalk(OutputState):
 
 
 class ChoiceOutput(_TreeWalk):
-    """State machine of a query with choices. It computes the probability of each choice, and chooses one.
+    """State machine of a query with choices. It computes the probability of each choice and selects one choice.
 
     Each choice has one or more *options*: the token sequences of its spellings. The probability of an option is the
-    product of its token probabilities. If this option is a prefix of an option of another choice, the probability of
-    the longer option is subtracted. The probability of a choice is the sum over its options, normalized so that all
+    product of its token probabilities. If an option is a prefix of a longer option of another choice, the probability
+    of the longer option is subtracted. The probability of a choice is the sum over its options, normalized so that all
     choices sum to 1.
 
-    The options form a tree of tokens. Each decoding step processes one inner node in depth-first order, and returns the
-    log probabilities of its children. A later branch overwrites the KV cache of an earlier branch, see
-    `OutputState.back`. If all options have one token, the prefill alone answers the query. Otherwise parallel sequences
-    (`branches`) score the branches during the prefill.
+    The options form a trie (prefix tree). Each decoding step processes one inner node in depth-first order, and returns
+    the log probabilities of its children. Each branch of the trie overwrites the KV cache of the previous branch; see
+    `OutputState.back`. If all options have one token, the query needs only the prefill. Otherwise `branches` can score
+    the branches in parallel, as separate sequences.
 
     Args:
-        options: choice of each option, by the option's token IDs. An option must not be empty.
+        options: choice that each option spells, keyed by the option's token IDs. An option must not be empty.
         max_steps: maximum number of decoding steps that fit into the context. If the longest option needs more, `steps`
             is 0.
-        sampling: temperature 0 returns the most likely choice. Temperature T samples a choice in proportion to its
+        sampling: temperature 0 selects the most likely choice. Temperature T samples a choice in proportion to its
             probability to the power 1 / T, within `top_p`.
-        on_finish: callback that receives the choice.
+        on_finish: callback that receives the selected choice.
 
     Attributes:
         probabilities: probability of each choice, set by `finish`.
-        choice: the chosen answer, set by `finish`.
-        n_tokens: number of tokens of the chosen answer's most likely option, set by `finish`.
+        choice: the selected choice, set by `finish`.
+        n_tokens: number of tokens in the most likely option of the selected choice, set by `finish`.
 
     Raises:
         ValueError: if a node has more than `MAX_SCORED` children.
@@ -177,9 +177,9 @@ class ChoiceOutput(_TreeWalk):
         self.choice, self.n_tokens = "", 0
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Split off the chains of the option tree that do not start at the root.
+        """Split off the branches of the option trie as separate sequences, which are decoded in parallel.
 
-        The tokens to append to the prompt are the path from the root to the start of the chain.
+        The tokens to append to the prompt of a branch are the path from the root to the first node of the branch.
         """
         own, *others = _chains(self._tree)
         if len(others) > most:
@@ -192,7 +192,7 @@ class ChoiceOutput(_TreeWalk):
         return {token for option in self._options for token in option}
 
     def finish(self) -> None:
-        """Compute the probabilities, choose the answer, and call the `on_finish` callback."""
+        """Compute the probabilities, select the choice, and call the `on_finish` callback."""
         scores = {(*node.path, token): score for node in self._tree for token, score in node.children.items()}
         logs: dict[tuple[int, ...], float] = {}
         for path in sorted(scores, key=len):
@@ -220,7 +220,7 @@ class ChoiceOutput(_TreeWalk):
 
 @dataclass(slots=True)
 class _Inner:
-    """An inner node of the token tree of all options.
+    """An inner node of the trie (prefix tree) of all options.
 
     Attributes:
         path: token IDs from the root to the node.
@@ -232,7 +232,7 @@ class _Inner:
 
 
 def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
-    """Return the inner nodes of the token tree of all options in depth-first order. The root is the first node."""
+    """Return the inner nodes of the trie (prefix tree) of all options in depth-first order. The root comes first."""
     nodes: dict[tuple[int, ...], _Inner] = {}
     for option in options:
         for n, token in enumerate(option):
@@ -248,7 +248,7 @@ def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
 
 
 def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
-    """Split tree nodes in depth-first order into chains. In a chain, each node is a child of the previous node."""
+    """Split trie nodes in depth-first order into chains. In a chain, each node is a child of the previous node."""
     chains = [[nodes[0]]]
     for before, node in pairwise(nodes):
         if node.path[:-1] == before.path:
@@ -259,7 +259,7 @@ def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
 
 
 def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
-    """Return the most likely choice if the temperature is 0; otherwise sample one."""
+    """Return the most likely choice if the temperature is 0. Otherwise sample a choice."""
     ranked = sorted(probabilities, key=lambda choice: -probabilities[choice])
     if sampling.temperature == 0:
         return ranked[0]
@@ -274,9 +274,9 @@ def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
 class ReasoningOutput(OutputState):
     """State machine that decodes reasoning (text with coordinates), then a fixed token suffix and the answer.
 
-    The engine may launch a step before it knows whether the reasoning has ended. It therefore launches all these steps
-    in the phase REASONING, and `rule` decides later which tokens are allowed. The token that ends the reasoning is also
-    the first token of the suffix. The input of the next step is therefore correct in both cases.
+    The engine may launch a step before it knows whether the reasoning has ended. All steps of the reasoning and the
+    suffix therefore have the phase REASONING, and `rule` decides later which tokens are allowed. The token that ends
+    the reasoning is also the first token of the suffix, so the next decoder input is always correct.
 
     Args:
         answer: state machine of the answer.
@@ -324,11 +324,11 @@ class ReasoningOutput(OutputState):
 
     @property
     def positions(self) -> int:
-        """Maximum number of context positions of the reasoning, the suffix and the answer together."""
+        """Maximum number of context positions that the reasoning, the suffix and the answer need together."""
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """Return the phase REASONING until the answer is known to have started, then the phases of the answer."""
+        """Return the phase REASONING for the reasoning and the suffix, then the phases of the answer."""
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
             self._open += 1
@@ -338,11 +338,11 @@ class ReasoningOutput(OutputState):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return the token IDs of the suffix and all token IDs to which the answer may be restricted."""
+        """Return all token IDs to which sampling may be restricted: those of the suffix and of the answer."""
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
-        """Return the constraints on the next token, which belongs to the reasoning, the suffix or the answer."""
+        """Return the constraints on the next token of the reasoning, the suffix or the answer."""
         if not self._open:
             return self.answer.rule()
         self._open -= 1
@@ -384,7 +384,7 @@ class ReasoningOutput(OutputState):
         return False
 
     def finish(self) -> None:
-        """Finish the state machine of the answer that follows the reasoning."""
+        """Finish the answer that follows the reasoning."""
         self.answer.finish()
 
     @property
@@ -396,9 +396,8 @@ class ReasoningOutput(OutputState):
     def reasoning(self) -> Reasoning:
         """Reasoning text and the points in it.
 
-        Each pair of coordinates is a point; a last coordinate without a pair is dropped.
-
-        The text between coordinates is decoded separately for each piece, as in the reference implementation.
+        Two consecutive coordinates are a point (x, y). An unpaired last coordinate is dropped. Pieces of text between
+        coordinates are decoded separately, as in the reference implementation.
         """
         text, grounding = "", []
         for ids, coordinates in self._chunks:
