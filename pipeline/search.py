@@ -1,7 +1,7 @@
 """Searches stored events by a text. SQL selects candidates, and a model scores the snapshot of each candidate.
 
-A model that answers questions returns the probability that a snapshot shows the text. A detection-only model, such as
-nano, detects the labels in the text. `search` works with functions that list events and score snapshots, so that
+A model that answers questions returns the probability that a snapshot matches the text. A detection-only model, such as
+nano, detects the labels in the text. `search` receives functions that list events and score snapshots, so that
 snapshots can be on other machines. `search_events` uses a local store and a local engine.
 """
 
@@ -69,7 +69,7 @@ It yields each event ID with the probability, as soon as it is known and in any 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """An event found by a search, and the probability that it shows the text, from 0 to 1."""
+    """An event found by a search, and the probability that it matches the text, from 0 to 1."""
 
     event: dict[str, Any]
     p_yes: float
@@ -100,12 +100,12 @@ def search_events(
     candidates: int = CANDIDATES,
     progress: Progress | None = None,
 ) -> list[Found]:
-    """Search a local event store for events that show a text.
+    """Search a local event store for events whose snapshot matches a text.
 
     Args:
         store: the event store.
         engine: the engine that scores the snapshots.
-        text: text to search for, such as red truck.
+        text: text to search for, such as "red truck".
         query: filters for events. `query.limit` is the maximum number of results.
         candidates: maximum number of candidates.
         progress: called after each candidate.
@@ -145,7 +145,7 @@ def search(
     Args:
         walk: lists events.
         match: scores the snapshots of events.
-        text: text to search for, such as red truck.
+        text: text to search for, such as "red truck".
         query: filters for events. `query.limit` is the maximum number of results.
         candidates: maximum number of candidates.
         progress: called after each candidate.
@@ -186,7 +186,7 @@ def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tu
 
 
 class SnapshotAsker:
-    """Asks a model whether the snapshots of events show a text. Thread-safe.
+    """Asks a model whether the snapshots of events match a text. Thread-safe.
 
     Args:
         engine: the engine. The caller closes it. All searches form one engine stream with a low weight.
@@ -200,7 +200,7 @@ class SnapshotAsker:
         engine.configure_stream(_STREAM, StreamSettings(_WEIGHT, newest=False))
 
     def match(self, text: str, events: Iterable[str]) -> Iterator[tuple[str, float | None]]:
-        """Yield each event ID with the probability that the snapshot shows the text, in order.
+        """Yield the ID of each event, in the order of `events`, with the probability that its snapshot matches.
 
         The probability is None if the snapshot cannot be read.
 

@@ -91,7 +91,7 @@ class Outbox:
             self._changed.notify_all()
 
     def take(self, wait_s: float) -> Batch:
-        """Wait up to `wait_s` seconds for messages and results. Return all that are queued."""
+        """Wait up to `wait_s` seconds for messages and results. Return everything in the queue."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._results, wait_s)
             messages = [self._messages.popleft() for _ in range(min(_MOST, len(self._messages)))]
@@ -313,7 +313,7 @@ class Worker:
             wish[0].set()
 
     def match(self, text: str, events: Sequence[str]) -> list[float | None]:
-        """Return the probability that the snapshot of each event shows a text.
+        """Return the probability that each event's snapshot matches a text.
 
         The probability is None if the snapshot is not on this machine.
 
@@ -390,7 +390,7 @@ class WorkerActor:
             return told(lambda: self._replace(settings, wanted))
 
     def poll(self, wait_s: float) -> Batch:
-        """Wait up to `wait_s` seconds for messages and results. Return all that are queued."""
+        """Wait up to `wait_s` seconds for messages and results. Return everything in the queue."""
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Runs the model for HTTP requests. The number of concurrent requests is limited, so that video streams keep priority.
 
-A request waits before its body is read. Waiting requests therefore need no memory, and a slow client does not block
-the inference engine. Images are decoded in threads.
+A request waits before its body is read. Waiting requests therefore hold no images in memory, and a slow client does not
+block the inference engine. Images are decoded in threads.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class BoxSchema:
         labels: labels to detect; empty if the prompt is the label.
         points: whether to detect points instead of boxes.
         key: property that contains the array; None if the array is the whole answer.
-        fields: property name to the function that formats the property's value.
+        fields: for each property name, the function that formats the property's value.
     """
 
     labels: list[str]

@@ -89,7 +89,7 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 @seeing.get("/names", role="viewer", limited="always")
 async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any]:
-    """Return the model's labels for a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
+    """Return the labels of the model that match a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
     try:
         found = here.local.engine.resolve([of[:_LONGEST_NAME]])
     except EngineError as error:

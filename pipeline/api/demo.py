@@ -1,7 +1,7 @@
 """The command `saccade demo`: serves a web page that shows a camera, a clip, a video file or a running stream.
 
 The page can also publish its own video with WHIP (RFC 9725). Over a data channel named "results", the page receives
-records and can change the prompts of its stream.
+the detections of each frame as JSON, and can change the prompts of its stream.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Forwarder:
     async def ask(self, request: Request, address: Address, path: str) -> Response:
         """Forward a request to the address of a worker, with a new path.
 
-        HTTP status 503 if the worker does not respond.
+        If the worker does not respond, the response has HTTP status 503.
         """
         headers = {key: request.headers[key] for key in _ASKED if key in request.headers}
         headers |= {**address.headers, **headers_for(client_of(request)), "accept-encoding": "identity"}

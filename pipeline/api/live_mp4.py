@@ -1,11 +1,11 @@
 """Sends the live video of a stream as endless fragmented MP4, for browsers without WebRTC or networks without UDP.
 
     head       ftyp, uuid, moov; sent again when the size of the video changes
-    prompts    emsg (what the page shows beside the video, as JSON)
+    prompts    emsg (the prompts and label colours of the stream, as JSON)
     frame      emsg (the record of the frame as JSON), moof, mdat
 
-The query parameters are those of `whep`. Each frame is sent when the next frame is encoded, because its duration is
-known only then.
+The query parameters are the same as in `whep`. A frame is sent when the next frame is encoded, because the duration of
+the frame is known only then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ routes = Routes("video", WorkerRoute)
 
 
 class _LiveResponse(StreamingResponse):
-    """A response that closes its parts as soon as the client disconnects, not at the next garbage collection."""
+    """A response that closes its generator as soon as the client disconnects, not at the next garbage collection."""
 
     def __init__(self, head: bytes, parts: AsyncGenerator[bytes]) -> None:
         self._parts = parts
@@ -63,7 +63,7 @@ async def watch_mp4(name: str, request: Request, whep: Whep) -> StreamingRespons
 
 
 async def _parts(name: str, view: View, whep: WhepServer) -> AsyncGenerator[bytes]:
-    """Yield the head, and then each frame with its record, until the stream ends or the client disconnects."""
+    """Yield the MP4 header, and then each frame with its record, until the stream ends or the client disconnects."""
     if name not in whep.videos.streams:
         raise HttpError(404, "this stream does not exist")
     with ExitStack() as leave:
@@ -113,7 +113,7 @@ def _head(frame: ViewerFrame) -> bytes:
 
 
 def _frame(number: int, frame: ViewerFrame, until: int, start: int) -> bytes:
-    """Return the boxes of a frame. Its time counts from `start`, in units of 1/90000 s."""
+    """Return the MP4 boxes of a frame. Its timestamp is relative to `start`, in units of 1/90000 s."""
     at, encoded = frame.encoded.pts - start, frame.encoded
     sample = Sample(length_prefixed(encoded.data), until - encoded.pts, key=encoded.key)
     record = to_json({**frame.record, "rtp_timestamp": at})

@@ -27,7 +27,7 @@ routes = Routes("ptz", WorkerRoute)
 
 
 class PtzCalls(BlockingCalls):
-    """Requests to cameras, which can take seconds."""
+    """Runs requests to cameras in threads, because a camera can take seconds to respond."""
 
     def __init__(self) -> None:
         super().__init__(_MOST, _ANSWER_S, "too many requests to cameras", (504, "the camera does not answer"))
@@ -74,7 +74,7 @@ def _source(here: Here, name: str) -> OnvifSource:
 
 
 async def _answer(calls: PtzCalls, call: Callable[..., T], *given: str) -> T:
-    """Return the answer of a camera. A camera that fails is not an error of the client."""
+    """Return the answer of a camera. If the camera fails, the HTTP status is 502, or 504 after a timeout."""
     try:
         return await calls.ask(call, *given)
     except PtzError as error:

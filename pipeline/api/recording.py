@@ -1,6 +1,6 @@
 """Routes for recorded video: the recorded time spans, an MP4 file, or an HLS playlist.
 
-Times in requests are Unix times in seconds, or ages such as 2h.
+Times in requests are Unix times in seconds, or durations before now, such as 2h.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """WHEP (WebRTC-HTTP egress protocol): sends the live video of a stream to browsers and players.
 
 `?overlay=off` requests video without boxes and labels, and `?width=480` requests smaller video. A viewer can open a
-data channel named "results". Over this channel, the viewer receives a record of each frame with the frame's RTP
-timestamp. All code runs on the event loop of the application. Tokens and SDP are never logged.
+data channel named "results". Over this channel, the viewer receives the result of each frame as JSON, with the frame's
+RTP timestamp. All code runs on the event loop of the application. Tokens and SDP are never logged.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WhepServer(Signaling[ViewerPeer]):
         return len(self._peers) + len(self._watched.keys() - self._peers.keys())
 
     def prompts_of(self, stream: str) -> str | None:
-        """Return what a message without changes on the data channel is answered, or None."""
+        """Return the current prompts of a stream as JSON for the web page, or None."""
         return self._answer(stream, "{}")
 
     @contextmanager

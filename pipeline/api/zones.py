@@ -58,7 +58,7 @@ async def show(name: str, controller: Wanted) -> Response:
 
 @routes.put("/streams/{name}/zones", role="operator", response_model=Regions)
 async def replace(name: str, wanted: Regions, calls: Changing) -> Response:
-    """Replace the zones and lines of a stream from the next frame on. Unchanged zones and lines continue to count."""
+    """Replace the zones and lines of a stream from the next frame on. Unchanged zones and lines keep their counts."""
     return _regions(await calls.update(name, {"zones": wanted.zones, "lines": wanted.lines}))
 
 

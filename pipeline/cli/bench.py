@@ -141,7 +141,7 @@ def bench_cameras(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Overload the model with simulated cameras, and measure the age of processed frames.
+    """Overload the model with simulated cameras, and measure the latency of processed frames.
 
     One camera freezes, one sends bursts of frames, and one has 4K resolution.
     """

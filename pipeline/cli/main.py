@@ -245,7 +245,7 @@ def probe(
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to watch a live source.")] = 3.0,
     as_json: Json = False,
 ) -> None:
-    """Open a video source, and report codec, size, frame rate, age of frames and packet loss.
+    """Open a video source, and report codec, size, frame rate, latency and packet loss.
 
     saccade probe rtsp://user:password@camera/stream --out seen.jpg
     """

@@ -86,10 +86,9 @@ class Watch:
         """Evaluate the condition on the next scene.
 
         Returns:
-            A dict from the ID of each track that fulfils the condition to the time since when it does. None if no track
-            fulfils the condition. For a condition on the whole frame, the dict contains the counted tracks, and the key
-            -1
-            with the time since when the condition holds.
+            For each track ID that fulfils the condition, the time at which the track started to fulfil it. None if no
+            track does. For a condition on the whole frame, the dict contains the counted tracks, and the key -1 with
+            the time at which the condition started to hold.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
@@ -239,8 +238,7 @@ class RuleMachine:
         resumed: last event of the rule on the previous worker of the stream. An open event continues under the same ID
             under two conditions: the first frame on this worker follows the event's last frame within `RESUME_S`, and
             the condition holds again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its last
-            frame.
-            The cooldown of an ended event continues.
+            frame. The cooldown of an ended event continues.
     """
 
     def __init__(

@@ -143,7 +143,11 @@ class Questions:
             state.pending, state.asked_s = False, float("-inf")
 
     def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
-        """Return the tracks, of those that fulfil the condition, for which the model gave every expected answer."""
+        """Return the tracks for which the model gave every expected answer.
+
+        Args:
+            held: the tracks that fulfil the condition of the rule.
+        """
         rule = self._rule
         if not (rule.ask or rule.verify):
             return dict(held)

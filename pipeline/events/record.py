@@ -31,7 +31,7 @@ class Event:
         tracks: IDs of the tracks that have fulfilled the condition, at most the newest 1000.
         zones: zones that contain these tracks now.
         entered_zones: zones that these tracks have entered.
-        since: time since when the condition holds, in seconds on the capture clock.
+        since: time at which the condition started to hold, in seconds on the capture clock.
         start_time: time at which the event began, after the condition had held for `for` seconds.
         end_time: time at which the condition last held; None while the event is open.
         frame_time: time of the newest frame that shows the event.

@@ -266,10 +266,10 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
 
 
 def check_signals(rules: list[RuleSettings], source: str | None) -> None:
-    """Check that the source of a stream can report the signals in the rules. In a file, these rules find no events.
+    """Check that the source of a stream supports `camera reports` rules. A file is accepted, but reports no signals.
 
     Raises:
-        PlacedError: if the source is another camera than one of ONVIF.
+        PlacedError: if the source is a camera without an ONVIF address.
     """
     if source is None or "://" not in source or source.strip().lower().startswith("onvif://"):
         return

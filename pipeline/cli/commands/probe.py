@@ -29,9 +29,9 @@ class Probe:
         width, height: size of the video in pixels.
         fps: frame rate according to the timestamps of the frames; None if too few frames were read.
         frames: number of frames read.
-        age_ms: median time from capture to decoded frame, by the sender's RTCP clock, in milliseconds; None if
-            unknown.
-        lost: number of frames that were dropped or corrupted in transit.
+        age_ms: median latency from capture to decoded frame, by the sender's RTCP clock, in milliseconds; None
+            if unknown.
+        lost: number of frames that were lost or corrupted in transit.
         corrupt_packets: number of packets that were lost or corrupted in transit.
         transport: transport of an RTSP camera; empty for other sources.
         key_interval_s: time between keyframes, in seconds; None if fewer than two keyframes were read.

@@ -217,10 +217,10 @@ def media_path(folder: Path, event: str, kind: str) -> Path | None:
 
 
 def time_of_text(text: str) -> float:
-    """Parse a Unix time or an age, such as `1795262111`, `15m` or `1d`. Return the Unix time in seconds.
+    """Parse a Unix time such as `1795262111`, or a duration before now such as `15m`. Return the Unix time in seconds.
 
     Raises:
-        ValueError: if the text is neither a Unix time nor an age.
+        ValueError: if the text is neither a Unix time nor a duration.
     """
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNITS[found[2]]
@@ -300,9 +300,7 @@ class EventReader:
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
         """Return the records of the events that match a query, newest first.
 
-        Each comes with the time at which it was stored.
-
-        No two events have the same storage time.
+        Each record comes with the unique time at which the event was stored.
 
         Args:
             query: the query.
