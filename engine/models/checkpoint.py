@@ -1,8 +1,8 @@
 """Reads the tensors of a checkpoint by name.
 
-A checkpoint is one safetensors file or several shards. Tensor names may have the prefix `model.`. Weights may be 4-bit
-or FP8. The output head and the embedding table may be the same tensor (tied weights). Opening a checkpoint reads only
-names and shapes. Tensor data is read on demand.
+A checkpoint is one safetensors file or several shards. Tensor names may have the prefix `model.`. Weights may be
+quantized to 4 bits or FP8. The output head and the embedding table may be the same tensor (tied weights). Opening a
+checkpoint reads only names and shapes. Tensor data is read on demand.
 """
 
 from __future__ import annotations
@@ -92,13 +92,12 @@ def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, Stor
 
 
 def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Convert the tensors of a checkpoint to the tensors that a model loads.
+    """Convert the stored tensors of a checkpoint to the tensors that a model loads.
 
-    4-bit and FP8 tensors are dequantized, tied tensors are duplicated, and buffers are dropped.
+    4-bit and FP8 tensors are dequantized, tied tensors are duplicated, and tensors that are not weights are dropped.
 
     Raises:
-        CheckpointError: if the weights belong to an unsupported architecture, or a part of a quantized tensor is
-            missing.
+        CheckpointError: if the weights belong to an unsupported architecture, or if a scale or zero point is missing.
     """
     older = next((name for name in held if name.startswith(_OLDER)), None)
     if older is not None and not any(name.startswith("text.") for name in held):
@@ -127,7 +126,7 @@ def _files(folder: Path) -> tuple[Path, list[Path]]:
 
 
 def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """If the output head and the embedding table share one stored tensor, add the other name."""
+    """If the output head and the embedding table are tied (stored once), add the tensor under the missing name."""
     head, bias, table = "text.lm_head.weight", "text.lm_head.bias", "text.wte"
     if head not in held and table in held:
         held[head] = held[table]
@@ -180,14 +179,15 @@ def _shaped(scale: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _rescaled(codes: StoredTensor, scale: StoredTensor) -> torch.Tensor:
-    """Multiply FP8 experts (experts, outputs, inputs) by their scales, in float32."""
+    """Dequantize FP8 experts (experts, outputs, inputs): multiply by their scales, in float32."""
     return codes.read().float() * scale.read().unsqueeze(-1)
 
 
 def _dequantized(packed: StoredTensor, scale: StoredTensor, zero: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return the dequantized matrix (code − zero point) · scale, in float32.
 
-    The upper four bits of each byte form the first half of the matrix, the lower four bits the second half.
+    Each byte stores two 4-bit codes. The upper four bits of all bytes are the first half of the matrix, the lower four
+    bits the second half.
     """
     codes = packed.read()
     both = torch.cat([codes >> 4, codes & 15]).float()

@@ -1,11 +1,11 @@
-"""LoRA adapters: read their files, copy their matrices to the device, and apply them to each row of a batch.
+"""LoRA adapters: read their files, copy their matrices to the device, and apply one adapter to each row of a batch.
 
 Three file formats are supported:
 
 - Saccade's own safetensors file. The modules `attn.qkv`, `attn.proj`, `mlp.fc1` and `mlp.fc2` of `text.blocks.<n>.` may
-  have matrices `….A` (rank, in) and `….B` (out, rank). The result of a module is W x + alpha / rank · B A x. `alpha`
-  may be in the metadata; its default is the rank. For experts, the shapes are (experts, rank, in) and (experts, out,
-  rank).
+  have matrices `….A` (rank, in) and `….B` (out, rank). The result of a module is W x + alpha / rank · B A x. The file's
+  metadata may contain `alpha`; its default is the rank. For experts, the shapes are (experts, rank, in) and (experts,
+  out, rank).
 - PEFT folders (adapter_model.safetensors and adapter_config.json) with tensor names such as
   `base_model.model.….lora_A.weight`.
 - torch files of Moondream's fine-tuning service. Their `lora_state_dict` contains matrices `dense.<n>.` for MLPs and
@@ -98,7 +98,7 @@ _Pairs = dict[tuple[int, str], dict[str, torch.Tensor]]
 
 
 def _is_safetensors(file: Path) -> bool:
-    """Return whether a file starts like a safetensors file: a length of eight bytes, then a JSON object."""
+    """Return whether a file is a safetensors file, which starts with a length of eight bytes and a JSON object."""
     with file.open("rb") as opened:
         return opened.read(9)[8:] == b"{" or file.suffix == ".safetensors"
 
@@ -167,7 +167,7 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
 
 
 def _named(shape: tuple[int, ...], at: int) -> str:
-    """Format a tensor shape for a message. Dimension `at` is shown as "rank"."""
+    """Format a tensor shape for an error message, with "rank" in place of dimension `at`."""
     names: list[object] = [*shape]
     names[at] = "rank"
     return f"({', '.join(map(str, names))})"
@@ -176,12 +176,12 @@ def _named(shape: tuple[int, ...], at: int) -> str:
 class AdapterBank:
     """Copy of the text decoder that applies a different LoRA adapter to each row of a batch.
 
-    It shares the model's weights.
+    The copy shares the model's weights.
 
-    The bank has a fixed number of adapter slots. The matrices of all slots are concatenated. The first GEMM multiplies
-    each row by A of all slots. Then the columns of all slots except the row's own slot are set to 0. The second GEMM
-    multiplies by B. This computes more than necessary, but all shapes are fixed, so CUDA graphs can capture it. Slot 0
-    means no adapter.
+    The bank has a fixed number of adapter slots, and concatenates the LoRA matrices A and B of all slots. The first
+    GEMM multiplies each row by A of all slots. In the result, the columns of all slots except the row's own slot are
+    set to 0. The second GEMM multiplies by B. This computes more than necessary, but all shapes are fixed, so CUDA
+    graphs can capture it. Slot 0 means no adapter.
 
     Args:
         text: text decoder of the model.
@@ -227,7 +227,7 @@ class AdapterBank:
         self._resident[slot] = weakref.ref(adapter)
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
-        """Return the text decoder, set up for a batch whose rows use the adapter slots `slots` (rows,) int."""
+        """Return the text decoder for a batch. `slots` (rows,) int is the adapter slot of each row."""
         others = self._others(slots).unsqueeze(1)
         for layer in self._layers.values():
             layer.others = others
@@ -236,7 +236,7 @@ class AdapterBank:
         return self._text
 
     def rows(self, slots: torch.Tensor) -> AdaptedRows:
-        """Return an object that adds the LoRA adapters of the slots `slots` (rows,) int to module outputs."""
+        """Return an object that adds LoRA terms to module outputs. `slots` (rows,) int: adapter slot of each row."""
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
@@ -255,7 +255,7 @@ class _AdaptedLinear(nn.Linear):
         self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=like.device)
 
     def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Copy the matrices of a LoRA adapter into a slot. The first slot is 1."""
+        """Copy the LoRA matrices of an adapter into a slot, or zeros if `weights` is None. The first slot is 1."""
         first = (slot - 1) * self.rank
         own = slice(first, first + self.rank)
         self.a[own].zero_()
@@ -272,8 +272,8 @@ class _AdaptedLinear(nn.Linear):
 class _AdaptedExperts(Experts):
     """Mixture of experts with LoRA: the matrices A and B depend on the row's adapter slot and on the expert.
 
-    The memory of the slots is allocated when the first adapter with matrices for experts is copied. `slots` (rows,) are
-    the adapter slots of the next batch.
+    The memory of the slots is allocated when the first adapter for experts is copied. The attribute `slots` (rows,) is
+    the adapter slot of each row of the next batch.
     """
 
     def __init__(self, base: Experts, n_slots: int, rank: int, like: torch.Tensor) -> None:
@@ -287,7 +287,7 @@ class _AdaptedExperts(Experts):
         self._column_slots = torch.arange(1, n_slots + 1, device=like.device).repeat_interleave(rank)
 
     def fill(self, slot: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
-        """Copy the LoRA matrices of an adapter for both GEMMs of the experts into a slot. The first slot is 1."""
+        """Copy the LoRA matrices of an adapter for both GEMMs of the experts into a slot. Slots are numbered from 1."""
         if not self.pairs:
             if not any(pairs):
                 return
@@ -341,12 +341,12 @@ class AdaptedRows:
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """Return the LoRA adapters of the first `count` rows (images), each repeated `length` times (tokens)."""
+        """Return the adapters of the first `count` rows (one per image), each repeated for `length` tokens."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 
     def behind(self, first: int) -> AdaptedRows:
-        """Return the LoRA adapters of all rows from index `first` on."""
+        """Return the LoRA adapters of all rows with index `first` or higher."""
         return AdaptedRows(self._layers, self._others[first:])
 
 

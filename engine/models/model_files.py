@@ -35,8 +35,8 @@ def find(name: str) -> Path:
     """Return the folder of a model.
 
     `name` is the name of an included model, a folder path, or a Hugging Face Hub ID such as `owner/model`. A model on
-    the hub is downloaded on first use and stored in the hub client's cache. `owner/model@revision` selects a branch,
-    tag or commit.
+    the Hub is downloaded on first use into the cache of the Hugging Face client. `owner/model@revision` selects a
+    branch, tag or commit.
 
     Raises:
         UnknownModelError: if the model does not exist.

@@ -62,11 +62,11 @@ class ReasoningTokens:
     Attributes:
         answer: token that ends the reasoning.
         suffix: tokens between the reasoning and the answer. The first one is `answer`.
-        forbidden: tokens that must not be sampled during the reasoning, except as the first token.
+        forbidden: tokens that must not be sampled during the reasoning, except as its first token.
         coord: token that precedes a coordinate.
         grounds: tokens that start a piece of text with coordinates.
-        end: token that ends the whole answer during the reasoning, unless it is `forbidden`. -1 if the model has no
-            such token.
+        end: token that ends both reasoning and answer if it is sampled during the reasoning, unless it is `forbidden`.
+            -1 if the model has no such token.
     """
 
     answer: int
@@ -79,7 +79,7 @@ class ReasoningTokens:
 
 @dataclass(slots=True, frozen=True)
 class PathTokens:
-    """Token IDs of the SVG path language for segmentation outlines; see `tasks.segment`.
+    """Token IDs for the SVG paths of segmentation outlines; see `tasks.segment`.
 
     Attributes:
         eos: token that ends a path.
@@ -87,8 +87,8 @@ class PathTokens:
         minus: token IDs of the minus sign.
         numbers: value, from 0 to 960, of each integer token.
         decode: function that returns the text of any other token ID.
-        sets: four lists of allowed token IDs: at the start of a path, after a complete command, if a number must
-            follow, and after a minus sign.
+        sets: allowed token IDs in four states: at the start of a path, after a complete command, before a number, and
+            after a minus sign.
     """
 
     eos: int
@@ -104,7 +104,7 @@ class PathTokens:
         object.__setattr__(self, "sets", (first, (self.eos, *self.commands), number, tuple(self.numbers)))
 
     def symbol(self, token: int) -> str | int | None:
-        """Return what a token ID stands for: a command letter, '-', an integer, or None for any other token."""
+        """Return the SVG path symbol of a token ID: a command letter, '-', an integer, or None for any other token."""
         found = self.commands.get(token, self.numbers.get(token, "-" if token in self.minus else None))
         if found is None:
             text = self.decode(token).strip()
@@ -122,10 +122,10 @@ class ModelLimits:
         vocab_size: number of token IDs.
         dim: width of embeddings and hidden states.
         n_layers, n_kv_heads, head_dim: number of layers, key heads and channels per head in the KV cache.
-        bos_id: token before the image tokens.
+        bos_id: ID of the begin-of-sequence token, which precedes the image tokens.
         suppressed_ids: tokens that are never sampled in free text, except as its first token.
         coord_id: token that precedes a coordinate in reasoning, or -1 if the model has no such token.
-        repeat_iou: IoU above which a box repeats an earlier box of the same answer, and is dropped. None keeps all
+        repeat_iou: IoU above which a box is dropped as a duplicate of an earlier box of the same answer. None keeps all
             boxes.
     """
 
@@ -197,9 +197,10 @@ class Prompts(Protocol):
         ...
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return numbers, from 0 to 1, that replace token embeddings of the prompt, by position in the prompt.
+        """Return coordinates and sizes, from 0 to 1, that encode the reference points and boxes `refs`.
 
-        They encode the points and boxes `refs`. Each value is (coordinate,) or (width, height).
+        They replace token embeddings of the prompt, and are keyed by position in the prompt. Each value is
+        (coordinate,) or (width, height).
         """
         ...
 
@@ -214,7 +215,7 @@ class Prompts(Protocol):
 
     @property
     def path_tokens(self) -> PathTokens:
-        """Token IDs of the SVG path language for segmentation outlines."""
+        """Token IDs for the SVG paths of segmentation outlines."""
         ...
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
@@ -271,7 +272,7 @@ class TextDecoder(Protocol):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of block weights that are multiplied with each token. Unused experts do not count."""
+        """Number of decoder block weights used for one token, without the experts that the router does not select."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -283,8 +284,8 @@ class TextDecoder(Protocol):
     ) -> torch.Tensor:
         """Return the hidden states (rows, length, dim) of embeddings x. Store keys and values in the KV cache.
 
-        `positions` are (rows, length). `mask` is bool (True for visible keys) or is added to the attention scores. By
-        default, attention is causal after the image prefix.
+        `positions` are (rows, length). A bool `mask` is True for visible keys; a `mask` of numbers is added to the
+        attention scores. By default, attention is bidirectional in the image prefix and causal after it.
         """
         ...
 
@@ -370,7 +371,7 @@ class DraftingEncoder(Protocol):
 
     @property
     def asked(self) -> Mapping[tuple[int, ...], int]:
-        """Detector class index for the token IDs of a prompt."""
+        """Detector class index, keyed by the token IDs of the prompt that asks for the class."""
         ...
 
     @property
@@ -393,7 +394,7 @@ class DeepEncoder(Protocol):
     """Vision encoder that can also return the features of an inner block, which an outline refiner needs."""
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features after the block with index `block`, and the features of the whole encoder.
+        """Return the features after the block with index `block`, and the features after the last block.
 
         Args:
             crops: normalized crops.
@@ -457,14 +458,15 @@ class RegionHeads(Protocol):
 
 @runtime_checkable
 class ReadableHeads(Protocol):
-    """Region heads that support several transformations (readings) from a hidden state to the decoder input.
+    """Region heads that support several transformations (`readings`) from a hidden state to the decoder input.
 
-    config.json does not say which one a checkpoint was trained with. `saccade doctor --model` tests them.
+    config.json does not contain the transformation with which a checkpoint was trained. `saccade doctor --model` tests
+    all transformations.
     """
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Names of the supported transformations from a hidden state to the decoder input. The first one is in use."""
+        """Names of the supported transformations from a hidden state to the decoder input. The first name is in use."""
         ...
 
     def read_as(self, name: str) -> None:

@@ -80,7 +80,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
 
 
 def load_random(name: str, device: torch.device, dtype: torch.dtype, config: Any = None, seed: int = 0) -> LoadedModel:
-    """Return a model with random weights, for measurements of speed.
+    """Return a model with random weights, to measure speed without a checkpoint.
 
     Args:
         name: key of `RANDOM`, which selects the model shape.

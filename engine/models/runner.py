@@ -1,18 +1,18 @@
 """Device work of one batch step: decoder, prefill of images, and sampling.
 
-All tensors have fixed addresses for CUDA graphs.
+All tensors have fixed addresses, as CUDA graphs require.
 
 `Runner` uses the PyTorch modules of the model on any device. `cpu.decoder.CpuRunner` has a fused decoder for CPUs.
 `cuda.decoder.PackedRunner` has kernels for steps with few rows.
 
-| what is sampled | implementation |
+| sampled value | implementation |
 |---|---|
 | coordinates and sizes | `Runner.sample_regions`; on CUDA `kernels.region_sampling` |
 | tokens | `take_tokens` if greedy; `sample` with a temperature or a grammar |
-| whether another object begins | on the host, by `ObjectsOutput.begins` (`tasks.objects`), from two logits |
+| whether another object follows | on the host, by `ObjectsOutput.begins` (`tasks.objects`), from two logits |
 
-Random noise is a hash of the request's seed, the step and the token. An answer therefore does not depend on its batch
-or on its launch time.
+Random noise is a hash of the request's seed, the step number and the token ID. An answer therefore does not depend on
+the other requests in its batch, or on its launch time.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Runner:
 
         Args:
             bank: LoRA adapters by slot.
-            slots: (rows,) adapter slot of each row. For `forward_tokens` the rows are tokens; for `prefill` they are
-                the images, then the tokens.
+            slots: (rows,) adapter slot of each row. For `forward_tokens`, rows are tokens. For `prefill`, the first
+                rows are images, followed by tokens.
         """
         adapted = copy.copy(self)
         adapted._adapters = bank, slots
@@ -94,8 +94,8 @@ class Runner:
             positions: (rows,) positions in the sequences, including the image prefix.
             owners: (rows,) index of each row's sequence in `tables`.
             tables: (sequences, pages) page tables.
-            together: whether several rows may belong to one sequence and attend to earlier rows. This runner always
-                allows it, because it stores all keys first.
+            together: whether several rows may belong to one sequence and attend to earlier rows. `Runner` ignores it:
+                it always supports such rows, because it stores all keys first.
 
         Returns:
             (rows, dim) hidden states.
@@ -105,7 +105,7 @@ class Runner:
     def _forward(
         self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        """Compute `forward_tokens`. `first` is the index of the first row's adapter slot."""
+        """Compute `forward_tokens`. `first` is the index of the first row in the batch, which selects its adapter."""
         rows = self._cache.rows(tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
         # The mask must be explicit: in a sequence without an image, attention is causal from the first position on.
@@ -229,11 +229,11 @@ def take_allowed(
     Args:
         text: the text decoder.
         rows: (n,) int64 row indices. Rows that occur twice must have the same mask.
-        masks: (any, vocab) bool, True for allowed tokens.
-        which: (n,) int64 row of `masks` for each of `rows`.
-        logits: (any, vocab) float32.
-        batch_slots: (any,) rows of `state` that receive the embeddings.
-        sampled: (any, 3) float32 samples; the first value of each row is overwritten.
+        masks: (masks, vocab) bool, True for allowed tokens.
+        which: (n,) int64 index into `masks` for each of `rows`.
+        logits: (rows of the step, vocab) float32.
+        batch_slots: (rows of the step,) rows of `state` that receive the embeddings.
+        sampled: (rows of the step, 3) float32 samples; the first value of each selected row is overwritten.
         state: (batch slots, dim) next input embeddings, overwritten.
     """
     allowed = torch.where(masks.index_select(0, which), logits.index_select(0, rows), -torch.inf)
@@ -250,7 +250,7 @@ def take_coordinates(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample a coordinate for each text row with a coordinate token. The embedding of the coordinate is the next input.
+    """Sample a coordinate for each text row with a coordinate token. Store its embedding as the next input.
 
     Args:
         region: region heads of the model.
@@ -331,13 +331,13 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the embeddings of decoder inputs that come from the host: earlier samples or drafts.
+    """Return the embeddings of decoder inputs that the host supplies: earlier samples or drafts.
 
     Args:
         model: the model.
         kinds: (…) int: `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for no value.
         values: (…, 2) float32: (coordinate, unused), (width, height) or (token ID, unused).
-        others: (…, dim) embeddings to return for kind 0.
+        others: (…, dim) embeddings to return where `kinds` is 0.
 
     Returns:
         (…, dim) embeddings.

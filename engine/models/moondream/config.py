@@ -26,7 +26,7 @@ class ModelConfigError(ModelFilesError):
 
 @dataclass(slots=True, frozen=True)
 class ExpertsConfig:
-    """Configuration of the mixture of experts, which replaces the MLP in layers from `start_layer` on."""
+    """Configuration of the mixture of experts. It replaces the MLP in all layers with index `start_layer` or higher."""
 
     num_experts: int = 64
     start_layer: int = 4
@@ -79,9 +79,9 @@ class VisionConfig:
     """Configuration of the vision encoder.
 
     `stem` selects the encoder: "patch" is the published vision transformer, "picodet" an object detector
-    (`nano.detector_tower`). The detector returns `n_places` tokens for detections and `coarse`² tokens for a grid, and
-    has `n_classes` classes. The class with index `part_class` has separate boxes. If `part_class` equals `n_classes`,
-    no class has separate boxes.
+    (`nano.detector_tower`). The detector has `n_classes` classes. It returns `n_places` image tokens for detections,
+    and `coarse`² image tokens for a grid over the image. For the class with index `part_class`, such as a face, the
+    detector predicts separate boxes. If `part_class` equals `n_classes`, there is no such class.
     """
 
     enc_dim: int = 1152
@@ -143,8 +143,8 @@ class RegionConfig:
 class TokenizerConfig:
     """Special token IDs, and the token IDs of the prompt templates.
 
-    `query_suffixes` is the number of suffix tokens after a question; with reasoning there is one token less.
-    `suppresses` is 1 if answers and reasoning must not contain some special tokens, and 0 for Moondream 3.1.
+    `query_suffixes` is how often the suffix of the query template is repeated after a question without reasoning.
+    `suppresses` is 1 if some special tokens must not be sampled in answers and reasoning, and 0 for Moondream 3.1.
     """
 
     bos_id: int = 0
@@ -432,7 +432,7 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
 
 
 def _outlining(tokenizer: TokenizerConfig, text: Any) -> TokenizerConfig:
-    """Add Moondream 3's prompt template for outlines to a model with experts, unless the model has its own."""
+    """Add Moondream 3's prompt template for outlines to a mixture-of-experts model without such a template."""
     if not isinstance(text, Mapping) or text.get("moe") is None or "segment" in tokenizer.templates:
         return tokenizer
     if text.get("vocab_size", TextConfig().vocab_size) <= max(_SEGMENT["prefix"]):  # a small test model
@@ -444,7 +444,7 @@ _SEGMENT = {"prefix": [1, 17374, 2], "suffix": [3]}
 
 
 def _heads(text: Any, unsaid: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """Use the number of query heads as default for the number of key heads, as the 0.5B model needs."""
+    """Set the default number of key heads to the number of query heads, as the 0.5B model needs."""
     if not isinstance(text, Mapping) or "n_heads" not in text:
         return unsaid
     return {**unsaid, "text": {**unsaid.get("text", {}), "n_kv_heads": text["n_heads"]}}

@@ -34,9 +34,9 @@ class _Matrices(nn.Module):
 class Experts(nn.Module):
     """Mixture of experts: a router selects `experts_per_token` experts for each token.
 
-    An expert computes fc2(gelu(h) · (g + 1)) with the exact GELU. h and g are the halves of fc1 x. The experts with the
-    highest router logits are selected. Their outputs are weighted by the softmax of these logits. The formulas are
-    those of vLLM's moondream3.py (Apache-2.0).
+    An expert computes fc2(gelu(h) · (g + 1)) with the exact GELU, where h is the first half of fc1(x) and g the second
+    half. The router selects the experts with the highest logits. Their outputs are weighted by the softmax of these
+    logits. The formulas are those of vLLM's moondream3.py (Apache-2.0).
 
     Attributes:
         scales: scales (experts, outputs) float32 of fc1 and fc2 if the weights are FP8 or rounded to FP8; otherwise
@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
     @property
     def n_idle_weights(self) -> int:
-        """Number of weights in the experts that one token does not use."""
+        """Number of expert weights that are not used for a token, because the router selects only some experts."""
         idle = self.config.num_experts - self.config.experts_per_token
         return idle * (self.fc1.weight[0].numel() + self.fc2.weight[0].numel())
 
@@ -75,7 +75,7 @@ class Experts(nn.Module):
         return best.softmax(-1), chosen
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (..., width) to the same shape with the experts of each token."""
+        """Apply the selected experts to each token. Input and output have the shape (..., width)."""
         flat = x.flatten(0, -2)
         weights, chosen = self.route(flat)
         mixed = self._one_by_one if x.device.type == "cpu" else self._all_at_once
@@ -104,7 +104,7 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Apply one or all experts to x (rows, width). `rows` are their batch indices, for LoRA adapters."""
+        """Apply one or all experts to x (rows, width). The batch indices `rows` of x select LoRA adapters."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 

@@ -54,9 +54,9 @@ def refiner_loader(model: Moondream) -> Callable[[Path], Refiner] | None:
 
 
 def _refuse_older_prompts(folder: Path) -> None:
-    """Reject a published revision with an old prompt format.
+    """Reject a published model revision with an old prompt format.
 
-    The revision's Python file is searched for the name of the current tokenizer, but never executed.
+    The function searches the revision's Python file for the name of the current tokenizer. It never runs the file.
 
     Raises:
         ModelFilesError: if the weights need an older tokenizer than the prompt templates.

@@ -103,17 +103,17 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Moondream:
 
 
 def _keeps_fp8(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the FP8 experts of a checkpoint stay in FP8: on a CUDA GPU with FP8 and a 16-bit `dtype`."""
+    """Return whether FP8 experts remain in FP8 after loading: on a CUDA GPU with FP8 support and a 16-bit `dtype`."""
     return device.type == "cuda" and dtype.itemsize == 2 and supports_fp8(device)
 
 
 def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: bool) -> torch.Tensor:
-    """Read a tensor, and move it to a device and dtype. With `kept`, FP8 experts stay in FP8."""
+    """Read a tensor, and move it to a device and dtype. If `kept` is True, FP8 experts are not dequantized."""
     return stored.codes().to(device) if kept and stored.codes is not None else stored.read().to(device, dtype)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor at an aligned address, because the last bit of GEMM results may depend on the alignment."""
+    """Return the tensor, copied if its address is not aligned. Alignment may affect the last bit of a GEMM."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
@@ -154,7 +154,7 @@ def open_checkpoint(folder: Path, files: ExitStack) -> tuple[Moondream, dict[str
 
 
 def _family(config: MoondreamConfig, newer: bool, stored: Mapping[str, StoredTensor]) -> str:
-    """Return a line for display: the name of the published model, its dtypes and its special parts."""
+    """Return one line for display: the name of the published model, its dtypes and features such as experts."""
     if config.vision.stem == "picodet":
         return ""
     name = "Moondream 3.1" if newer else "Moondream 3 (preview)" if config.text.moe else "Moondream 2"

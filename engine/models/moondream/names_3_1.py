@@ -1,7 +1,8 @@
 """Translates the tensor names of Moondream 3.1 checkpoints to the names of Moondream 3.
 
-A Moondream 3.1 checkpoint has no `model_type`, so its tensor names identify it. These names are those of checkpoints
-from 2024, plus names for experts and attention temperature. Two tables of Fourier features are stored transposed.
+The config.json of Moondream 3.1 has no `model_type`, so a checkpoint is identified by its tensor names. Moondream 3.1
+uses the tensor names of checkpoints from 2024, plus names for experts and attention temperature. It stores two tables
+of Fourier features transposed.
 """
 
 from __future__ import annotations

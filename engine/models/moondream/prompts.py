@@ -131,7 +131,7 @@ class CodePointTokenizer:
 class MoondreamPrompts:
     """Prompts of one model: token IDs of the prompt templates around encoded text.
 
-    A `closed` model supports only labels.
+    A `closed` model (closed vocabulary) supports prompts with labels, but not with reference points or boxes.
     """
 
     __slots__ = ("_closed", "_config", "_path_tokens", "_templates", "_tokenizer", "_vocab_size", "eos_id")
@@ -148,8 +148,8 @@ class MoondreamPrompts:
     def can(self, skill: str) -> bool:
         """Return whether the model supports a skill.
 
-        'detect', 'point', 'segment', 'query' and 'caption' need a prompt template. 'gaze' is supported by every model
-        that supports 'point', because its prompt is plain text.
+        'detect', 'point', 'segment', 'query' and 'caption' need a prompt template. 'gaze' needs the template of 'point'
+        and an open vocabulary.
         """
         if skill in ("detect", "point", "gaze") and self._config.in_words:
             return False  # unsupported: these models have no coordinate token to start an object
@@ -176,9 +176,9 @@ class MoondreamPrompts:
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
         """Return the token IDs of the prompt for a question.
 
-        The question is encoded without a leading space. `query_suffixes` suffix tokens follow. With `reasoning`, the
-        thinking token replaces the last of them. Models with plain-text prompts encode a leading space, and have one
-        suffix token.
+        The question is encoded without a leading space, and followed by `query_suffixes` suffixes. With `reasoning`,
+        the thinking token replaces the last suffix. Models with plain-text prompts encode the question with a leading
+        space, and use one suffix.
         """
         template, config = self._templates["query"], self._config
         if config.in_words:
@@ -194,7 +194,7 @@ class MoondreamPrompts:
 
     @property
     def path_tokens(self) -> PathTokens:
-        """Token IDs of the SVG path language: all tokens that decode to a command, a minus sign or an integer.
+        """Token IDs for SVG paths: all tokens that decode to a command letter, a minus sign or an integer.
 
         Whitespace around the decoded text is ignored.
         """
@@ -213,15 +213,15 @@ class MoondreamPrompts:
         return self._path_tokens
 
     def _marks(self, refs: Sequence[Ref]) -> list[int]:
-        """Return placeholder token IDs for references (two for a point, three for a box).
+        """Return placeholder token IDs for references: two for a point, three for a box.
 
-        Encoded values replace their embeddings.
+        The embeddings of the placeholders are later replaced by embeddings of coordinates and sizes.
         """
         config = self._config
         return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return the centres of all references, and the sizes of box references, by position in the prompt."""
+        """Return the centres of all references and the sizes of boxes, by position of their placeholder tokens."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:

@@ -1,4 +1,4 @@
-"""Moondream models with random weights, for measurements of speed without a checkpoint."""
+"""Moondream models with random weights, to measure speed without a checkpoint."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def random_moondream_3(
 def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
     """Return a model with random weights, scaled so that each layer preserves the scale of its inputs.
 
-    Object lists differ in length, because the probability of another object depends on the image and on earlier
-    objects.
+    The model lists a different number of objects in different images, because the random probability of another object
+    depends on the image and on earlier objects.
     """
     with torch.device("meta"):
         model = Moondream(config)

@@ -242,7 +242,8 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
 def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
     """Map the tensors of a refiner file to the parameter names of `MaskRefiner`.
 
-    A tensor with an unknown name is mapped to the next parameter of the same part, kind (weight or bias) and shape.
+    If a tensor has an unknown name, it is mapped to the next unassigned parameter in the same part of the refiner with
+    the same shape and the same role (weight or bias).
     """
     held = {key: tensor for name, tensor in held.items() for key, tensor in _split(name, tensor)}
     found = {}
@@ -269,7 +270,7 @@ def _split(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 
 def _part(name: str) -> str:
-    """Return the part of the refiner to which a tensor name belongs."""
+    """Return the part of the refiner, such as a block, to which a tensor belongs according to its name."""
     words = name.split(".")
     depth = {"transformer_blocks": 3, "hq_fusion": 2, "mask_mlps": 2}.get(words[0], 1)
     return ".".join(words[:depth])

@@ -33,8 +33,8 @@ def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
 def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
     """Return the sizes (n_bins,) float32 of all size bins, as fractions of the image. The table is read-only.
 
-    All devices use this table. If each device computed the powers, the last bits could differ, and drafts are compared
-    exactly.
+    The table is computed once and copied to all devices. Powers computed on different devices could differ in the last
+    bits, and the comparison of drafts with samples must be exact.
     """
     with torch.inference_mode(False):  # a tensor created in inference mode could not be used in training
         bins = torch.arange(n_bins, device="cpu")
@@ -48,7 +48,9 @@ def size_bin(size: torch.Tensor, n_bins: int) -> torch.Tensor:
 
 
 class RegionHeads(nn.Module):
-    """Encodes coordinates and sizes as embeddings, and decodes them as bins from hidden states (before the last norm).
+    """Encodes coordinates and sizes as embeddings, and decodes hidden states to coordinates and sizes.
+
+    The hidden states are those before the last norm of the text decoder.
 
     Args:
         config: configuration of the heads. `reads` "" means "raw".
@@ -80,7 +82,7 @@ class RegionHeads(nn.Module):
         return self.size_encoder(fourier_features(value, self.size_features).to(self.size_encoder.weight.dtype))  # type: ignore[no-any-return]
 
     def coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the coordinate (..., 1) float32 for hidden states (..., dim): most likely bin / number of bins."""
+        """Return the most likely coordinate (..., 1) float32, from 0 to 1, for hidden states (..., dim)."""
         logits = self.decode_coord(hidden)
         return (logits.argmax(-1, keepdim=True) / logits.shape[-1]).float()
 
@@ -91,9 +93,9 @@ class RegionHeads(nn.Module):
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Possible transformations from hidden states to decoder inputs (`RegionConfig.reads`).
+        """Names of the possible transformations from hidden states to decoder inputs; see `RegionConfig.reads`.
 
-        The first one is in use.
+        The first name is the transformation in use.
         """
         given = next(name for name, norms in self._norms.items() if norms == self.norms)
         return given, *(name for name in self._norms if name != given)

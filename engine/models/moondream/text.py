@@ -45,9 +45,8 @@ C = TypeVar("C", contravariant=True)
 class BlockOps(Protocol[L, C]):
     """The operations of a decoder block, as a backend implements them.
 
-    An instance stores the residual and the token positions.
-
-    The values passed between the operations (normed states, heads, attention output) have the format of the backend.
+    An instance stores the residual and the token positions. Each backend chooses its own format for the values that are
+    passed from one operation to the next (normalized states, heads, attention output).
     """
 
     def norm(self, layer: L) -> Any:
@@ -55,7 +54,7 @@ class BlockOps(Protocol[L, C]):
         ...
 
     def heads(self, layer: L, normed: Any, kv_only: bool) -> Any:
-        """Return queries, keys and values before RoPE. With `kv_only`, the result needs no queries."""
+        """Return queries, keys and values before RoPE. With `kv_only`, queries may be omitted."""
         ...
 
     def temper(self, layer: L, heads: Any) -> Any:
@@ -97,11 +96,11 @@ def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *,
 
 
 class Temperature(nn.Module):
-    """Attention temperature of Moondream 3: a factor for the queries, and one for the values, of each head.
+    """Attention temperature of Moondream 3: for each head, a factor for the queries and a factor for the values.
 
-    The factors depend on the position and the token. With p = ½ + sigmoid(alpha · log(position + 1)), the factor of a
+    The factors depend on the token and its position. With p = ½ + sigmoid(alpha · log(position + 1)), the factor of a
     query is tanh(gelu(qkv) · wqᵀ) + p. The factor of a value uses wv instead of wq. GELU is exact. All computations are
-    float32.
+    in float32.
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -139,7 +138,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Weights of the text decoder's block with index `number`."""
+    """Weights of one block of the text decoder. `number` is the index of the block."""
 
     def __init__(self, config: TextConfig, number: int) -> None:
         super().__init__()
@@ -166,7 +165,7 @@ class _ModuleOps:
         positions: (rows, length) or (length,) token positions.
         rotation: RoPE tables for the positions.
         mask: attention mask; see `TextDecoder.forward`.
-        alone: whether x attends only to itself, without a KV cache.
+        alone: whether each sequence attends only to the tokens in x, without a KV cache.
     """
 
     x: torch.Tensor
@@ -220,13 +219,13 @@ class _ModuleOps:
 class Joined:
     """Concatenated weights of a decoder block: one input matrix and one output matrix for both attention and MLP.
 
-    In a block with a mixture of experts, the matrices contain only attention.
+    In a block with a mixture of experts, the matrices contain only the attention weights.
 
     Attributes:
-        into: weight (heads and MLP, dim) of the input matrix; the heads come first.
-        into_bias: (heads and MLP,) bias.
-        out: weight (dim, dim + ff_dim) of the output matrix; attention comes first.
-        out_bias: (dim,) bias.
+        into: input weight (heads and MLP, dim); the rows of the attention heads come first.
+        into_bias: (heads and MLP,) bias of the input matrix.
+        out: output weight (dim, dim + ff_dim); the columns of attention come first.
+        out_bias: (dim,) bias of the output matrix.
         experts: mixture of experts, or None.
     """
 
@@ -239,7 +238,7 @@ class Joined:
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
-    """Concatenate the matrices of a decoder block. The weights of its modules become views of the result."""
+    """Concatenate the matrices of a decoder block. Its modules' weights become views of the concatenated matrices."""
     attn, mlp = block.attn, block.mlp
     if isinstance(mlp, Experts):
         qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))
@@ -250,7 +249,7 @@ def join(block: Block) -> Joined:
 
 
 def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
-    """Replace the weights of a block's modules by views of its concatenated matrices, which may have any dtype."""
+    """Replace the weights of a decoder block's modules by views of its concatenated matrices, of any dtype."""
     attn, mlp = block.attn, block.mlp
     split, dim = attn.qkv.out_features, attn.proj.in_features
     attn.qkv.weight.data, attn.proj.weight.data = into[:split], out[:, :dim]
@@ -277,7 +276,7 @@ class TextDecoder(nn.Module):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of block weights that are multiplied with each token. Unused experts do not count."""
+        """Number of decoder block weights used for one token, without the experts that the router does not select."""
         weights = sum(parameter.numel() for parameter in self.blocks.parameters())
         for block in self._blocks():
             if isinstance(block.mlp, Experts):

@@ -129,7 +129,7 @@ class VisionTower(CropReader):
         return self.two_depths(crops, 0)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return features after the block with index `block`, and features of the whole encoder, for normalized crops.
+        """Return features after the block with index `block`, and features after the last block, for normalized crops.
 
         Both have the shape (crops, grid², enc_dim).
         """
@@ -177,10 +177,7 @@ class VisionTower(CropReader):
         return self.project(features[0], pooled)
 
     def patches(self, crops: torch.Tensor) -> torch.Tensor:
-        """Split crops into patches, with the values of a patch ordered by channel, row and column.
-
-        Return the embeddings.
-        """
+        """Return the patch embeddings of crops. The values of a patch are ordered by channel, row and column."""
         n, channels, _, _ = crops.shape
         grid, patch = self.config.grid, self.config.enc_patch_size
         x = crops.reshape(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
@@ -194,8 +191,8 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
     """Return the number of tiles (rows, columns) for an image of `height` × `width` pixels.
 
     A tile has `window` pixels per side. If one side of the image is not longer than a tile, there is only one tile.
-    Otherwise the smallest sufficient tiling is enlarged to match the aspect ratio of the image, up to `max_crops`
-    tiles. If the smallest tiling has too many tiles, both sides are reduced in proportion.
+    Otherwise the number of tiles is as close to `max_crops` as the aspect ratio of the image allows. If the image needs
+    more than `max_crops` tiles, rows and columns are reduced in proportion.
     """
     if height <= window or width <= window:
         return 1, 1
@@ -256,7 +253,7 @@ def normalize(crops: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def stitch(features: torch.Tensor, tiling: tuple[int, int], margin: int) -> torch.Tensor:
-    """Join the features of overlapping tiles into one feature map. Overlapping margins inside the image are dropped.
+    """Join the features of overlapping tiles into one feature map. Each tile's margin is dropped where tiles overlap.
 
     Args:
         features: (rows · columns, grid, grid, dim), tiles in row-major order.

@@ -104,7 +104,7 @@ class Down(nn.Module):
 
 
 class Unit(nn.Module):
-    """Shuffle unit: half of the channels pass unchanged, the other half is convolved. Then both are interleaved."""
+    """Shuffle unit: half of the channels are convolved, then interleaved with the other, unchanged half."""
 
     def __init__(self, width: int, middle: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Unit(nn.Module):
 
 
 class Csp(nn.Module):
-    """CSP block of the detector's neck, which merges two feature maps.
+    """Cross-stage partial (CSP) block of the detector's neck, which merges two feature maps.
 
     Half of the channels pass through a pointwise, a depthwise and another pointwise convolution.
     """
@@ -161,7 +161,7 @@ class Head(nn.Module):
 
 @dataclass(slots=True)
 class Evidence:
-    """Outputs of the detector in its P grid cells. The cells of stride 8 come first; each stride is in row-major order.
+    """Outputs of the detector for each of P grid cells. Cells are ordered by stride (8 first), row and column.
 
     Attributes:
         features: (N, P, 96) features of the neck.
