@@ -134,10 +134,10 @@ class Engine:
             kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs). This allows more sequences and makes large
                 batches faster. The default is the model's dtype.
             imgsz: only for nano: length in pixels to which the longer side of an image is resized. It is a multiple of
-                32 from 128 to 1280; the default is 416. With larger values, smaller objects are detected, and an image
-                takes longer.
-            depth: number of step slots. With 2, a step is launched before the host reads the previous step. The answers
-                do not depend on it. The default is 2 on CUDA and 1 on a CPU.
+                32 from 128 to 1280; the default is 416. Larger values detect smaller objects, but inference takes
+                longer.
+            depth: number of batch steps in flight. With 2, a step is launched before the host reads the results of the
+                previous step. The answers do not depend on it. The default is 2 on CUDA and 1 on a CPU.
             adapter_slots: maximum number of LoRA adapters in use at the same time. Requests for further adapters wait.
             adapter_rank: maximum rank of an adapter. The slots use memory only after the first adapter is used.
             drafts: whether to use speculative decoding. Drafts come from the detector or from the last frame of the
@@ -227,9 +227,9 @@ class Engine:
     ) -> ResultFuture:
         """Queue tasks on an image. All tasks share one prefill of the image.
 
-        With a `stream`, the image is a frame: while it is queued, a newer frame of the same stream supersedes it. The
-        future of the old frame then fails with SupersededError. The engine does no work for a frame before the frame
-        leaves the queue. Streams share the engine in proportion to their weights, see `configure_stream`.
+        With a `stream`, the image is a frame of a video. A newer frame of the same stream replaces a queued frame, and
+        the future of the old frame fails with SupersededError. Streams share the engine in proportion to their
+        scheduling weights, see `configure_stream`.
 
         Args:
             image: (height, width, 3) uint8 RGB, or a function that returns it later. The pixels must not change until
@@ -238,11 +238,12 @@ class Engine:
             tiles: with n > 1, `Detect` tasks also run on n × n overlapping tiles of the image. This finds more small
                 objects at 1 + n² times the cost.
             deadline_s: seconds from now after which the request is dropped. The future then fails with DeadlineError.
-                It fails at once if cropping alone would take longer.
-            adapter: name of a loaded adapter for image and answers.
+                It fails at once if the deadline cannot be met.
+            adapter: name of a loaded LoRA adapter, used for the image and the answers.
             stream: hashable key that all frames of one camera have in common. None for a single image.
-            previous: result of the same model for a similar image. Its answers become the drafts of equal tasks,
-                instead of the last answers of the stream. The results do not change, see `core.speculative`.
+            previous: result of the same model for a similar image. Its answers are used as drafts for equal tasks
+                (speculative decoding), instead of the stream's previous answers. The results do not change, see
+                `core.speculative`.
             windows: additional parts of the image for `Detect` tasks. Each costs as much as an image. The detections of
                 all parts are merged into one list.
 
@@ -277,7 +278,7 @@ class Engine:
         return self._loaded.look is not None
 
     def look(self, image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
-        """Return a vector of length 1 that describes the appearance of an object. Runs in the calling thread.
+        """Return a unit vector that describes the appearance of an object. Runs in the calling thread.
 
         The dot product of two vectors is the similarity of the objects, at most 1.
 
@@ -387,7 +388,8 @@ class Engine:
     ) -> Points:
         """Return the centre points of all objects with a label. Blocks until the answer is complete.
 
-        `refs` are parts of the image to search: points (x, y) and boxes (x1, y1, x2, y2), as fractions.
+        `refs` restrict the search to parts of the image: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the
+        image.
         """
         tasks = [Point(name, max_objects, conf, tuple(refs)) for name in self.resolve([label])]
         return self.submit(image, tasks).result().points
@@ -411,7 +413,7 @@ class Engine:
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
     def counters(self) -> dict[str, float]:
-        """Return counters of the engine: steps, sequences, requests, queue, KV cache pages, slots and bubble.
+        """Return counters of the engine by name, such as steps, requests, queue length and used KV cache pages.
 
         Thread-safe.
 
@@ -440,7 +442,7 @@ class Engine:
         return self._loaded.model.limits
 
     def run_idle(self, work: Callable[[Executor[Any]], T]) -> T:
-        """Call a function with the executor while no batch step is running, and return its result.
+        """Call `work(executor)` while no batch step is running, and return its result.
 
         Benchmarks use this method.
 
@@ -620,7 +622,7 @@ class EncodedImage:
     Args:
         width: width of the image in pixels.
         height: height of the image in pixels.
-        kept: cached prefix of the image.
+        kept: prefix of the image in the KV cache.
         adapter: LoRA adapter with which the image was encoded, or None.
         loop: step loop that owns the prefix.
         picture: pixels of the image for the refinement of outlines, or None.

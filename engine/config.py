@@ -17,16 +17,16 @@ class EngineConfig:
     """Configuration of an engine. The defaults suit Moondream 2 on one GPU, and nano on any device.
 
     Attributes:
-        depth: number of step slots. With 2, a step is launched before the host reads the previous step. The answers do
-            not depend on it.
+        depth: number of batch steps in flight. With 2, a step is launched before the host reads the results of the
+            previous step. The answers do not depend on it.
         max_sequences: maximum number of prompts that are processed at the same time.
         page_size: number of tokens per KV cache page.
-        n_pages: number of KV cache pages. None chooses as many as fit the device.
+        n_pages: number of KV cache pages. None chooses the number from the free memory of the device.
         kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs), which doubles the number of pages. None uses the
             model's dtype.
         images_per_prefill: maximum number of images per prefill, from 1 to 64. A CPU always uses 1. `Engine.load` sets
             32 for nano on CUDA.
-        requests_per_prefill: maximum number of requests that begin in a prefill. The remaining room is for further
+        requests_per_prefill: maximum number of requests that begin in a prefill. Further images in the prefill are
             tiles of these requests. `Engine.load` sets 16 for nano on CUDA.
         adapter_slots: maximum number of LoRA adapters in use at the same time.
         adapter_rank: maximum rank of an adapter.
@@ -36,34 +36,36 @@ class EngineConfig:
         exact: only for a detector model on a CPU. If True, everything is computed in the model's dtype, and images are
             resized like Pillow does. If False, the detector and the image prefixes use bfloat16 if the CPU supports it,
             and PyTorch resizes the images. False is faster and has the same average precision.
-        decodes_quiet: number of decode steps between two prefills if the queued images do not fill a prefill, see
-            `core.scheduler`.
-        decodes_busy: number of decode steps between two prefills if the queued images fill a prefill.
+        decodes_quiet: number of decode steps between two prefills if fewer images are queued than fit into a prefill,
+            see `core.scheduler`.
+        decodes_busy: number of decode steps between two prefills if enough images are queued to fill a prefill.
         prefill_ready: fraction of the admitted images that must be prepared before a prefill may interrupt decoding.
-        most_credit: maximum credit of a stream of weight 1, see `core.admission`. Larger values allow longer bursts.
-        owed_credit: streams with at least this credit are admitted before other streams.
-        fresh_s: age in seconds above which a frame lets newer frames of other streams go first. The default is the time
-            of a prefill of 8 images on an H200.
+        most_credit: maximum scheduling credit of a stream with weight 1, see `core.admission`. Larger values allow
+            longer bursts.
+        owed_credit: streams with at least this scheduling credit are admitted before other streams.
+        fresh_s: age in seconds above which a frame is admitted after newer frames of other streams. The default is the
+            time of a prefill of 8 images on an H200.
         service_doubt: factor by which the estimated service time is reduced each time it causes the rejection of a
             frame.
-        passing_streams: maximum number of idle streams without settings whose state is stored.
+        passing_streams: maximum number of idle streams without settings for which the engine stores scheduling state.
         lead_prefills: number of recent prefills whose shortest duration determines the admission lead
             (`AdmissionLead`).
-        lead_late: correction factor for the measured duration of a prefill that ended before the step loop waited for
-            it.
+        lead_late: factor for the measured duration of a prefill that ended before the step loop waited for it. The
+            measured duration is then too long.
         poll_s: polling interval in seconds for devices without completion callbacks.
-        preparers: number of threads that copy images for upload to a GPU. A 4K frame takes one thread 6 ms.
+        preparers: number of threads that copy images for upload to a GPU. Copying a 4K frame takes 6 ms.
         crop_large: minimum number of pixels of an image whose cropping time is measured.
         crop_bound: fraction of a measured cropping time that is used as lower bound.
         crop_doubt: factor by which the lower bound is reduced after each rejection.
         drafted_tokens: maximum number of prompt and draft tokens in a prefill with drafts. The default adds almost no
             time to the encoding of the images.
-        image_draft: minimum number of draft values that come from the detections in an image. The default is two boxes.
+        image_draft: minimum number of values in a draft from the detections in an image. The default is two boxes.
         draft_misses: number of consecutive steps with a wrong first draft value after which decoding continues without
             drafts.
-        draft_worth: fraction of an answer's decode steps that drafts must save. A draft costs about 0.2 ms of GPU time.
-        draft_pause: maximum number of answers without drafts after drafts that saved too few steps.
-        remembered_prompts: maximum number of prompts per stream with stored drafts.
+        draft_worth: minimum fraction of an answer's decode steps that drafts must save. A draft costs about 0.2 ms of
+            GPU time.
+        draft_pause: maximum number of answers that are decoded without drafts after drafts saved too few steps.
+        remembered_prompts: maximum number of prompts per stream for which drafts are stored.
         known_tasks: maximum number of tasks whose labels and token IDs are cached.
         refiner: file or Hugging Face Hub ID of a network that refines outlines, or None.
 

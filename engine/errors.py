@@ -86,7 +86,7 @@ class EngineClosedError(EngineError):
 
 
 class Fallbacks(list[str]):
-    """Collects messages about features that run slower than possible on this machine; see `ModelInfo.fallbacks`."""
+    """Collects messages about features that use a slower implementation on this machine; see `ModelInfo.fallbacks`."""
 
     def note(self, what: str) -> None:
         """Add a message about a slow fallback and log it, unless it was added before."""

@@ -25,7 +25,7 @@ def bytes_of(rows: int, columns: int, yuv: bool) -> int:
 class YuvImage:
     """A decoded video frame in 8-bit YUV 4:2:0 with even sides, in main memory or on a CUDA device.
 
-    If the frame is on a device and writes to it are still queued, they must be on the legacy default stream.
+    If a CUDA device has not finished writing the frame, the writes must be on the legacy default stream.
 
     Attributes:
         y: (height, width) uint8 luma.
@@ -77,9 +77,8 @@ class YuvImage:
     def rgb(self) -> torch.Tensor:
         """Convert the frame to (height, width, 3) uint8 RGB on the same device.
 
-        The bytes are equal to those of swscale on x86.
-
-        Products are therefore truncated to multiples of 1/8, and chroma is not interpolated.
+        The result is byte-identical with FFmpeg's swscale on x86. Products are therefore truncated to multiples of 1/8,
+        and chroma is not interpolated.
         """
         of_luma, of_red, of_green_u, of_green_v, of_blue, black = self.factors
         y = ((self.y.int() - black) * 8 * of_luma) >> 16

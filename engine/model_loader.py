@@ -43,9 +43,9 @@ class ModelInfo:
         classes: classes of a closed vocabulary, or None.
         skills: names of the supported tasks.
         device: device of the model.
-        dtype: name of the dtype, as given to `load` or from the model. For nano on a CPU with bfloat16 instructions it
+        dtype: name of the dtype, as given to `load` or from the model. For nano on a CPU with bfloat16 instructions, it
             is 'float32 with bfloat16 products'.
-        fallbacks: messages about features that are slower than possible on this device.
+        fallbacks: messages about features that use a slower implementation on this device.
         reasons: whether the model can reason before it answers a question.
     """
 

@@ -85,7 +85,7 @@ def parse_path(text: str, tolerance: float = TOLERANCE) -> tuple[list[Polygon], 
 def _flattened(
     a: tuple[float, float], b: tuple[float, float], c: tuple[float, float], d: tuple[float, float], tolerance: float
 ) -> list[tuple[float, float]]:
-    """Approximate a cubic Bézier curve by points. Return the points without the first one."""
+    """Approximate a cubic Bézier curve by a polyline. Return its points without the start point."""
     bend = max(math.hypot(p[0] - 2 * q[0] + r[0], p[1] - 2 * q[1] + r[1]) for p, q, r in ((a, b, c), (b, c, d)))
     pieces = math.ceil(math.sqrt(0.75 * bend / tolerance)) if math.isfinite(bend) else _MOST_PIECES
     count = min(_MOST_PIECES, max(1, pieces))
@@ -192,11 +192,12 @@ def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple
 
 
 def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, float, float]]:
-    """Return simplified SVG path data around a mask, and the box (x1, y1, x2, y2) as fractions of the mask.
+    """Trace a mask. Return simplified SVG path data, and the box (x1, y1, x2, y2) as fractions of the mask's size.
 
     Args:
         mask: (height, width).
-        smallest: minimum number of pixels of a hole or island. Smaller ones are removed, except for the largest island.
+        smallest: minimum number of pixels of a hole or island. Smaller holes and islands are removed, except for the
+            largest island.
     """
     height, width = mask.shape
     rings = trace(mask)

@@ -40,7 +40,7 @@ _frozen_model = False
 
 
 def engine_opened() -> None:
-    """Count an open engine. The first open engine starts the thread that returns freed memory to the kernel."""
+    """Increment the number of open engines. The first starts the thread that returns freed memory to the kernel."""
     global _open_engines, _all_closed, _trimming
     with _lock:
         _open_engines += 1
@@ -52,7 +52,7 @@ def engine_opened() -> None:
 
 
 def engine_closed() -> None:
-    """Count a closed engine. After the last one, models can be garbage-collected again; see `shorten_collections`."""
+    """Decrement the number of open engines. After the last, models are garbage-collected again."""
     global _open_engines, _frozen_model, _trimming
     ended = None
     with _lock:
@@ -81,7 +81,7 @@ def shorten_collections(*, model: bool = False) -> None:
     | without the objects of imports, with a model on an H200 | 165 ms |
 
     Args:
-        model: whether to exclude loaded models too. Use this if a model stays for the life of the process.
+        model: whether to exclude loaded models too. Use True if a model stays loaded until the process ends.
     """
     global _frozen_model
     if model:

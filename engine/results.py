@@ -33,14 +33,15 @@ class Box:
 
     Attributes:
         label: label of the task, in the spelling of the model.
-        score: probability, from 0 to 1, that the model lists this object instead of ending the answer, p(coord) /
-            (p(coord) + p(eos)), but at most the score of earlier objects in the answer. The object is reported up to
-            this `conf`.
+        score: confidence, from 0 to 1: the probability p(coord) / (p(coord) + p(eos)) that the model lists this object
+            instead of ending the answer. It is limited to the lowest score of the preceding objects. The object is
+            reported if `conf` is at most this score.
         x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
         track_id: ID of the track in the frames of a stream, set by a tracker; otherwise None.
         speed: speed of the centre in image sizes per second, set by a tracker.
         zones: names of the zones that contain the object, set by `pipeline.analytics`.
-        predicted: whether a tracker predicted the object in a frame in which the model did not detect it.
+        predicted: whether the position is a tracker's prediction, because the model did not detect the object in this
+            frame.
     """
 
     label: str
@@ -140,9 +141,9 @@ class Points:
 
 @dataclass(slots=True, frozen=True)
 class Grounding:
-    """Points (x, y) in the image to which a part of a reasoning text refers, as fractions of the image.
+    """Points (x, y) in the image, as fractions, to which a passage of a reasoning text refers.
 
-    The part starts at character `start` and ends before character `end`.
+    The passage starts at character `start` and ends before character `end`.
     """
 
     start: int
@@ -160,7 +161,7 @@ class Reasoning:
 
 @dataclass(slots=True, frozen=True)
 class Text:
-    """Answer to a `Query` or `Caption`.
+    """Text answer to a `Query` (question) or `Caption` task.
 
     Attributes:
         prompt: the question, or the caption length.
@@ -168,7 +169,8 @@ class Text:
         tokens: number of generated tokens without the end token; 0 if unknown.
         cut: whether the text was cut off by the token limit.
         reasoning: the reasoning, if requested.
-        probabilities: probability of each choice, in order, with a sum of 1. None without choices.
+        probabilities: probability of each choice, in the order of the question's choices. The sum is 1. None without
+            choices.
     """
 
     prompt: str
@@ -331,7 +333,7 @@ class Result:
 
 
 class CallbackThread:
-    """Daemon thread that runs callbacks in order. It starts with the first callback."""
+    """Daemon thread that runs callbacks in the order of submission. It starts with the first callback."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -347,7 +349,7 @@ class CallbackThread:
         self._calls.put(callback)
 
     def close(self) -> None:
-        """Request the end of the thread after all queued callbacks, without waiting for it."""
+        """Stop the thread after all queued callbacks. Returns without waiting for the thread."""
         self._calls.put(None)
 
 

@@ -33,7 +33,7 @@ _SINGLE_THREADED = 10_000_000  # multiplications per step below which one thread
 class CpuRunner(Runner):
     """Runs the batch steps of a model on a CPU; see `Runner`.
 
-    Tokens of one sequence are processed together, so their keys are read once.
+    Tokens of the same sequence are processed together, so that the sequence's keys are read only once.
 
     Args:
         model: the model. Its layers are fused in place.
@@ -202,8 +202,8 @@ def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
 class CpuPagedCache:
     """Paged KV cache for CPUs, a tensor (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim).
 
-    The keys and values of a token in a layer are contiguous, keys first. Copying such whole rows is four times as fast
-    as indexing several dimensions, as `cuda.paged_cache` does. `core.admission.PagePool` allocates the pages.
+    In a layer, the keys and values of a token are contiguous, keys first. Copying these rows is four times as fast as
+    indexing the layout of `cuda.paged_cache`. `core.admission.PagePool` allocates the pages.
 
     Args:
         model: model that determines the shape.

@@ -36,11 +36,11 @@ def set_threads(threads: int) -> None:
 
 
 class ImageThreads:
-    """Chooses the number of threads for an image: all CPUs if measurements show a gain, otherwise fewer.
+    """Chooses the faster of two thread counts for an image, by measurement.
 
-    The best number depends on other load. On two idle CPUs, two threads are faster than one. If a video decoder
-    occupies one CPU, two threads are slower. Every few hundred images, a trial measures the other number of threads. A
-    trial starts earlier if images become slower.
+    The faster count depends on other load. On two idle CPUs, two threads are faster than one. If a video decoder
+    occupies one CPU, two threads are slower. Every few hundred images, the other count is measured for some images. If
+    images become slower, it is measured earlier.
 
     Args:
         few: lower number of threads.
@@ -93,9 +93,9 @@ class ImageThreads:
 def step_threads() -> int:
     """Return the number of threads for the operations of a batch step.
 
-    It is PyTorch's setting. If PyTorch would use all CPUs by default, it is half of them. OpenMP threads wait for each
-    other by spinning, at about 300 barriers per image. If every CPU has such a thread, any other process delays all of
-    them.
+    The number is PyTorch's setting, or half of the CPUs if PyTorch would use all CPUs. OpenMP threads wait for each
+    other by spinning, at about 300 barriers per image. With one OpenMP thread on every CPU, any other process on a CPU
+    delays all threads.
 
     | nano on two loaded CPUs, time per image | p50 | p99 |
     |---|---|---|
@@ -111,7 +111,7 @@ def step_threads() -> int:
 def image_threads() -> ImageThreads:
     """Return the object that chooses the number of threads for each image.
 
-    It may choose all CPUs only if OpenMP threads spin for a short time; otherwise it always returns `step_threads`.
+    If OpenMP threads spin for a long time, the number is always `step_threads()`.
     """
     import torch
 

@@ -58,7 +58,7 @@ class PackedRunner(Runner):
     Args:
         model: a model that `supports` accepts.
         cache: the paged KV cache.
-        max_rows: maximum number of rows that are sampled at the same time.
+        max_rows: maximum number of rows (sequences) in a sampling step.
         fallbacks: collects notes about slow fallbacks.
     """
 
@@ -138,7 +138,7 @@ class PackedRunner(Runner):
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Process image prefixes and prompts in the same GEMMs, so that prompts cost little; see `Runner.prefill`."""
+        """Prefill images and prompts in the same GEMMs, which is faster than separately; see `Runner.prefill`."""
         count, length, dim = images.shape
         flat = images.reshape(-1, dim)
         if prompts is not None:
@@ -191,7 +191,7 @@ class PackedRunner(Runner):
 class _TokenOps:
     """Operations of a decoder block for one token per row, in the scratch buffers of a runner.
 
-    The next norm adds `before` and `bias` to x.
+    The next layer norm first adds `before` and `bias` to the residual x.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class PackedExperts:
 
     Args:
         experts: PyTorch module of the layer, which then shares the packed weights.
-        fp8: whether to quantize the weights to FP8, for any number of rows.
+        fp8: whether to quantize the weights to FP8.
 
     Attributes:
         router: linear layer from a row to the logits of the experts.
@@ -83,7 +83,7 @@ class PackedExperts:
             self.scales = experts.scales = first, second
 
     def many(self, x: Rows, plain: torch.Tensor, parts: torch.Tensor) -> None:
-        """Apply the experts to any number of rows, and write the results to `parts` (top, rows, dim).
+        """Apply the experts to many rows (prefill), and write the results to `parts` (top, rows, dim).
 
         Args:
             x: rows in half precision or FP8.
@@ -104,8 +104,8 @@ class PackedExperts:
 class PackedLayer:
     """Weights of one decoder block in the format of the CUDA kernels.
 
-    In a dense block, one matrix computes heads and MLP, and one matrix computes the output of both. In a block with
-    experts, both matrices belong only to attention.
+    In a dense block, one input matrix serves attention heads and MLP, and one output matrix serves both. In a block
+    with experts, the two matrices serve only attention.
     """
 
     __slots__ = ("experts", "into", "norm", "number", "out", "temperature")

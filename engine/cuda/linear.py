@@ -20,7 +20,7 @@ _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)
 
 
 class Fp8(Enum):
-    """How a linear layer uses FP8: not at all, only in weights for few rows, or in weights and activations."""
+    """How a linear layer uses FP8: never, for weights in GEMMs with few rows, or for weights and activations."""
 
     NONE = auto()
     WEIGHTS = auto()
@@ -43,7 +43,7 @@ class PackedLinear:
         weight: (outputs, inputs), in e4m3 if `scale` is not None.
         bias: (outputs,).
         scale: (outputs,) float32 scales, or None.
-        half: weights in half precision, or None if no GEMM needs them.
+        half: a copy of the weights in half precision, or None if no GEMM needs it.
     """
 
     __slots__ = ("bias", "half", "scale", "weight")
@@ -108,7 +108,7 @@ def add_layernorm_rows(
 class BinHead:
     """A region head that computes the logits of coordinate or size bins from hidden states.
 
-    Kernels process few rows if they support the shape; otherwise PyTorch does.
+    Triton kernels compute steps with few rows if they support the shape. Otherwise PyTorch computes them.
 
     Args:
         head: region head module of the model.
@@ -139,7 +139,7 @@ class BinHead:
     def scores(self, hidden: torch.Tensor, wanted: bool) -> region_sampling.Scores:
         """Return the bin logits of hidden states (rows, dim).
 
-        If `wanted` is False, only the shape of the result is valid.
+        If `wanted` is False, the values of the result are undefined.
         """
         head, rows, width = self._head, len(hidden), len(self._no_bias)
         if not self._skinny or rows > MAX_ROWS:

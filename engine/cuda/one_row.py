@@ -138,7 +138,7 @@ class OneRowOps:
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
-        """Raise an error: a step of a single row always runs whole blocks."""
+        """Not supported: raise an error, because a step with a single row never stores keys without attention."""
         raise NotImplementedError
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
@@ -158,7 +158,7 @@ class OneRowOps:
         return row.seen
 
     def add(self, layer: PackedLayer, seen: torch.Tensor, normed: torch.Tensor) -> None:
-        """Add two terms to the residual: the projected attention output, and the output of the MLP or experts."""
+        """Add the projected attention output and the output of the MLP or experts to the residual."""
         row, out, shapes = self._row, layer.out, self._row.shapes
         if layer.experts is not None:
             experts, chosen = layer.experts, row.chosen[layer.number]

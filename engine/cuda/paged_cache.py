@@ -95,7 +95,7 @@ class PagedCache:
         kv_dtype: 'fp8' stores keys and values in FP8; None uses the model's dtype.
 
     Attributes:
-        dtype: dtype in which the model computes.
+        dtype: compute dtype of the model.
         layers: one entry per decoder block.
     """
 
@@ -120,7 +120,7 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
-        """Return a view of sequences, given their page table (rows, pages). The view always consists of whole pages."""
+        """Return a view of the sequences in a page table (rows, pages). `length` is ignored: views have whole pages."""
         return PagedRows(self, table)
 
 

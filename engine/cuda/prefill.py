@@ -1,7 +1,6 @@
 """Prefill on CUDA: image prefixes, and the prompts after them, in the same GEMMs. Triton is required.
 
-Without images, the prompts may be any rows of sequences, such as a long prompt after a cached prefix, or a large decode
-step.
+Without images, this module also processes long prompts after a cached prefix, and decode steps with many rows.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class _Prefilled:
 class PrefillOps:
     """Operations of a decoder block (`BlockOps`) for whole image prefixes followed by prompts.
 
-    The next norm adds `before` to x.
+    The next layer norm first adds `before` to the residual x.
 
     Args:
         blocks: blocks of the decoder.

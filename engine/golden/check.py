@@ -3,8 +3,8 @@
 A golden folder contains config.json, model.safetensors, cases.json and images/. There are two kinds of golden folders:
 
 - With arrays.safetensors: intermediate tensors, logits of QUESTION without prompt template, and answers. The answers
-  were decoded greedily with at most 6 objects and 24 tokens, and with a bias on the end token: coord > eos + bias means
-  score > sigmoid(bias). The reference loop (`reference.Generator`) and the engine are both compared.
+were decoded greedily with at most 6 objects and 24 tokens. A bias on the end token sets the score threshold to
+sigmoid(bias). The reference loop (`reference.Generator`) and the engine are both compared.
 - Without arrays.safetensors: calls of the reference's public API, with prompt token IDs and answers. Only the engine is
   compared (`check_engine`).
 
@@ -88,7 +88,7 @@ def check(
 
 
 def _read_as_made(heads: object, path: Path) -> None:
-    """Select the region head reading (`ReadableHeads`) that checks.json of the golden folder names, if any."""
+    """Select the input transformation of the region heads that checks.json of the golden folder names, if any."""
     if path.is_file() and isinstance(heads, ReadableHeads):
         made = json.loads(path.read_text(encoding="utf-8")).get("region")
         reading = {"vllm": "post_ln_ln"}.get(made, made)
@@ -158,7 +158,7 @@ class _Checker:
         prefix: DenseCache,
         plain: Callable[[DecodedObject], dict[str, float]],
     ) -> None:
-        """Compare the decoded objects of all labels and all biases with the stored objects. They form one batch."""
+        """Decode all labels with all score thresholds in one batch, and compare the objects with the stored objects."""
         sized = skill == "detect"
         rows = [(name, bias) for name, by_bias in case[skill].items() for bias in by_bias]
         ids = [self.prompts.objects(skill, name) for name, _ in rows]

@@ -3,7 +3,8 @@
 The engine processes all prompts on all images concurrently.
 
 The reference lists another object if the coordinate token is more likely than the end token. The engine also ends the
-list if a score falls below one half. Its list may therefore be shorter. Such lists are counted as `stopped sooner`.
+list if a score is below 0.5. The engine's list may therefore be shorter. The report counts shorter lists as `stopped
+sooner`.
 """
 
 from __future__ import annotations

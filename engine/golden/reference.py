@@ -1,4 +1,4 @@
-"""Reference decoder: prefills an image once, then decodes all its prompts in lockstep.
+"""Reference decoder: prefills an image once, then decodes all prompts on the image as one batch.
 
 Golden checks and tests compare the engine with this decoder. It processes one image at a time. Its KV cache is
 contiguous, without pages.
@@ -76,7 +76,7 @@ class Generator:
     def objects(
         self, state: Prefilled, sized: bool, max_objects: Sequence[int], conf: Sequence[float]
     ) -> list[list[DecodedObject]]:
-        """Decode the answers of detect prompts (`sized`) or point prompts, all rows in lockstep.
+        """Decode the answers of detect prompts (`sized`) or point prompts, one row per prompt, as one batch.
 
         A row lists another object while p(coord) / (p(coord) + p(eos)) is above its `conf`. It ends after `max_objects`
         objects, or when the context is full.

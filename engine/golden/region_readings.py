@@ -1,6 +1,7 @@
-"""Finds out which input transformation (reading) of a model's region heads reproduces known boxes.
+"""Finds the input transformation (reading) with which a model's region heads reproduce known boxes.
 
-Public sources disagree on the input of the region heads. Detected boxes match real objects only with the correct input.
+Published implementations of the model differ in this transformation. Detected boxes match real objects only with the
+correct one.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ Place = tuple[float, ...]
 class Agreement:
     """Result of comparing two devices.
 
-    It consists of the number of compared answers, the number of different answers, and the largest difference of
-    coordinates as a fraction of the image.
+    Fields: the number of compared answers, the number of different answers, and the largest difference of coordinates
+    as a fraction of the image.
     """
 
     compared: int

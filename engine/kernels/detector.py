@@ -1,7 +1,8 @@
 """Triton kernels for the pointwise and depthwise convolutions of small detectors, with bias and activation.
 
 A feature map is a tensor (N · H · W, channels) in channels-last format. Its rows may have any stride. Both kernels are
-limited by memory bandwidth. There are few kernel variants, because Triton takes half a second to compile each one.
+limited by memory bandwidth. The number of kernel variants is small, because Triton takes half a second to compile each
+variant.
 """
 
 from __future__ import annotations

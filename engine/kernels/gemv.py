@@ -1,7 +1,7 @@
 """GEMV kernels for a single row. They are fused with a layer norm before the product, or a residual addition after it.
 
-Each program loads its weights before it waits for the previous kernel, so memory transfers overlap with that kernel. A
-GEMV does not use tensor cores, so the row is not padded to 16 rows.
+Each program loads its weights before it waits for the previous kernel, so that loading overlaps with the previous
+kernel. The kernels do not use tensor cores, which would need the row padded to 16 rows.
 
 Weights are marked for early eviction from the L2 cache, because they are read only once per step. This saves 2 % of a
 step with FP8 weights on an H200. Prefetching the weights of a later kernel into L2 would make a step 3 to 12 % slower.
@@ -24,7 +24,7 @@ class Shape(NamedTuple):
     Attributes:
         block_n: number of outputs per program.
         warps: number of warps per program.
-        early: whether the next kernel may launch before this kernel waits for the previous one.
+        early: whether the next kernel may launch before this kernel waits for the previous kernel.
     """
 
     block_n: int
@@ -42,7 +42,7 @@ def _wait(EARLY: tl.constexpr):
 
 
 class Beside(NamedTuple):
-    """A GEMV that additional programs of another kernel compute concurrently with that kernel's own work.
+    """A GEMV that another kernel computes in additional programs, concurrently with its own work.
 
     Attributes:
         x: (1, inputs).

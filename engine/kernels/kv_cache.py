@@ -41,7 +41,7 @@ def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLO
 
 @triton.jit
 def kv_scale(widest) -> tl.tensor:
-    """Return the float16 scale of FP8 key or value vectors whose maximum magnitude is `widest`."""
+    """Return the float16 quantization scale of FP8 key or value vectors with the maximum magnitude `widest`."""
     return tl.maximum(widest / _LARGEST, _LEAST_SCALE).to(tl.float16)
 
 

@@ -3,9 +3,9 @@
 Models with an attention temperature (Moondream 3) multiply queries and values by factors that depend on position and
 token. The kernel adds the partial sums of these factors from `temperature`.
 
-Rows of the same image share its KV cache pages. After the first row has read them, the others read them from the L2
-cache: Moondream 2 has 6 MB per image and layer, and an H200 has 60 MB of L2. `prompt_attention` is the kernel for
-several rows of one sequence.
+Rows with the same image share the KV cache pages of the image. After the first read, these pages are in the L2 cache:
+they take 6 MB per layer in Moondream 2, and an H200 has 60 MB of L2. `prompt_attention` is the kernel for several rows
+of one sequence.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ class PagedAttention:
     Args:
         n_heads, n_kv_heads, head_dim: sizes of the text decoder.
         page_size: number of tokens per page.
-        prefix_length, gap: number of tokens of an image prefix, and number of unused cells after it.
+        prefix_length, gap: number of tokens of an image prefix, and number of unused token positions after it in its
+            last page.
         cosine, sine: (positions, head_dim / 4) float32 RoPE tables.
     """
 

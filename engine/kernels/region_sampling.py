@@ -1,4 +1,4 @@
-"""Region heads for detect and point in two kernels: the first samples from logits, the second embeds the samples.
+"""Region heads for detect and point in two kernels: one samples from logits, the other embeds the samples.
 
 Rows of the same step may be in different phases of an object (`Phase`).
 """

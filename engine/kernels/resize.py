@@ -218,7 +218,7 @@ class Scaling:
     Attributes:
         fields: rows, columns, whether the columns are resized first, then address and number of the coefficients of an
             output pixel: for the columns and for the rows.
-        between: number of pixels of an image in the intermediate buffer.
+        between: number of pixels of an image after the first pass.
         coefficients: int32 on the device.
     """
 
@@ -297,7 +297,7 @@ def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> t
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
-    """Return both passes of a resize in order, each as (outer, before, after, line)."""
+    """Return the horizontal and vertical pass in execution order, each as (outer, before, after, line)."""
     if across:
         return [(rows, columns, width, 3), (1, rows, height, width * 3)]
     return [(1, rows, height, columns * 3), (height, columns, width, 3)]

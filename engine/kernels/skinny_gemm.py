@@ -38,7 +38,7 @@ class _Shape(NamedTuple):
         stages: number of pipeline stages.
         warps: number of warps per program.
         prefetch_bytes: number of bytes of each output's weights to load into L2 while the previous kernel runs.
-        pdl: whether to use programmatic dependent launch. It is slower if there are few, slow programs, because
+        pdl: whether to use programmatic dependent launch. It makes kernels with few, slow programs slower, because
             programs that launch early are distributed unevenly over the GPU.
     """
 
@@ -83,8 +83,8 @@ def _skinny_gemm_kernel(
 ):
     """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs. The product is transposed.
 
-    LATE means that the previous kernel did not write the inputs. This kernel then waits for the previous kernel only at
-    its end.
+    With LATE, the inputs were not written by the previous kernel. This kernel then waits for the previous kernel only
+    at its end.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)

@@ -30,7 +30,7 @@ class Shape(NamedTuple):
     """Tile sizes of the GEMM of a mixture of experts.
 
     Attributes:
-        block_n: number of outputs per program (of each half of fc1).
+        block_n: number of outputs per program. For fc1, a program computes `block_n` values of h and as many of g.
         block_k: number of inputs per tile.
         stages: number of pipeline stages.
         warps: number of warps per program.
@@ -253,10 +253,10 @@ def few_experts(
 
 @triton.jit
 def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
-    """Return three router values for each row.
+    """Rank the experts of each row by their router logits.
 
-    They are the rank of each expert among the TOP best experts (-1 for others), its weight before normalization, and
-    the sum of the weights.
+    Return the rank of each expert among the TOP best experts (-1 for all other experts), its weight before
+    normalization, and the sum of the weights.
     """
     e = tl.arange(0, EXPERTS)
     best = tl.max(logit, 1)
@@ -367,7 +367,7 @@ class Routes:
 
     Args:
         experts: number of experts in a layer.
-        choices: maximum number of rows times experts per row.
+        choices: maximum number of choices.
         device: device of the buffers.
 
     Attributes:

@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
     Attributes:
         block_m: number of rows of an expert per tile.
-        block_n: number of outputs per program (of each half of fc1).
+        block_n: number of outputs per program. For fc1, a program computes `block_n` values of h and as many of g.
         block_k: number of inputs per tile.
         stages: number of pipeline stages.
         warps: number of warps per program.
@@ -193,8 +193,9 @@ def _grouped_kernel(
     """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows.
 
     The programs are ordered so that neighbours share rows, then weights, in the L2 cache. With FIRST, the kernel
-    gathers rows from x (rows, K) and writes gelu(h) · (g + 1) ordered by expert. N is then the width of one half.
-    Without FIRST, it reads x (pairs, K) ordered by expert, and writes weighted results to `out` (TOP, rows, N).
+    gathers rows from x (rows, K) and writes gelu(h) · (g + 1) ordered by expert. N is then the number of hidden values
+    per expert. Without FIRST, it reads x (pairs, K) ordered by expert, and writes weighted results to `out` (TOP, rows,
+    N).
     """
     e = tl.arange(0, EXPERTS)
     begin_of = tl.load(begins + e)

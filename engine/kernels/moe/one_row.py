@@ -301,7 +301,7 @@ def row_into(
 class Shape(NamedTuple):
     """Tile sizes of the kernels of `add_experts`.
 
-    They are the outputs per program of fc1 (of each half), the warps of fc1, and the outputs per program of fc2.
+    Fields: hidden values per program of fc1, warps per program of fc1, and outputs per program of fc2.
     """
 
     fc1_n: int
@@ -313,9 +313,9 @@ class Shape(NamedTuple):
 class Chosen:
     """The experts that the router has chosen for one row in one layer, and their logits.
 
-    Each layer has its own buffers on separate cache lines. Hundreds of programs read these bytes through the L1 cache;
-    without it, reading takes 100 µs. With programmatic dependent launch, the L1 cache may return old data if a kernel
-    has read the same addresses earlier in the step.
+    Each layer has separate buffers on separate cache lines. With programmatic dependent launch, the L1 cache may return
+    old data for addresses that an earlier kernel of the step has read. Reading without the L1 cache is not an option,
+    because it takes 100 µs for hundreds of programs.
 
     Args:
         logits: float32 (1, experts), owned by this layer.
