@@ -200,7 +200,7 @@ class SnapshotAsker:
         engine.configure_stream(_STREAM, StreamSettings(_WEIGHT, newest=False))
 
     def match(self, text: str, events: Iterable[str]) -> Iterator[tuple[str, float | None]]:
-        """Yield the ID of each event, in the order of `events`, with the probability that its snapshot matches.
+        """Yield the ID of each event, in the order of `events`, and the probability that its snapshot matches `text`.
 
         The probability is None if the snapshot cannot be read.
 

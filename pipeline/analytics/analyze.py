@@ -111,7 +111,7 @@ class AnalyzeStage:
             return self._log.since(since, self._totals())
 
     def take_minutes(self, last: bool) -> list[Minute]:
-        """Return the object counts of the minutes that ended since the last call. `last` adds the current minute."""
+        """Return the object counts of the minutes that ended since the last call; `last` adds the current minute."""
         with self._lock:
             return self._log.take(self._totals() if last else None)
 

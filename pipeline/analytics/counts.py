@@ -105,7 +105,7 @@ class CountLog:
         Start times are not always increasing, because the camera's clock can be set back.
 
         Args:
-            last: the total counts at the end of the stream, which end the current minute. None at any other time.
+            last: the total counts at the end of the stream, to complete the current minute. None before the end.
         """
         if last is not None and self._now is not None:
             self._end(self._now, last)

@@ -26,7 +26,7 @@ _MOST_S = 1.0  # longest time that one frame accounts for, even after dropped fr
 
 
 class Heat:
-    """Adds up how many seconds objects were at each position since the start of the stream.
+    """Accumulates the seconds that objects spent at each position since the start of the stream.
 
     One thread adds frames. Other threads can read at the same time, but can miss the newest frame.
     """

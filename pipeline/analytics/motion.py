@@ -3,8 +3,8 @@
 `MotionMap` scales a frame to 100 or 180 rows, and compares its brightness with the average of the last second.
 
 `MotionGate` admits a frame if the changed area exceeds `motion_area`, and also all frames of the following second.
-Without motion, it admits one frame per heartbeat. It reports periods without motion to the tracking stage, so that
-tracks do not expire.
+Without motion, it admits one frame per heartbeat interval. It reports periods without motion to the tracking stage, so
+that tracks do not expire.
 """
 
 from __future__ import annotations

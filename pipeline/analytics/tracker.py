@@ -136,7 +136,7 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Skip a period without motion, in seconds, so that tracks do not age."""
+        """Skip a period without motion, in seconds, so that tracks do not expire."""
         if self._last is not None:
             self._last += seconds
 
@@ -175,7 +175,7 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Correct tracks by their boxes. Assign an ID to each track with a second box. Delete it if it gets none.
+        """Correct tracks by their boxes. Assign an ID to a track with its second box, or delete the track without one.
 
         Return the number of corrected tracks.
         """

@@ -162,7 +162,7 @@ class Controller:
 
     @property
     def local(self) -> Local:
-        """The runner, which must run the streams in this process. Fails if the streams run on workers."""
+        """The runner of this process. Raises an AssertionError if the streams run on workers."""
         assert isinstance(self.runner, Local)
         return self.runner
 
@@ -499,7 +499,7 @@ class Controller:
                         self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
-        """Remove an attached stream from the desired state, if it still has its name. The caller holds the lock."""
+        """Remove an attached stream from the desired state, unless another stream has its name. Needs the lock."""
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
             self._desired = _without([name], self._desired)

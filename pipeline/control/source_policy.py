@@ -37,7 +37,7 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class NotAllowedError(SourceError):
-    """Raised if the source policy rejects a source. The message hides the reason from the client."""
+    """Raised if the source policy rejects a source. The message does not tell the client why."""
 
     def __init__(self, line: str = _NOT_ALLOWED) -> None:
         super().__init__(line)

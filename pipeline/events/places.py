@@ -161,7 +161,7 @@ class Places:
 
 
 def has_moved(old: Rect, new: Rect) -> bool:
-    """Return whether the centre of a box has moved by the box's width in x, or by its height in y."""
+    """Return whether the centre of a box has moved by at least the box's width in x, or its height in y."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1

@@ -27,7 +27,7 @@ class Event:
         id: event ID in Frigate's format: start time and six random letters or digits.
         rule: name of the rule.
         stream: name of the stream.
-        label: label of the best object; if there is no object, the label of the rule.
+        label: label of the best object (highest score); without objects, the label of the rule.
         tracks: IDs of the tracks that have fulfilled the condition, at most the newest 1000.
         zones: zones that contain these tracks now.
         entered_zones: zones that these tracks have entered.
@@ -90,7 +90,7 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class RuleList:
-    """The current rules of a stream. For each rule that sets a retention time, it has this time in seconds."""
+    """The current rules of a stream, with the retention times that rules set, in seconds."""
 
     stream: str
     rules: tuple[str, ...]

@@ -115,7 +115,7 @@ class VerdictStage:
 
     @property
     def held_back(self) -> dict[str, int]:
-        """The number of suppressed detections, by the ID of the false alarm. An object counts once per frame."""
+        """The number of suppressed detections, by the ID of the false alarm. An object counts again on each frame."""
         return dict(self._held)
 
     def process(self, frame: Frame, result: Result) -> Result:

@@ -154,7 +154,7 @@ def yuv_image(planes: YuvPlanes) -> YuvImage:
 
 @dataclass(slots=True)
 class InFlight:
-    """A frame that was submitted to the engine and has not been collected.
+    """A frame that was submitted to the engine, and whose result has not been collected.
 
     Attributes:
         frame: the frame.

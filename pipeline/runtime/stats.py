@@ -74,8 +74,8 @@ class Report:
         looks: number of saccade windows, by reason.
         kept: size of the state of the stages: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video
             that is buffered for clips) and `clips` (not written yet).
-        held_back: number of detections that were suppressed because they resemble a false alarm. An object counts once
-            per frame.
+        held_back: number of detections that were suppressed because they resemble a false alarm. An object
+            counts again on each frame.
         events: number of events that have begun. None if the stream has no rules.
     """
 

@@ -1,8 +1,8 @@
 """Chooses the windows of each frame, from motion, small objects, and areas without a recent window.
 
 Every request for a window has an urgency, which is at least 1 and grows with the time since the last window. The most
-urgent request gets the first window. Other requests inside this window share it. If windows on a moving area detect
-nothing, the urgency of the area decreases.
+urgent request gets the first window. Other requests inside this window share it. If windows in an area with motion
+detect nothing, the urgency of the area decreases.
 
 If more than a third of the frame shows motion, no window is chosen: the camera is moving, rain is heavy, or the
 exposure has changed.
@@ -301,7 +301,7 @@ class Planner:
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
-        """Move a window into the frame. The coordinates of its corner are even, because chroma is subsampled."""
+        """Shift a window into the frame. Its corner has even coordinates, because chroma is subsampled."""
         width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
         x = int(min(max(0.0, window[0]), self._width - width)) & ~1
         y = int(min(max(0.0, window[1]), self._height - height)) & ~1

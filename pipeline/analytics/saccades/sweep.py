@@ -80,7 +80,7 @@ class Sweep:
 
     @property
     def first_pass(self) -> bool:
-        """Whether a part of the frame has never been processed, so that the first pass continues."""
+        """Whether the first pass continues, because a part of the frame has not been processed yet."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:

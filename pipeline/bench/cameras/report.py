@@ -47,7 +47,7 @@ class CamerasBench:
 
     Attributes:
         offered_fps, fps: submitted and answered frames per second of all cameras.
-        closed_loop_fps: answered frames per second of 32 saturated streams.
+        closed_loop_fps: answered frames per second of 32 streams that always have a frame in flight.
         launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: latencies over all cameras, see `CameraRow`.
         jain: Jain's fairness index of the cameras' shares; 1 is fair.
         deadlines_met: fraction of the launched frames with a result before the deadline.

@@ -236,7 +236,7 @@ class EventStore(EventReader):
         return found
 
     def keep_verdict(self, verdict: Verdict) -> None:
-        """Store a mark of an event of another store; see `judge`."""
+        """Store the false-alarm mark of an event that is in another store; see `judge`."""
         self._result(self._do(lambda db: self._keep_verdict(db, verdict)))
 
     def flush(self) -> None:
