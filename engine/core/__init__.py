@@ -1,1 +1,1 @@
-"""Scheduling of requests and allocation of device resources. The modules use neither PyTorch nor threads."""
+"""Scheduling of requests and allocation of device resources. The modules import no PyTorch and start no threads."""

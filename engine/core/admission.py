@@ -1,31 +1,33 @@
-"""Admission: choose the next queued request by stream, weight, deadline and age, and allocate its resources.
+"""Admission: selects the next queued request by stream, weight, deadline and age, and allocates its resources.
 
 Terms:
 
-- A *stream* is the group of all requests with one stream key, for example the frames of one camera. All requests
-  without a key form one more stream.
-- A *frame* is a request of a stream with `newest`. Such a stream queues only one request: a newer frame supersedes the
-  queued frame before any work is done for it. Other streams queue all requests in order.
+- A *stream* is the group of all requests with the same stream key, for example the frames of one camera. All requests
+  without a key belong to one default stream.
+- A *frame* is a request of a stream with `newest`. Such a stream queues at most one request: a newer frame supersedes
+  the queued frame before any work is done for it. Other streams queue all requests in order of arrival.
 - A *prefill window* is the image of a request, or one tile of the image, together with its prompts.
 
 Streams share the engine by weighted deficit round robin (Shreedhar and Varghese 1996). Each prefill window costs its
 stream one credit. If no stream with an admissible request has a credit, all streams earn credits in proportion to their
-weights. The credits of a stream are limited to `most_credit` times its weight. Idle streams earn credits too. Otherwise
-a camera at 5 frames/s would be at a disadvantage against a camera at 30 frames/s.
+weights. A stream can save at most `most_credit` credits times its weight. Idle streams also earn credits. Otherwise a
+camera at 5 frames/s would get less than its share next to a camera at 30 frames/s.
 
-Streams with a credit are served in this order:
+Requests of streams with a credit are admitted in this order:
 
 1. Requests that are not frames: earliest deadline first (EDF), then oldest first.
 2. Frames of streams with at least `owed_credit` credits. These streams have used less than their share.
 3. All other frames, newest first.
 
-A frame older than `fresh_s` lets other streams go first, unless its stream already has the maximum credit.
+A frame older than `fresh_s` is skipped if another stream has an admissible request, unless its own stream already has
+the maximum credit.
 
-The table shows the effect of rule 2 (`owed_credit`), simulated with `tests.support.engine.simulation` (`saccade bench
-cameras`). Conditions: 64 cameras with mixed frame rates, deadlines of 250 ms, step times of an H200, and 1 ms of host
-time per step. The throughput is 100 % of the capacity in all cases.
+The table shows the effect of rule 2, simulated with `tests.support.engine.simulation` (`saccade bench cameras`).
+Conditions: 64 cameras with mixed frame rates, deadlines of 250 ms, step times of an H200, and 1 ms of host time per
+step. The throughput is 100 % of the capacity in all cases. The latency is the time from the arrival of a frame to the
+launch of its prefill.
 
-| dtype | offered load / capacity | rule 2 | Jain's fairness index | frame age at launch, p50 | p99 |
+| dtype | offered load / capacity | rule 2 | Jain's fairness index | latency, p50 | latency, p99 |
 |---|---|---|---|---|---|
 | bf16 | 2 | no | .964 | 27 ms | 68 ms |
 | bf16 | 2 | yes | .999 | 28 ms | 69 ms |
@@ -37,7 +39,8 @@ time per step. The throughput is 100 % of the capacity in all cases.
 `ServiceTime` estimates the time from admission to result for each stream. If less time than this is left until a
 frame's deadline, the frame ends at once with an error. All parameters are in `EngineConfig`.
 
-An admitted window occupies `Resources` until its sequences end: KV cache pages, batch slots and an adapter slot.
+An admitted prefill window occupies KV cache pages, batch slots and an adapter slot (`Resources`) until its sequences
+end.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ _TURN = 1 - 1e-9  # credit per window minus rounding errors
 
 @dataclass(slots=True, frozen=True)
 class StreamSettings:
-    """Share and limits of a stream in the engine. They can be replaced at any time.
+    """Scheduling weight and limits of a stream in the engine. The settings can be replaced at any time.
 
     Attributes:
         weight: share relative to other streams. While both streams have queued requests, a stream of weight 4 gets four
@@ -117,7 +120,7 @@ class ServiceTime:
     def doubt(self, factor: float) -> None:
         """Multiply the estimate by `factor` (below 1) after a request was rejected because of the estimate.
 
-        Otherwise one slow answer could cause the rejection of all later requests.
+        Otherwise one slow answer could cause the rejection of all later requests, and the estimate would never change.
         """
         self.mean *= factor
         self.deviation *= factor
@@ -125,11 +128,11 @@ class ServiceTime:
 
 @dataclass(slots=True, eq=False)
 class Stream(Generic[ImageT]):
-    """State of a stream: all requests with one stream key.
+    """State of a stream: all requests with the same stream key.
 
     Attributes:
-        settings: share and limits of the stream.
-        waiting: queued requests in order. A request stays queued until its last prefill window is admitted.
+        settings: scheduling weight and limits of the stream.
+        waiting: queued requests in order of arrival. A request stays queued until its last prefill window is admitted.
         running: number of running requests.
         credit: number of prefill windows that the stream may start now.
         next_at: time in seconds from which `max_fps` allows the next request.
@@ -154,7 +157,7 @@ class Admission(Generic[ImageT]):
         end: callback that ends a superseded request, or a request that cannot meet its deadline. It must call `over`.
 
     Attributes:
-        late: number of queued requests that were ended because they could not meet their deadline.
+        late: number of queued requests that ended with an error because they could not meet their deadline.
     """
 
     def __init__(self, config: EngineConfig, end: Callable[[Request[ImageT], BaseException], None]) -> None:
@@ -168,7 +171,7 @@ class Admission(Generic[ImageT]):
         self._ready: tuple[float, list[Request[ImageT]]] | None = None
 
     def __len__(self) -> int:
-        """Return the number of queued prefill windows. A request that is not planned yet counts as one."""
+        """Return the number of queued prefill windows. A request without prefill windows so far counts as one."""
         return self._length
 
     @property
@@ -182,7 +185,7 @@ class Admission(Generic[ImageT]):
         return len(streams), sum(len(stream.memory) for stream in streams)
 
     def stream(self, key: Hashable) -> Stream[ImageT]:
-        """Return the stream with this key. Create it if it does not exist."""
+        """Return the stream with the key `key`. Create the stream if it does not exist."""
         found = self._streams.get(key)
         if found is None:
             if len(self._passing) > self._config.passing_streams:
@@ -193,7 +196,7 @@ class Admission(Generic[ImageT]):
         return found
 
     def configure(self, key: Hashable, settings: StreamSettings) -> None:
-        """Set the share and limits of a stream for all later admissions."""
+        """Set the scheduling weight and limits of a stream for all later admissions."""
         self.stream(key).settings = settings
         self._passing.pop(key, None)
         self._ready = None
@@ -220,14 +223,14 @@ class Admission(Generic[ImageT]):
         self._backlog[stream] = self._ready = None
 
     def planned(self, request: Request[ImageT]) -> None:
-        """Update the number of queued prefill windows.
+        """Update the number of queued prefill windows after the windows of a request were created.
 
-        Call this method once after the windows of a request were created.
+        Call this method once per request.
         """
         self._length += request.n_waiting - 1
 
     def next(self, now: float) -> Request[ImageT] | None:
-        """Return the request that should be admitted next, or None. The queue is not changed."""
+        """Return the request to admit next, or None. The request stays in the queue; `admit` removes it."""
         if self._ready is None or self._ready[0] != now:
             firsts = [first for stream in list(self._backlog) if (first := self._first(stream, now)) is not None]
             self._ready = now, firsts
@@ -242,7 +245,7 @@ class Admission(Generic[ImageT]):
         return min(able, key=self._rank, default=None)
 
     def admit(self, request: Request[ImageT], now: float) -> PrefillWindow[ImageT]:
-        """Return the next prefill window of the request that `next` chose, and charge its stream one credit."""
+        """Return the next prefill window of a request that `next` returned, and charge its stream one credit."""
         stream, window = self._streams[request.stream], request.windows[request.n_admitted]
         request.n_admitted += 1
         self._length -= 1
@@ -277,7 +280,7 @@ class Admission(Generic[ImageT]):
                 stream.service.measured(now - request.begun_at)
 
     def wake_at(self, now: float) -> float:
-        """Return the earliest time at which a rate limit (`max_fps`) allows a queued request, or infinity."""
+        """Return the earliest time in seconds at which `max_fps` allows a queued request, or infinity."""
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _earn(self, ready: list[Request[ImageT]]) -> None:
@@ -297,9 +300,9 @@ class Admission(Generic[ImageT]):
         return self._config.most_credit * max(1.0, stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:
-        """Return the first admissible request of a stream, or None.
+        """Return the first request of a stream that can be admitted, or None.
 
-        Frames that cannot meet their deadline are ended.
+        Frames that cannot meet their deadline are ended with an error.
         """
         while stream.waiting:
             first = stream.waiting[0]
@@ -332,11 +335,11 @@ class Admission(Generic[ImageT]):
 
 
 class AdmissionLead:
-    """Computes how long before the end of a prefill the next images are admitted and prepared (the lead).
+    """Computes the lead: how long before the end of a prefill the images of the next prefill are admitted and prepared.
 
     With a short lead, frames are newer. With a long lead, all images are prepared when the prefill ends. Preparing
-    images needs the GIL and therefore delays decode steps, but during a prefill the host is idle. The lead is therefore
-    the time in which nearly all images are prepared.
+    images during a prefill costs nothing, because the host is idle. At other times it delays decode steps, because it
+    needs the GIL. The lead is therefore the time in which nearly all images are prepared.
 
     Args:
         config: engine configuration.
@@ -350,13 +353,14 @@ class AdmissionLead:
     def prefilled(self, images: int, seconds: float, *, late: bool = False) -> None:
         """Record the duration of a prefill.
 
-        The lead is computed from the shortest recent duration, because admitting too early costs less than too late.
+        The lead is computed from the shortest recent duration, because admitting images too early costs less than
+        admitting them too late.
 
         Args:
             images: number of images in the prefill.
-            seconds: time from the start of the prefill until the loop read its results.
-            late: whether the prefill had already ended when the loop started to wait for it, so that `seconds` is too
-                long.
+            seconds: time from the start of the prefill until the step loop read its results.
+            late: whether the prefill had already ended when the step loop started to wait for it, so that `seconds` is
+                too long.
         """
         if late:
             seconds *= self._config.lead_late
@@ -444,11 +448,11 @@ class PagePool:
 
 
 class AdapterSlots:
-    """Reference-counted device slots for LoRA adapters.
+    """Reference-counted device slots for LoRA adapters. Not thread-safe.
 
-    An adapter without references stays in its slot until the slot is assigned to another adapter. The slots do not keep
-    adapters alive in memory. Slots are assigned only at admission, so a running step never uses a slot that is
-    reassigned. Not thread-safe.
+    An adapter without references stays in its slot until the slot is assigned to another adapter. A slot has only a
+    weak reference to the adapter object. Slots are assigned only at admission, so no running step uses a slot that is
+    reassigned.
     """
 
     __slots__ = ("_holders", "_resident")
@@ -463,7 +467,7 @@ class AdapterSlots:
         return sum(not count for count in self._holders.values())
 
     def find(self, adapter: Adapter | None) -> int | None:
-        """Return the slot that contains the adapter. If there is none, return a free slot, or None."""
+        """Return the slot that contains the adapter. Otherwise return a free slot, or None if no slot is free."""
         if adapter is None:
             return NO_SLOT
         at = next((slot for slot, one in self._resident.items() if one() is adapter), None)
@@ -515,7 +519,7 @@ class Resources:
 
     @property
     def batch_slots_used(self) -> int:
-        """Number of batch slots in use, including those of finished sequences with steps still running."""
+        """Number of batch slots in use, including slots of finished sequences that running steps still contain."""
         return self.n_batch_slots - len(self._batch_slots)
 
     @property
@@ -527,8 +531,8 @@ class Resources:
     def measure(self, window: PrefillWindow[Any]) -> None:
         """Compute the number of KV cache pages that a prefill window needs.
 
-        If the window uses a cached image prefix, a reference is added to its pages. If the window creates a cached
-        prefix, its pages are reserved. `drop` undoes both.
+        If the window reads a cached image prefix, a reference to the prefix pages is added. If the window creates a
+        cached image prefix, the prefix pages are reserved. `drop` undoes both.
 
         Raises:
             RequestTooLargeError: if the window needs more resources than the engine has in total.
@@ -558,14 +562,14 @@ class Resources:
         window.state = State.PLANNED
 
     def drop(self, window: PrefillWindow[Any]) -> None:
-        """Undo `measure`: release its references and reservations. For windows without allocation or prompts."""
+        """Undo `measure`: release the page references and reservations of a window without allocated resources."""
         self.pool.release(window.pages)
         window.pages = ()
         if window.request.keeps is not None:
             self._kept_pages -= self._prefix_pages
 
     def allocate(self, window: PrefillWindow[Any]) -> bool:
-        """Allocate all resources of a prefill window for the longest possible answers.
+        """Allocate all resources of a prefill window, enough for the longest possible answers.
 
         Returns:
             False if too few resources are free. In this case nothing is allocated.
@@ -616,9 +620,9 @@ class Resources:
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
-        """Share the full KV cache pages of the trunk's prompt with a branch.
+        """Share the full KV cache pages of a prompt with a branch (a sequence that continues the same prompt).
 
-        Remove their tokens from the branch's prompt.
+        The tokens in these pages are removed from the branch's prompt.
         """
         # Without an image, the prompt does not start at a page boundary.
         if sequence.trunk is None or not sequence.window.request.has_prefix:

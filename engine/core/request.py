@@ -1,12 +1,12 @@
-"""Requests from submission to result, and their parts that are scheduled. The classes are plain data without PyTorch.
+"""Requests from submission to result, and their scheduled parts. The classes are plain data without PyTorch.
 
     Request          one call of `Engine.submit`, with a `State`
       PrefillWindow  the image or a tile of it, with its prompts; prefilled as one unit
         Sequence     a prompt and its growing answer
     Step             one launch: rows of sequences, and the prefill windows if it is a prefill
 
-`RequestMaker` creates the prefill windows of a request, and finally its result. A newer frame may supersede a queued
-frame. Frames are therefore tokenized and cropped only after admission.
+`RequestMaker` creates the prefill windows of a request, and finally its result. Frames are tokenized and cropped only
+after admission, because a newer frame may supersede a queued frame.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class PrefillWindow(Generic[ImageT]):
 
     @property
     def encodes(self) -> bool:
-        """Whether the window has its own image for the vision encoder, prepared or not."""
+        """Whether the vision encoder must encode an image of this window, prepared or not."""
         return self.request.has_prefix and self.request.reads is None
 
     @property
@@ -182,7 +182,7 @@ class PrefillWindow(Generic[ImageT]):
         """Set the drafts of all sequences from earlier answers of the stream, unless the caller supplied drafts.
 
         Args:
-            memory: earlier answers of the stream by prompt. The method adds new prompts.
+            memory: earlier answers of the stream, keyed by prompt. The method adds an entry for each new prompt.
             most: maximum number of prompts in `memory`.
         """
         for sequence in self.sequences:
@@ -196,14 +196,14 @@ class PrefillWindow(Generic[ImageT]):
                 sequence.memory = known
 
     def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
-        """Set the drafts of all sequences from the drafts of an earlier result, by prompt."""
+        """Set the drafts of all sequences from the answers in an earlier result, keyed by prompt."""
         for sequence in self.sequences:
             if sequence.output.draftable:
                 kept = drafts.get(self._draft_key(sequence))
                 sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
 
     def drafts(self) -> dict[abc.Hashable, DraftMemory]:
-        """Return the finished answers by prompt, to be used as drafts for the next image."""
+        """Return the finished answers, keyed by prompt, as drafts for the next image."""
         kept: dict[abc.Hashable, DraftMemory] = {}
         for one in self.sequences:
             if one.output.draftable:
@@ -289,9 +289,9 @@ class Request(Generic[ImageT]):
 
     @property
     def n_waiting(self) -> int:
-        """Number of prefill windows that are not admitted.
+        """Number of prefill windows that are not admitted yet.
 
-        Before its windows are created, a request counts as one window.
+        A request whose windows are not created yet counts as one window.
         """
         return max(1, len(self.windows)) - self.n_admitted
 
@@ -364,7 +364,7 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """Prefill windows of the step with an image for the vision encoder. Valid until the step is committed."""
+        """Prefill windows of the step that have an image for the vision encoder. Valid until the step is committed."""
         return [window for window in self.windows if window.image is not None]
 
     @property
@@ -390,7 +390,9 @@ def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], 
 
 
 class CropPace:
-    """Learned lower bound of the cropping time per pixel, used to reject impossible deadlines early. Thread-safe.
+    """Learned lower bound of the cropping time per pixel. A request that cannot meet its deadline is rejected early.
+
+    Thread-safe.
 
     Args:
         config: engine configuration.
@@ -413,8 +415,8 @@ class CropPace:
         """Check that an image of `pixels` pixels can be cropped within `left_s` seconds.
 
         Raises:
-            DeadlineError: if the time is too short. Each such error lowers the bound slightly, in case the bound is too
-                high.
+            DeadlineError: if the time is too short. Each such error lowers the bound slightly, so that a bound that is
+                too high is corrected.
         """
         if left_s <= 0:
             raise DeadlineError(begun=False)
@@ -586,7 +588,7 @@ class RequestMaker(Generic[ImageT]):
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
         """Set the result or error of a future unless it was cancelled, and count the outcome.
 
-        With `kept`, the request only encoded an image and is not counted.
+        If `kept` is True, the request only created a cached image prefix and is not counted.
         """
         if not future.set_running_or_notify_cancel():
             return
@@ -638,7 +640,7 @@ class _Source(Generic[ImageT]):
         return self._maker.on_device(pixels)
 
     def cut(self, number: int) -> ImageT:
-        """Crop and prepare the image for one prefill window. Index 0 is the whole image, others are tiles.
+        """Crop and prepare the image for one prefill window. Index 0 is the whole image, higher indices are tiles.
 
         Raises:
             DeadlineError: if there is not enough time before the deadline.
@@ -691,7 +693,7 @@ class _Source(Generic[ImageT]):
 
 
 def _timings(request: Request[ImageT]) -> Timings:
-    """Return the durations of a finished request: cropping, queue, first prefill, and the rest."""
+    """Return the durations of a finished request: cropping, queueing, first prefill, and the time after it."""
     first = request.windows[0]
     if not first.launched_at:  # there was nothing to run
         return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)

@@ -71,13 +71,13 @@ class Scheduler(Generic[ImageT]):
         pool: KV cache pages.
         prefix_length: number of tokens of an image prefix.
         clock: function that returns the time in seconds, compared with deadlines.
-        from_images: whether the executor can draft answers from the detections in an image.
+        from_images: whether the vision encoder's detections can be drafts of answers.
 
     Attributes:
         admission: queued requests by stream.
         resources: allocator of pages and slots.
         speculation: speculative decoding and its statistics.
-        zombies: number of committed rows whose sequence had already ended.
+        zombies: number of times that a committed step contained a sequence that had already ended.
         soonest: time in seconds before which no deadline passes.
     """
 
@@ -136,7 +136,7 @@ class Scheduler(Generic[ImageT]):
         return self._config.images_per_prefill - len(self._admitted)
 
     def wake_at(self, now: float) -> float:
-        """Return the time of the next scheduled change: a rate limit that allows a request, or a deadline."""
+        """Return the time, in seconds, of the next deadline, or of the end of a rate limit if it is earlier."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests
@@ -144,8 +144,8 @@ class Scheduler(Generic[ImageT]):
     def submit(self, request: Request[ImageT], stream: abc.Hashable = None) -> None:
         """Queue a request.
 
-        If a request whose windows are known needs more resources than the engine has in total, it ends at once with an
-        error.
+        A request that needs more resources than the engine has in total ends with an error. If its prefill windows are
+        already created, it ends at once.
         """
         if request.windows and not self._measure(request):
             return
@@ -191,7 +191,7 @@ class Scheduler(Generic[ImageT]):
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
-        """Call the `done` callback of all finished requests. This takes time, so call it while the device is busy."""
+        """Call the `done` callbacks of finished requests. They take time, so call this while the device is busy."""
         while self._complete:
             request = self._complete.pop(0)
             request.done(request, None)
@@ -269,7 +269,8 @@ class Scheduler(Generic[ImageT]):
     def next_step(self) -> Step[ImageT] | None:
         """Return the next batch step to launch, or None.
 
-        If a decode step is due, nothing is admitted before it: call `admit` after its launch.
+        If a decode step is due, the method admits no windows, so that the step can launch at once. Call `admit` after
+        the launch.
         """
         step = None
         if self._decoding and not self._prefills_in_turn():
@@ -288,7 +289,7 @@ class Scheduler(Generic[ImageT]):
         return (self._prefill_ready() if self._prefills_in_turn() else None) or self._decode() or self._prefill()
 
     def finalize(self, step: Step[ImageT]) -> None:
-        """Set the token constraints of each row of a batch step. The previous step must be committed first."""
+        """Set the token constraints of each row of a batch step. Commit the previous step first."""
         for scheduled in step.sequences:
             if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:
@@ -326,7 +327,7 @@ class Scheduler(Generic[ImageT]):
         self._keep_prefixes(step)
 
     def fail(self, step: Step[ImageT], error: BaseException) -> None:
-        """End all requests of a failed batch step with an error. The device must have stopped working on the step."""
+        """End all requests of a failed batch step with an error. The device must no longer run the step."""
         self._landed(step)
         for rows in step.groups:
             rows[0].sequence.inflight_refs -= 1
@@ -482,11 +483,11 @@ class StepSlots:
 
     1. Free.
     2. Launched: the forward pass is queued on the device.
-    3. Finalized: sampling and the copy of the results are queued too.
+    3. Finalized: sampling and the copy of the results are also queued.
     4. Committed: the host has read the results. The slot is free again.
 
-    Steps are finalized and committed in launch order. If a launch or finalization fails, the step is aborted. The terms
-    are those of the public article 'Popping the GPU Bubble'.
+    Steps are finalized and committed in launch order. If a launch or finalization fails, the step is aborted. The names
+    of the states are from the public article 'Popping the GPU Bubble'.
 
     Args:
         depth: number of slots. With 1, the host waits for each step. With 2, one step is queued ahead.

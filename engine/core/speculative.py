@@ -1,17 +1,17 @@
 """Speculative decoding: verifies all values of a drafted answer in one step.
 
 Consecutive video frames are similar, so the last answer to a prompt is the draft of the next answer. The draft values
-are decoder inputs after the prompt, and the step samples after each of them. A sample is committed if all draft values
-before it are equal to the samples. The samples after the first difference become the draft of the next step (Jacobi
-iteration; Santilli et al. 2023, arXiv:2305.10427). Greedy answers are therefore the same as without drafts. Text with a
-temperature above 0 is not drafted.
+are appended to the prompt as decoder inputs, and one step samples a value after each draft value. A sample is accepted
+if all draft values before it are equal to the samples. The samples after the first difference become the draft of the
+next step (Jacobi iteration; Santilli et al. 2023, arXiv:2305.10427). Greedy answers are therefore the same as without
+drafts. Text with a temperature above 0 is not drafted.
 
 If the vision encoder of a model is an object detector, its detections are the draft (`FROM_IMAGE`). This also works for
 single images.
 
 A step with few rows takes about the same time as a step with one row. A step has at most as many rows as batch slots.
 If the drafts of a prompt save too few steps, drafting is paused for that prompt. Each pause is twice as long as the
-last one.
+previous one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Speculation:
 
     Args:
         config: engine configuration.
-        from_images: whether the executor can draft answers from the detections in an image.
+        from_images: whether the vision encoder's detections can be drafts of answers.
 
     Attributes:
         drafted: total number of draft values.
-        accepted: total number of draft values that were correct.
+        accepted: total number of draft values that were equal to the samples.
         saved: total number of decode steps that drafts have saved.
     """
 
@@ -47,10 +47,10 @@ class Speculation:
         self.drafted = self.accepted = self.saved = 0
 
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
-        """Return the rows for the prefill of a window: one per prompt, and at most `left` draft values.
+        """Return the rows for the prefill of a window: one per prompt, and one for each of at most `left` draft values.
 
-        With `certain`, inputs that do not depend on samples (`OutputState.certain`) are also added. They do not count
-        for `left`.
+        With `certain`, inputs that do not depend on samples (`OutputState.certain`) get rows too. These rows do not
+        count towards `left`.
         """
         scheduled: Rows = []
         for sequence in window.sequences:
@@ -88,10 +88,10 @@ class Speculation:
         return rows
 
     def take(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> bool:
-        """Commit the samples of a sequence up to the first wrong draft value. The later samples become its next draft.
+        """Accept the samples of a sequence up to the first wrong draft value. The later samples become its next draft.
 
         Args:
-            rows: rows of the sequence in the step, in order.
+            rows: rows of the sequence in the step, in order of position.
             sampled: samples of these rows.
 
         Returns:
@@ -124,10 +124,10 @@ class Speculation:
         return drafted
 
     def _verify(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> tuple[int, bool]:
-        """Commit samples up to the first wrong draft value, and set the next draft.
+        """Accept the samples up to the first wrong draft value, and set the next draft.
 
         Returns:
-            The number of committed rows, and whether the answer is complete.
+            The number of accepted rows, and whether the answer is complete.
         """
         sequence = rows[0].sequence
         output = sequence.output
@@ -176,7 +176,7 @@ def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
 
 
 def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
-    """Replace the `FROM_IMAGE` placeholders of a sequence by detections, and by zeros after the last detection.
+    """Replace the `FROM_IMAGE` placeholders of a sequence by detections; by zeros after the last detection.
 
     Args:
         rows: rows of the sequence.
@@ -205,7 +205,7 @@ def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -
 
 
 def _extend(rows: Rows, draft: Sequence[FedValue]) -> int:
-    """Add a row for each decoder input, up to the longest possible answer. Return the number of added rows."""
+    """Add a row for each decoder input, limited to the longest possible answer. Return the number of added rows."""
     sequence = rows[0].sequence
     for number, value in enumerate(draft):
         phase = sequence.output.next_phase()
