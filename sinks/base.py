@@ -26,13 +26,13 @@ class SinkError(Exception):
 
 
 class SinkClosedError(SinkError):
-    """Raised if the user ends the run through a sink, for example by closing its window. This is not a failure."""
+    """Raised if the user ends the run through a sink, for example by closing the display window. This is no failure."""
 
 
 class ReaderGoneError(SinkClosedError):
-    """Raised if the program that reads a sink's output has exited, such as at the end of a pipe.
+    """Raised if the program that reads a sink's output has exited, such as `head` in a pipe.
 
-    The sink then ends. The run ends with its last sink.
+    The sink then ends. If all sinks have ended, the run ends.
     """
 
 
@@ -64,7 +64,8 @@ class SourceHints:
     Attributes:
         rate: frames per second; None if unknown.
         audio_from: file whose audio a video copies; it is never overwritten. None if there is no such file.
-        listen: requests the audio of a live source, see `LiveSource.listen`. None for other sources.
+        listen: function that registers a callback for the audio packets of a live source, see `LiveSource.listen`. None
+            for other sources.
     """
 
     rate: Fraction | None = None
@@ -107,7 +108,7 @@ class SupportsStreamEnd(Protocol):
     """Interface of a shared sink that is told when one of its streams ends while others continue."""
 
     def end(self, stream: str) -> None:
-        """Record that `stream` has ended. Writing to the stream again restarts it."""
+        """Record that `stream` has ended. A later `write` of a frame of this stream restarts it."""
         ...
 
 
@@ -129,7 +130,7 @@ class SupportsEvents(Protocol):
     """Interface of a shared sink that also accepts events of rules."""
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Write the record of an event that begins, changes or ends. Thread-safe; does not block.
+        """Write the record of a rule's event that begins, changes or ends. Thread-safe; does not block.
 
         Args:
             event: JSON values with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`.

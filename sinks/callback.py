@@ -18,7 +18,7 @@ class CallbackSink:
     If the function raises an exception, the run ends with an error. `SinkClosedError` ends it without an error.
 
     Args:
-        function: called in a thread of the pipeline. It should return quickly, because results wait for it.
+        function: called in a thread of the pipeline. It should return quickly, because it delays later results.
 
     Raises:
         SinkError: if `function` is not callable.

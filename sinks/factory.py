@@ -28,7 +28,7 @@ class SinkKind:
             first use, because most sinks need their own library.
         schemes: URL schemes of the sink.
         suffixes: file suffixes of the sink, in lower case.
-        words: complete targets of the sink, such as `-`.
+        words: targets that consist of one fixed word, such as `-` or `display`.
     """
 
     opener: str | Opener
@@ -84,7 +84,7 @@ def open_sink(
         target: one of the targets above.
         rate: approximate frames per second of the source, for videos.
         audio_from: file whose audio a video copies; it is never overwritten.
-        listen: requests the audio of a live source for a video, see `LiveSource.listen`.
+        listen: function that registers a callback for the audio packets of a live source, see `LiveSource.listen`.
 
     Raises:
         SinkError: if the target is unknown or cannot be opened.

@@ -29,7 +29,7 @@ class SinkStatus:
 
     Attributes:
         name: name of the sink, without secrets.
-        state: `ok`; `paused` while writing fails; `ended` after the reader has exited.
+        state: `ok`; `paused` while writing fails; `ended` after the program that reads the output has exited.
         reason: reason for the state in one line; None if it is `ok`.
         lost: number of results not written because the sink was paused or failed.
         stats: the sink's own counters; None if it has none.
@@ -45,10 +45,10 @@ class SinkStatus:
 class SinkGuard:
     """Writes to one sink and handles its failures. Thread-safe if the sink is shared.
 
-    The first failure is logged and pauses the sink. While it is paused, results are counted as lost. One of them is
-    retried after a back-off of 0.5 to 30 s. The sink counts as working again after 5 s without a failure. The next
-    written frame adds the number of lost results to `dropped_before`. Only `SinkClosedError`, and all errors of a
-    `CallbackSink`, which come from the user's program, are raised.
+    The first failure is logged and pauses the sink. While the sink is paused, results are counted as lost. After a
+    back-off of 0.5 to 30 s, the next result is written as a trial. The sink is `ok` again after 5 s without a failure.
+    The next written frame adds the number of lost results to `dropped_before`. Only `SinkClosedError` and the errors of
+    a `CallbackSink` are raised. The latter come from the user's program.
 
     Args:
         sink: the sink. The caller opens and closes it.

@@ -27,7 +27,7 @@ KEEP = 5
 
 
 class JsonlSink:
-    """Writes the record of each frame as one line of JSON in UTF-8. Each line is flushed at once.
+    """Writes the record of each frame as one line of JSON in UTF-8. Lines are not buffered.
 
     A line is written completely or not at all, also on a full disk. If the file is deleted or moved, a new file is
     created. A file that another run is writing is not replaced.
@@ -82,8 +82,8 @@ class JsonlSink:
     def open(cls, target: str, hints: SourceHints) -> Self:
         """Create the sink for `-`, or for a path with options such as `out.jsonl?max_mb=100&keep=5`.
 
-        `keep` is a number of rotated files or an age such as `7d`. `max_gb` limits the total size. With `send=events`,
-        the file contains events of rules instead of a record per frame.
+        `keep` is the maximum number of rotated files, or their maximum age such as `7d`. `max_gb` limits the total
+        size. With `send=events`, the file contains events of rules instead of a record per frame.
 
         Raises:
             SinkError: if an option is invalid or the file cannot be written.

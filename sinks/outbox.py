@@ -16,8 +16,8 @@ class Message:
     Attributes:
         stream: stream of the message; "" for a message about the client itself.
         text: JSON in UTF-8.
-        record: True for a frame's record, which may be dropped. False for a notice, which is dropped only if the
-            queue is full, and not counted.
+        record: True for a frame's record. False for a notice, which is dropped only if the queue is full, and not
+            counted as dropped.
         queued_at: creation time in seconds, on the clock of `drop_before`.
     """
 
@@ -31,7 +31,7 @@ class Outbox:
     """Bounded first-in, first-out queue of messages. If it is full, the oldest messages are dropped. Not thread-safe.
 
     Args:
-        newest: whether to keep only the newest record of each stream, at the position of the replaced record.
+        newest: whether a new record replaces the queued record of the same stream, at the same position in the queue.
         max_records: maximum number of messages.
         max_bytes: maximum number of bytes of text. A longer message is dropped together with the whole queue.
     """
@@ -76,7 +76,7 @@ class Outbox:
 
         Args:
             message: the message.
-            lost_before: number of records of its stream that the producer dropped just before it.
+            lost_before: number of records of the same stream that the producer dropped directly before this message.
         """
         self.dropped += lost_before
         self._add(message, lost_before)
@@ -117,7 +117,7 @@ class Outbox:
         return message, lost_before
 
     def _index_of(self, stream: str) -> int | None:
-        """Return the position of the stream's newest record in the queue; None if a notice of the stream follows it."""
+        """Return the index of the stream's newest queued record; None if a newer notice of the stream is queued."""
         for index in range(len(self._waiting) - 1, -1, -1):
             message, _ = self._waiting[index]
             if message.stream == stream:

@@ -45,8 +45,8 @@ class Latency:
 def drawn_latency(frame: Frame, latency: Latency) -> float:
     """Return the latency to show on a frame, in milliseconds.
 
-    For a live stream, it is the age of the frame. For a file, it is the processing time, because files are read ahead
-    of time.
+    For a live stream, it is the time since the capture of the frame. For a file, it is the processing time, because
+    files are read ahead of time.
     """
     return latency.total - latency.queue if frame.capture_clock == "file" else latency.total
 

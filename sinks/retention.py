@@ -26,8 +26,8 @@ def elapsed_s() -> float:
 class FileAges:
     """Measures the age of files with a monotonic clock. Callers pass the current times.
 
-    For files that exist at the start, the age comes from the wall clock once. A file that changes later has age 0.
-    Files are identified by inode, because they are renamed.
+    For files that exist at the start, the initial age is computed from the wall clock. If a file is modified later, its
+    age is reset to 0. Files are identified by inode, because they are renamed.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Retention:
         Args:
             files: files of the sink, including those of earlier runs.
             current: the file being written. Its size counts, but it is never deleted.
-            room: bytes to keep free for the current file.
+            room: bytes of the size limit to reserve for the growth of the current file.
         """
         found = []
         for path in files:

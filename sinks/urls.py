@@ -59,7 +59,7 @@ class Options:
         return bool(self._given)
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the value of an option as text."""
+        """Return the value of an option as text, or `default` if the option is absent."""
         self._known.append(name)
         return self._given.get(name, default)
 

@@ -20,10 +20,11 @@ _CANCEL_S = 1.0
 
 
 class SocketLoop(DaemonLoop):
-    """An asyncio event loop that ignores a request to watch a socket if the socket was closed meanwhile.
+    """An asyncio event loop that ignores a delayed `add_reader` or `add_writer` call for a socket that is closed.
 
-    aiomqtt registers sockets by file descriptor, from another thread. If the connection is lost first, a new socket may
-    reuse the descriptor. The loop would then watch the wrong socket, and reject later sockets with this descriptor.
+    aiomqtt makes these calls with a file descriptor, from another thread. If the socket is closed before the loop runs
+    the call, a new socket may have the same descriptor. The loop would then watch the wrong socket, and reject the new
+    socket.
     """
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -41,7 +42,7 @@ class SocketLoop(DaemonLoop):
 
 
 def _owner_of(descriptor: int) -> tuple[int, int] | None:
-    """Return an identity of the descriptor's socket, to detect reuse of the descriptor; None if it is closed."""
+    """Return device and inode of the open file, to detect that a descriptor was reused; None if it is closed."""
     try:
         found = os.fstat(descriptor)
     except (OSError, ValueError):
@@ -54,7 +55,7 @@ class BackgroundLoop:
 
     Args:
         name: name of the thread.
-        work: must return soon after `stopping` is true; check `stopping` after each `wait`.
+        work: coroutine function. The coroutine must check `stopping` after each `wait`, and return soon if it is True.
     """
 
     def __init__(self, name: str, work: Callable[[BackgroundLoop], Coroutine[Any, Any, None]]) -> None:
@@ -87,7 +88,7 @@ class BackgroundLoop:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for a call of `wake`. Calls since the last `wait` count."""
+        """Wait up to `timeout_s` seconds for `wake`. Return at once if `wake` was called since the last `wait`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()

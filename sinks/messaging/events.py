@@ -61,7 +61,7 @@ class Event:
         label: class of the objects.
         start_time, end_time: times of the first and last frame with the label, in seconds; end_time is None while
             the event is open.
-        score: highest score on the newest frame that shows the label.
+        score: highest score in the newest frame with a detection of the label.
         top_score: highest score so far.
         box: box of the object that has `score`.
         count: current number of objects; 0 at the end.
@@ -80,7 +80,7 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A change of an event. `before` is the last published state. For a new event, `before` equals `after`."""
+    """A change of an event: its last published state `before`, and its new state `after`. Equal for a new event."""
 
     kind: Kind
     before: Event
@@ -98,9 +98,9 @@ class Change:
 class EventTracker:
     """Finds events in the detections of all streams. Not thread-safe.
 
-    The count of a label is the highest number on one frame within the last `hold_s` seconds, so that short misses do
-    not change it. An event is open while the count is not 0. A change of the count, or of the highest score by 0.05,
-    is an update.
+    The count of a label is the highest number of objects in one frame within the last `hold_s` seconds. Short detection
+    gaps therefore do not change the count. An event is open while the count is above 0. It is updated if the count
+    changes, or if the highest score rises by 0.05.
 
     Args:
         hold_s: seconds for which an object still counts after its last detection.
@@ -150,7 +150,7 @@ class EventTracker:
 
 
 class ActiveStreams:
-    """Tracks which streams deliver frames and which are silent. Not thread-safe."""
+    """Tracks which streams are active and which active streams deliver no frames. Not thread-safe."""
 
     def __init__(self) -> None:
         self._last_at: dict[str, float] = {}

@@ -61,8 +61,8 @@ class MqttSink:
     - with `discovery=homeassistant`: `homeassistant/binary_sensor/…/config` of each rule, for Home Assistant.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
-    With MQTT 5, the broker deletes `online` states and counts above 0 after 60 s without repetition, so that none
-    remains after a crash.
+    With MQTT 5, retained `online` states and counts above 0 expire after 60 s and are sent again before. After a crash,
+    the broker therefore deletes them.
 
     An unreachable broker is retried without limit. Meanwhile, the newest 1000 events and the newest 256 records are
     queued. After reconnecting, the retained topics are updated.
@@ -327,7 +327,7 @@ class MqttSink:
         return properties
 
     async def _query_retained(self, client: aiomqtt.Client, topics: str) -> None:
-        """Request the broker's retained messages, which `_listen` receives, then unsubscribe."""
+        """Subscribe to receive the broker's retained messages in `_listen`, then unsubscribe."""
         import aiomqtt
 
         if not self._can_query:

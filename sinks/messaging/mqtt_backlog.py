@@ -25,11 +25,11 @@ class Item:
 class Backlog:
     """Queue of MQTT messages. Only the newest state of each topic is stored; states are republished after a reconnect.
 
-    Only `published` removes a message, so that a message in flight during a disconnect is sent again.
+    Only `published` removes a message. A message that the broker did not acknowledge before a disconnect is sent again.
 
     Args:
-        over: payloads that mean "not present". Topics with these payloads are removed after publication, because the
-            number of streams and labels is unlimited.
+        over: payloads that mean "not present", such as 0. Topics with these payloads are forgotten after publication,
+            because the number of streams and labels is unlimited.
     """
 
     def __init__(self, over: frozenset[str]) -> None:

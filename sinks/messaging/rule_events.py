@@ -1,4 +1,4 @@
-"""Messages about rule events: Frigate's format, and Home Assistant's discovery of a rule as a binary sensor."""
+"""Messages about rule events in Frigate's format, and Home Assistant's discovery messages for rules."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def discovery(
 
     Args:
         prefix: Home Assistant's discovery prefix, `homeassistant` by default.
-        stream: name of the stream, which is the device.
+        stream: name of the stream, which Home Assistant shows as the device.
         rule: name of the rule.
-        state_topic: topic of `ON` and `OFF`.
-        availability: topics that must all be `online`.
+        state_topic: MQTT topic of the rule's state, `ON` or `OFF`.
+        availability: MQTT topics that must all be `online`, otherwise the sensor is unavailable.
     """
     device, entity = _identifier(f"saccade_{stream}"), _identifier(rule)
     message = {

@@ -49,26 +49,22 @@ _RETRY = (408, 425, 429)  # and all from 500
 class WebhookSink:
     """Webhook sink that posts JSON to an `http://` or `https://` address.
 
-    A message is retried while the server is unreachable, fails or is busy, until the server accepts it or it is too
-    old. Up to 1000 messages (16 MB) wait. Messages that are too old, exceed this limit or are rejected are dropped,
-    logged and counted in the metrics.
+    A message is retried if the server is unreachable, returns a server error or is busy. The queue contains up to 1000
+    messages (16 MB). Messages are dropped if they are too old, if the queue is full, or if the server rejects them.
+    Dropped messages are logged and counted in the metrics.
 
     Each request has the headers of the Standard Webhooks specification: `webhook-id`, `webhook-timestamp` and, with a
     secret, `webhook-signature`. `webhook-id` and `Idempotency-Key` stay the same for all attempts.
 
     Args:
-        target: the address. A `?` belongs to the server's address, so options follow a `#`:
-            `send=objects` (default): the record of each frame with a detection or an answer.
-            `send=all`: every record. `send=events`: the events of `MqttSink` and of rules. `send=rules`: events of
-                rules only.
-            `snapshot=1`: also post the snapshot of each event as base64 JPEG, once available, and a better one at
-                the end.
-            `max_age=10s`: maximum age of a message; 10 s by default, an hour for events.
-            `keep=newest`: queue only the newest record of each stream; all by default.
-            `concurrency=1`: parallel requests; with more than 1, messages may arrive out of order.
-            `secret=…` or `secret_file=PATH`: key of the signature. `header=NAME:VALUE`: extra header, may be
-                repeated.
-            `timeout=10`: seconds per request. `hold=3`: for events, see `MqttSink`.
+        target: the address. A `?` belongs to the server's address, so options follow a `#`: `send=objects` (default):
+            the record of each frame with a detection or an answer. `send=all`: every record. `send=events`: the events
+            of `MqttSink` and of rules. `send=rules`: events of rules only. `snapshot=1`: also post the snapshot of each
+            event as base64 JPEG, once available, and a better snapshot at the end of the event. `max_age=10s`: maximum
+            age of a message; 10 s by default, an hour for events. `keep=newest`: queue only the newest record of each
+            stream; all by default. `concurrency=1`: parallel requests; with more than 1, messages may arrive out of
+            order. `secret=…` or `secret_file=PATH`: key of the signature. `header=NAME:VALUE`: extra header, may be
+            repeated. `timeout=10`: seconds per request. `hold=3`: for events, see `MqttSink`.
 
     Raises:
         SinkError: if the address or an option is invalid.
@@ -152,7 +148,7 @@ class WebhookSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Queue a rule's event if the webhook posts events, and its snapshot if requested."""
+        """Queue a rule's event, and its snapshot if requested, for posting. Ignored if the webhook posts no events."""
         if self._send not in ("events", "rules"):
             return
         if event["type"] in CHANGES:
@@ -236,7 +232,7 @@ class WebhookSink:
                     self._under_way.clear()
 
     def _next(self, running: int) -> tuple[str, Message | None]:
-        """Return the next message to post and a new message id; None if none waits or too many requests are running."""
+        """Return a new message ID and the next message; None if the queue is empty or too many requests are running."""
         now = time.monotonic()
         with self._lock:
             for stream in self._active.silent(now):

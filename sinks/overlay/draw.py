@@ -41,7 +41,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
 
     Args:
         image: (height, width, 3) uint8 RGB; not changed.
-        result: boxes, points and texts to draw, and those of its extras that have a drawing function, such as zones.
+        result: boxes, points, texts and extras to draw. Extras without a drawing function are skipped.
         latency_ms: shown in the top left corner, in milliseconds; None for no latency.
 
     Returns:
@@ -162,7 +162,7 @@ def _is_small(box: Box, height: int, scale: float) -> bool:
 
 
 def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
-    """Return the area of an object that labels should not cover: the whole object if `whole`, else its top part."""
+    """Return the part of an object that labels should not cover: the whole box if `whole`, else the top of the box."""
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     return x1, y1, x2, y2 if whole else y1 + round(_TOP * (y2 - y1))
 
@@ -170,7 +170,7 @@ def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
 def _label_box(
     canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect], spared: list[Rect], *, small: bool
 ) -> None:
-    """Draw the longest label of an object that fits. A small object may get no label."""
+    """Draw the longest label of an object that fits next to other labels. A small object may get no label."""
     height, width = canvas.shape[:2]
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     gap = round((LINE_PX / 2 + CASING_PX) * scale)
@@ -208,7 +208,7 @@ def box_label(box: Box, scale: float) -> Bitmap:
 
 
 def _short_labels(box: Box, scale: float) -> list[Bitmap]:
-    """Return shorter labels of a box, for lack of space: the class, and the track ID if there is one."""
+    """Return shorter labels of a box for small spaces: only the class, and only the track ID if there is one."""
     chip = label(box.label, color_of(box.label), font_px(scale))
     if box.track_id is None:
         return [chip]

@@ -79,7 +79,8 @@ class Line:
     Attributes:
         name: name of the line.
         start, end: end points. `forward` is from left to right, seen from `start` towards `end`.
-        forward, backward: number of crossings per direction so far; drawn as in (along the arrow) and out.
+        forward, backward: number of crossings per direction so far. In the image, they are labelled in and out; the
+            arrow shows forward.
         counts: `forward` and `backward` per label.
         crossed: tracks that crossed the line on this frame, with their direction.
     """
@@ -125,7 +126,7 @@ class Trail:
         _check_finite(self.points)
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return an empty record, because the object's own record contains its position."""
+        """Return an empty record: trails are drawn, but not part of records."""
         return {}
 
 
@@ -142,7 +143,7 @@ def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
 
 
 def label_scene(canvas: NDArray[np.uint8], result: Result, scale: float, taken: list[Rect]) -> None:
-    """Draw the names and counts of zones and lines, away from the rectangles in `taken`."""
+    """Draw the names and counts of zones and lines, without overlap with the rectangles in `taken` if possible."""
     height, width = canvas.shape[:2]
     gap = round(4 * scale)
     for zone in _of(result, Zone):
@@ -188,7 +189,7 @@ def _of(result: Result, kind: type[P]) -> list[P]:
 
 
 def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
-    """Convert points from fractions to pixels. Values are limited to ten image sizes, as OpenCV's range is limited."""
+    """Convert points from fractions to pixels, clamped to ten image sizes, because OpenCV's range is limited."""
     return tuple((min(max(x, -10.0), 10.0) * width, min(max(y, -10.0), 10.0) * height) for x, y in points)
 
 

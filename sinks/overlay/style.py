@@ -56,5 +56,5 @@ def scale_of(width: int, height: int) -> float:
 
 
 def font_px(scale: float) -> int:
-    """Return the text height in pixels for a scale factor of the overlay."""
+    """Return the font size in pixels for a scale factor of the overlay."""
     return max(9, round(_FONT_PX * scale))

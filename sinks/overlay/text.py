@@ -44,7 +44,9 @@ class Bitmap:
 def paste_best(
     canvas: NDArray[np.uint8], bitmap: Bitmap, places: Sequence[tuple[int, int]], taken: Sequence[Rect]
 ) -> Rect:
-    """Blend a text at the first free place inside the image, else where it covers least. Return its rectangle.
+    """Blend a text into the image at the first free position, or else at the position with the least overlap.
+
+    Return the rectangle of the text in pixels.
 
     Args:
         canvas: image to change, (height, width, 3) uint8 RGB.
@@ -63,9 +65,10 @@ def best_place(
     taken: Sequence[Rect],
     spared: Sequence[Rect] = (),
 ) -> tuple[tuple[int, int], float]:
-    """Return the place where a text covers least, and the covered share of the text from 0 to 1.
+    """Return the position with the least overlap of a text, and the overlapping fraction of the text from 0 to 1.
 
-    Areas in `spared` count half as much as areas in `taken`. Areas outside the image count as taken.
+    Overlap with rectangles in `spared` counts half as much as with those in `taken`. Areas outside the image count as
+    taken.
     """
     height, width = canvas.shape[:2]
     corners = np.asarray(places, dtype=np.int64)
@@ -161,9 +164,9 @@ def _render(lines: tuple[tuple[str, Rgb], ...], background: Rgb, opacity: float,
 
 
 def _rounded_plate(width: int, height: int, radius: float) -> NDArray[np.float32]:
-    """Return an antialiased rectangle with round corners: the covered share of each pixel.
+    """Return an antialiased alpha mask of a rectangle with round corners.
 
-    The result is (height, width, 1) float32 from 0 to 1. It is computed from the distance to the edge, because Pillow's
+    The mask is (height, width, 1) float32 from 0 to 1. It is computed from the distance to the edge, because Pillow's
     round corners are not antialiased.
     """
     x = np.abs(np.arange(width, dtype=np.float32) + 0.5 - width / 2) - (width / 2 - radius)

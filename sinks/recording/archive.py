@@ -1,6 +1,6 @@
-"""Reads a stream's recording: its files, fragments and gaps, exported as one MP4 or as HLS.
+"""Reads a stream's recording: lists its files and gaps, and exports time ranges as one MP4 or as HLS.
 
-There is no index file. Each MP4 contains a note with its start time. A file that is still being written is readable up
+There is no index file. Each MP4 contains its start time as metadata. A file that is still being written is readable up
 to its last complete fragment.
 """
 
@@ -62,8 +62,8 @@ class RecordedFile:
         began: Unix time of its first frame, in seconds.
         number: sequence number of the file within its stream.
         after: reason for a gap before the file; None if there is no gap.
-        form: video format; files with equal values fit into one MP4.
-        head: bytes before the first fragment.
+        form: video format. Files with the same format can be joined into one MP4.
+        head: bytes before the first fragment (MP4 initialization segment).
         fragments: fragments in order.
     """
 
@@ -98,7 +98,7 @@ class RecordedFile:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A byte range of a recorded file that starts at a keyframe. After the file's head, players can play it.
+    """A byte range of a recorded file that starts at a keyframe. Players can play it if they have the file's head.
 
     Attributes:
         file: the file.
@@ -201,7 +201,7 @@ class Archive:
             return found
 
     def write(self, since: float, until: float, path: Path) -> None:
-        """Copy the recording between two Unix times into one MP4, from the keyframe before `since`. Gaps are cut out.
+        """Copy the recording between two Unix times into one MP4, from the keyframe before `since`. Gaps are skipped.
 
         Raises:
             ArchiveError: if nothing was recorded, too much is requested, or the video format changes.

@@ -1,7 +1,7 @@
 """Groups encoded frames into MP4 fragments, and computes each frame's decoding and presentation time.
 
-Packets arrive in decoding order. Presentation times are not increasing if frames reference later frames. A frame that
-is presented after all previous frames starts a group. The group is presented completely after the previous group. In a
+Packets arrive in decoding order. With B-frames, presentation times are not in increasing order. A frame that is
+presented after all previous frames starts a group. All frames of a group are presented after the previous group. In a
 fragment of complete groups, the sorted presentation times therefore serve as decoding times.
 """
 
@@ -36,7 +36,7 @@ class TimedPacket:
 
 
 class FragmentCutter:
-    """Groups the video packets of one file into fragments. The first packet must be a keyframe; its time becomes 0."""
+    """Groups the video packets of one file into fragments. The first packet must be a keyframe. It gets timestamp 0."""
 
     def __init__(self) -> None:
         self._group: list[CodedPacket] = []

@@ -1,4 +1,4 @@
-"""Parses where to record: `/video`, `/video?segment=5m&keep=7d&max_gb=50`, or a path that contains a time."""
+"""Parses the target of a recording: a folder with options, or a path with time placeholders such as `%H%M`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAMES = f"{STREAM}/%Y-%m-%d/%H-%M-%S.mp4"
 
 @dataclass(slots=True)
 class RecordingPlace:
-    """Where and how long one stream's recording is stored.
+    """Location, file length and retention of one stream's recording.
 
     Attributes:
         names: pattern of the file names.
-        length_s: length of a file in seconds; the next file starts at the first keyframe after it.
+        length_s: minimum length of a file in seconds. The next file starts at the first keyframe after this time.
         retention: limits of the files' age and total size.
     """
 
@@ -32,7 +32,7 @@ class RecordingPlace:
 
     @classmethod
     def parse(cls, text: str, stream: str) -> RecordingPlace:
-        """Parse a folder, or a path ending in .mp4 with `{stream}` and a time such as %Y%m%d-%H%M%S, and options.
+        """Parse a folder, or a path ending in .mp4 with `{stream}` and time placeholders, and options.
 
         Args:
             text: the text that the user typed.

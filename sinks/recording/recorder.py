@@ -1,7 +1,7 @@
 """Records the encoded packets of one stream, in a separate thread.
 
-Analysis never waits for the disk. If the disk is too slow, packets up to the next keyframe are dropped, counted and
-logged once. If the disk is full, recording is retried.
+The analysis of frames never waits for the disk. If the disk is too slow, packets up to the next keyframe are dropped,
+counted and logged once. If the disk is full, recording is retried.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class NoSuchStreamError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class View:
-    """One variant of a stream's live video. Viewers of the same variant share an encoder.
+    """Settings of a stream's live video. Viewers with equal settings share an encoder.
 
     Attributes:
         drawn: whether the overlay is drawn.
@@ -88,7 +88,8 @@ class Viewer:
     Args:
         stream: the stream.
         view: requested variant of the video.
-        wake: called in the sink's thread when a frame is available or the stream has ended; must return at once.
+        wake: callback, called in the sink's thread when a frame is available or the stream has ended. It must return at
+            once.
     """
 
     def __init__(self, stream: _Stream, view: View, wake: Callable[[], None]) -> None:
@@ -176,7 +177,7 @@ class _Rendition:
 
 
 class _Stream:
-    """The variants of one stream that viewers are watching."""
+    """The encoders of one stream, one for each requested `View`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # over the renditions: viewers join and leave in other threads than the writer's

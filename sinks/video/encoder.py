@@ -119,7 +119,7 @@ def _note_failure(name: str, error: Exception) -> None:
 
 
 def _set_colors(context: Any) -> None:
-    """Store the colour space in the stream. Without it, each player guesses a different one from the image size."""
+    """Store the colour space in the stream. Without it, players guess the colour space from the image size."""
     # BT.709 has the same number in all three lists.
     context.colorspace = context.color_primaries = context.color_trc = Colorspace.ITU709
     context.color_range = ColorRange.MPEG
@@ -201,8 +201,8 @@ class VideoFormat:
 class Mp4Encoder:
     """An H.264 encoder for several consecutive MP4 files.
 
-    Each file starts with a keyframe at time 0, while the encoder's clock continues. Opening an encoder for each file
-    would fragment the heap, because an encoder needs 4 to 60 MB and several threads.
+    Each file starts with a keyframe at time 0. The encoder stays open between files, because an encoder needs 4 to 60
+    MB and several threads. Opening one per file would fragment the heap.
 
     Args:
         form: format of all images and files.
@@ -290,10 +290,10 @@ class EncodedImage:
 
 
 def bit_rate(width: int, height: int, rate: float) -> int:
-    """Return the highest bit rate in bit/s for images of a size in pixels at `rate` images per second.
+    """Return the maximum bit rate in bit/s for video of this size in pixels, at `rate` frames per second.
 
     The bit rate grows less than the number of pixels per second, because large and frequent images are more redundant.
-    For example, 1.5 Mbit/s for 640×360 and 7 Mbit/s for 1920×1080, at 30 images per second.
+    Examples at 30 frames per second: 1.5 Mbit/s for 640×360, and 7 Mbit/s for 1920×1080.
     """
     return round(1_500_000 * math.pow(width * height * rate / (640 * 360 * 30), 0.7))
 

@@ -39,7 +39,7 @@ class LiveAudio:
         self._taken.append(packet)
 
     def writer(self) -> AudioWriter | None:
-        """Return the audio received so far; None before the first packet. A change of format starts a new writer."""
+        """Return the writer with all received audio; None before the first packet. A new format has a new writer."""
         while self._taken:
             packet = self._taken.popleft()
             if self._writer is None or not self._writer.fits(packet):

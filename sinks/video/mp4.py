@@ -36,7 +36,8 @@ class Mp4Sink:
       needed.
     - Audio of a file is copied without transcoding, up to the end of the video. Audio of a live source is transcoded
       to AAC, unless it is AAC.
-    - The index of all frames stays in memory, 9 MB an hour at 30 fps. Use `RecordingSink` for endless streams.
+    - The index of all frames stays in memory and grows by 9 MB per hour at 30 fps. Use `RecordingSink` for endless
+    streams.
 
     Args:
         path: path of the file; an existing file is replaced once the new one is playable.

@@ -135,7 +135,7 @@ class Mp4Writer:
         """Write the remaining audio, and convert the fragmented file to an ordinary MP4.
 
         Args:
-            until_pts: time until which the last frame is shown; None to repeat the previous frame's duration.
+            until_pts: time until which the last frame is shown. With None, it has the duration of the previous frame.
         """
         try:
             if self._last_pts is not None and until_pts is not None:

@@ -42,7 +42,7 @@ class RecordingSink:
     - Existing files are never replaced. A second file of the same name gets `-1` before its suffix.
 
     Args:
-        path: path that contains the start time in local time, in the format of `strftime`; see `SegmentNames`.
+        path: path with `strftime` placeholders for the local start time of each file; see `SegmentNames`.
         length_s: length of a file in seconds.
         rate: approximate frames per second of the source.
         audio_from: file to copy the audio from, or the audio of a live source; None for videos without audio.
@@ -128,7 +128,8 @@ class RecordingSink:
 def open_mp4(target: str, hints: SourceHints) -> Sink:
     """Create a sink for one MP4 file (`out.mp4`) or for a segmented recording.
 
-    A recording has a path with a time such as `%H%M`, or options as in `out.mp4?segment=10m&keep=7d&max_gb=50`.
+    A recording has a path with time placeholders such as `%H%M`, or options as in
+    `out.mp4?segment=10m&keep=7d&max_gb=50`.
 
     Raises:
         SinkError: if an option is invalid or the file cannot be written.

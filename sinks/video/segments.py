@@ -26,11 +26,11 @@ _DIGITS = {
 class Segmenter:
     """Decides for each frame whether a new segment (file) of a recording starts.
 
-    A segment starts at the first frame, after `length_s`, after a gap of more than `GAP_S`, at another frame size, and
-    if the clock decreases or changes its time base.
+    A segment starts at the first frame, after `length_s`, and after a gap of more than `GAP_S`. It also starts if the
+    frame size or the time base changes, or if timestamps decrease.
 
     Args:
-        length_s: length of a segment in seconds, plus the display time of its last frame.
+        length_s: length of a segment in seconds, without the display time of its last frame.
     """
 
     __slots__ = ("_base", "_last", "_length_s", "_size", "_start")
@@ -73,11 +73,11 @@ class Segmenter:
 
 
 class SegmentNames:
-    """File names of a recording's segments, from a path that contains a time in the format of `strftime`.
+    """File names of a recording's segments, from a path with `strftime` placeholders such as `%H`.
 
     Args:
-        path: path such as `door-%Y%m%d-%H%M%S.mp4`. Folder names may contain the time too. Without a time, date and
-            time are inserted before the suffix.
+        path: path such as `door-%Y%m%d-%H%M%S.mp4`. Folder names may contain placeholders too. If the path has no
+            placeholders, date and time are inserted before the suffix.
     """
 
     def __init__(self, path: str) -> None:
@@ -88,7 +88,7 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """Folder before the first path component that contains a time. It must exist; the others are created."""
+        """Folder above the first path component with a time placeholder. It must exist; its subfolders are created."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
@@ -123,5 +123,5 @@ class SegmentNames:
 
 
 def is_pattern(path: str) -> bool:
-    """Return whether a path contains a time in the format of `strftime`, such as `%H`."""
+    """Return whether a path contains a `strftime` placeholder such as `%H`."""
     return _DIRECTIVE.search(path.replace("%%", "")) is not None

@@ -118,7 +118,7 @@ def form_of(packet: AudioPacket) -> tuple[object, ...]:
 
 
 class _AacCoder:
-    """Transcodes audio to AAC at its own sample rate."""
+    """Transcodes audio to AAC without changing the sample rate."""
 
     def __init__(self, first: AudioPacket) -> None:
         layout = "mono" if first.channels == 1 else "stereo"

@@ -41,9 +41,9 @@ class FeedTarget:
         host, port: address to listen on; port 0 selects any free port.
         path: path that clients must request.
         token: token that clients must send; None for no authentication.
-        origins: origins of web pages that may connect, besides pages of this machine; "*" allows any.
+        origins: origins of web pages that may connect, besides pages from a server on this machine; "*" allows any.
         max_clients: maximum number of connected clients.
-        tls: TLS context with the certificate; None for no encryption.
+        tls: TLS context with the server's certificate; None for no encryption.
     """
 
     host: str

@@ -90,11 +90,13 @@ class Client:
 class Connection(ServerConnection):
     """A WebSocket connection with more limits than the package websockets has.
 
-    Limits are the number of connections, the size of a request, and unread replies to pings.
+    It limits the number of connections, the size of a request, and the amount of ping replies that the client has not
+    read.
 
     Args:
         connections: all open connections. Each connection adds and removes itself.
-        max_connections: maximum number of connections. More are refused before TLS, which needs 300 kB each.
+        max_connections: maximum number of connections. Further connections are refused before the TLS handshake, which
+            needs 300 kB of memory.
         open_s: timeout of the TLS handshake in seconds.
     """
 

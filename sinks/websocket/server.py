@@ -70,7 +70,7 @@ class WebSocketSink:
 
     Args:
         target: address to listen on; see the module's description.
-        write_timeout_s: how long a message may wait in a client's connection, in seconds.
+        write_timeout_s: timeout for sending a message to a client, in seconds.
         ping_s: interval between pings, and timeout of the replies, in seconds.
 
     Raises:

@@ -18,7 +18,8 @@ class Subscription:
 
     Attributes:
         streams: names of the streams, which need not exist yet; None for all streams.
-        mode: "all" sends all records that the client can keep up with; "newest" sends the newest of each stream.
+        mode: "all" sends every record, and drops the oldest if the client is slow; "newest" sends only the newest
+            record of each stream.
     """
 
     streams: frozenset[str] | None = None
