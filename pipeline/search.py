@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 class Place:
     """Identifies a snapshot by the event ID and the machine that stores it.
 
-    The machine is empty if the run has only one store.
+    The machine name is an empty text if the run has only one store.
     """
 
     event: str

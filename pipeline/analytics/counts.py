@@ -35,7 +35,7 @@ class Totals:
     def since(self, earlier: Totals) -> Totals:
         """Return the difference between these counts and earlier counts. `inside` is the current value.
 
-        New zones and lines count from 0.
+        For new zones and lines, the earlier counts are 0.
         """
         objects = {label: count - earlier.objects.get(label, 0) for label, count in self.objects.items()}
         return Totals(

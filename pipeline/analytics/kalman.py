@@ -71,7 +71,7 @@ def predict(state: Floats, seconds: float) -> Floats:
 
 
 def correct(state: Floats, boxes: Floats) -> Floats:
-    """Correct predicted Kalman states by measured boxes. Return the new states.
+    """Correct predicted Kalman states with measured boxes. Return the new states.
 
     Args:
         state: (5, 4, n) states, predicted for the time of the boxes.

@@ -151,7 +151,7 @@ class MotionGate:
         self._settings = settings
 
     def admit(self, frame: Frame) -> bool:
-        """Return whether a frame has motion, follows motion within a second, or is due for the heartbeat."""
+        """Return whether a frame has motion, follows motion within a second, or ends a heartbeat interval."""
         seconds = frame.pts * frame.time_base.numerator / frame.time_base.denominator
         if seconds < self._last:  # the clock restarted
             self._moved = self._admitted = -np.inf

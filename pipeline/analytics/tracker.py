@@ -231,15 +231,12 @@ class Tracker:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Set the predicted change of box size to 0 for tracks that were last seen before a time."""
+        """Set the predicted change of box size to 0 for tracks that were last seen before the time `before`."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """Return the time at which the longest-lost track was last seen.
-
-        The time is exact only if it is earlier than `before`.
-        """
+        """Return the earliest last-seen time of all tracks. It is exact only if it is earlier than `before`."""
         if self._seen_since <= before:
             self._seen_since = min(self._seen_at.tolist(), default=self._clock)
         return self._seen_since

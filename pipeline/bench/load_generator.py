@@ -132,7 +132,7 @@ class Measured:
 
     @property
     def mean_rows(self) -> float:
-        """The mean number of sequences per decode step."""
+        """The mean number of rows (sequences) per decode step."""
         return statistics.mean(step.rows for step in self.decode)
 
     @property

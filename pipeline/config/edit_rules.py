@@ -38,7 +38,7 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
     Args:
         text: text of the configuration.
         at: path of the mapping that contains the rules, such as ("streams", 0).
-        rules: the new rules, in order. Rules that have not changed keep their text and comments.
+        rules: all rules of the stream. Rules that have not changed keep their text and comments.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text has no mapping at this path.

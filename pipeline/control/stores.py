@@ -139,7 +139,7 @@ def end_stores() -> None:
 
 
 class RemoteStore:
-    """Sends event records to the event store of another machine, in order.
+    """Sends event records to the event store of another machine, oldest first.
 
     The open events in that store are loaded first.
 

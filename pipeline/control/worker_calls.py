@@ -109,7 +109,7 @@ class Wish:
 
 @dataclass(slots=True, frozen=True)
 class Batch:
-    """Messages and results that a worker sends to the controller, in order.
+    """Messages and results that a worker sends to the controller, oldest first.
 
     Attributes:
         messages: pairs of a message type and a value: (`event`, record), (`ended`, Ended), (`closed`, stream name),

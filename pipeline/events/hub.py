@@ -1,4 +1,4 @@
-"""Publishes the changes of events to all subscribers, in order.
+"""Publishes the changes of events to all subscribers, in the order in which the changes were queued.
 
 A separate thread calls the subscribers, so that a slow subscriber never delays frames.
 

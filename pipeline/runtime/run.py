@@ -1,6 +1,6 @@
 """The run of one stream: it passes frames from one source through the engine to any number of sinks.
 
-    source ─▶ gates ─▶ engine (a few frames in flight) ─▶ in order ─▶ stages ─▶ one outbox per sink
+    source ─▶ gates ─▶ engine (a few frames in flight) ─▶ results in order ─▶ stages ─▶ one queue per sink
 
 With the queue policy `newest`, the thread of the source submits every frame, and a newer frame replaces the frame that
 waits in the engine. With other policies, a second thread submits from a queue, and the engine has at most `in_flight`

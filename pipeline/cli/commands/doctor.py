@@ -74,7 +74,7 @@ def examine_gpu() -> Iterator[Finding]:
 
 
 def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
-    """Load a model, and report which variant of its region heads detects the people in the demo clip.
+    """Load a model, and report which `reads` value in its config.json detects the people in the demo clip.
 
     Args:
         name: name of the model.

@@ -74,7 +74,7 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
 
 
 def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str]) -> str:
-    """Return a rule as YAML. A comment names a missing zone or line, which must be drawn first."""
+    """Return a rule as YAML. A comment names each zone or line that does not exist yet."""
     place, kind = rule.condition.place, "line" if rule.condition.kind == "crosses" else "zone"
     missing = place is not None and place not in (lines if kind == "line" else zones)
     note = f"# Draw the {kind} '{place}' first: there is none yet.\n" if missing else ""
