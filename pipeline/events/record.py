@@ -99,7 +99,7 @@ class RuleList:
 
 @dataclass(slots=True, frozen=True)
 class TrackPath:
-    """The path of an ended track: points of time, x and y. x and y are fractions of the image size."""
+    """The path of an ended track. Each point has time, x and y. x and y are fractions of the image size."""
 
     stream: str
     number: int

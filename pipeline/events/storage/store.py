@@ -285,7 +285,7 @@ class EventStore(EventReader):
         return lock
 
     def _open(self, keep_open: bool) -> None:
-        """Open and migrate the database. A corrupt database is moved aside. If the disk is full, the reserved space is freed."""
+        """Open and migrate the database. Move a corrupt database aside. Free the reserved space if the disk is full."""
         if os.path.lexists(self._path) and not self._path.is_file():
             self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):

@@ -138,7 +138,7 @@ class EventQuery:
         """Return an SQL statement that selects `record` and `stored_at` of matching events, and its parameters.
 
         Args:
-            first_row: lowest row ID that an event since `since` can have.
+            first_row: lower bound of the row IDs of matching events, which limits the search; None if unknown.
         """
         where: list[str] = []
         values: list[object] = []
