@@ -131,6 +131,8 @@ class GraphsByKind(Generic[K]):
         for wait_s in _TRIES_S:
             time.sleep(wait_s)
             try:
+                # The caller's buffers may still be cleared there. A kernel would read old memory as addresses.
+                self._aside.wait_stream(torch.cuda.current_stream(self._aside.device))
                 with torch.inference_mode(), torch.cuda.stream(self._aside):
                     given, read = works()
                     self._aside.synchronize()

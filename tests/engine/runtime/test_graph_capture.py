@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from saccade.engine.errors import Fallbacks
-from saccade.engine.runtime.graph_capture import Graphs, captured
+from saccade.engine.runtime.graph_capture import Graphs, GraphsByKind, captured
 from tests.support.engine.eager_cuda import Now
 
 CAPTURED = "saccade.engine.runtime.graph_capture.captured"
@@ -134,3 +134,16 @@ def test_another_graph_can_be_captured_behind_one_that_failed() -> None:
             graph.replay()
         stream.synchronize()
     assert numbers.tolist() == [21] * 8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_work_is_captured_after_its_buffers_are_written() -> None:
+    device = torch.device("cuda")
+    buffer, seen = torch.zeros(8, device=device), torch.zeros(8, device=device)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # 0.1 s, as behind other programs on the GPU
+    buffer.fill_(1)
+    GraphsByKind[None](device, 1).capture(None, "work", lambda: (seen.copy_(buffer), ([], []))[1])
+    torch.cuda.synchronize()
+    assert seen.tolist() == [1] * 8
