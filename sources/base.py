@@ -21,9 +21,9 @@ class SourceInfo:
     Attributes:
         codec: name of the codec, such as "h264"; the file format, such as "jpeg", for images.
         width, height: size in pixels of the upright frame, after rotation. Later frames may differ.
-        average_rate: frames per second of the whole stream, before `vid_stride`; None if unknown.
-        frames: estimated number of frames of one iteration, after `vid_stride`, `start` and `end`; None if
-            unknown.
+        average_rate: average number of frames per second before `vid_stride` is applied; None if unknown.
+        frames: estimated number of frames that one iteration yields, with `vid_stride`, `start` and `end` applied; None
+            if unknown.
         time_base: seconds per unit of `Frame.pts`.
         duration_s: length of the whole stream in seconds; None if unknown or endless.
         live: True if frames arrive in real time and late frames should be dropped.
@@ -83,7 +83,7 @@ class Source(ABC):
 
     @property
     def decoder(self) -> str:
-        """Name of the decoder in use, such as "h264 (cuda)"; "" before the first frame or without a decoder."""
+        """Name of the decoder, such as "h264 (cuda)"; "" before the first frame or if no decoder is used."""
         return self._decoder
 
     @property

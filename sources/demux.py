@@ -1,4 +1,4 @@
-"""Demuxer for media files: skips damaged parts and gives all streams one continuous clock.
+"""Demuxer for media files: skips damaged parts and makes the timestamps of all streams continuous.
 
 All code that reads media files uses this module.
 """
@@ -34,9 +34,9 @@ class FileDemuxer:
     """Reads the packets of a media file, with continuous timestamps.
 
     Args:
-        container: the open file, positioned at its beginning or at a keyframe for which `shift` is valid.
+        container: the open file, positioned at its beginning or at a keyframe.
         video: the video stream to read; None to read no video.
-        shift: seconds that timestamps before this position were shifted by.
+        shift: seconds to add to timestamps at this position, because of clock jumps before it; see `KeyFrame`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FileDemuxer:
         }
 
     def shift_of(self, stream: av.stream.Stream) -> Fraction:
-        """Return the shift in seconds that was applied to the newest packet of `stream`."""
+        """Return the seconds that were added to the timestamps of the newest packet of `stream`."""
         clock = self._clocks[stream.index]
         return clock.shift * (stream.time_base or Fraction(1, av.time_base))
 
@@ -68,7 +68,7 @@ class FileDemuxer:
         """Yield the packets of all streams, and at the end one empty packet per stream to flush its decoder.
 
         Args:
-            damaged: called for each part of the file that cannot be read.
+            damaged: callback for each part of the file that cannot be read.
             closed: event; setting it ends the iteration.
         """
         packets, failures = self._container.demux(*self._streams), 0
@@ -107,7 +107,7 @@ class FileDemuxer:
 
 
 def clock_may_jump(container: InputContainer) -> bool:
-    """Return whether timestamps may jump in this container format, as in MPEG-TS."""
+    """Return whether this container format, such as MPEG-TS, may contain jumps in its timestamps."""
     return bool(Flags(container.format.flags) & Flags.ts_discont)
 
 
@@ -126,7 +126,7 @@ class KeyFrame:
         time: presentation timestamp on the file's continuous clock, in units of the video's time base.
         pts: presentation timestamp as stored in the container.
         position: byte offset in the file; None if unknown.
-        shift: seconds that timestamps from this keyframe on are shifted by, see `InputClock`.
+        shift: seconds to add to timestamps from this keyframe on, see `InputClock`.
     """
 
     time: int
@@ -141,7 +141,7 @@ class FileIndex:
     Args:
         path: path of the file.
         base: seconds per unit of the video's timestamps.
-        origin: timestamp of the video's beginning, which counts as 0 s.
+        origin: timestamp of the video's beginning.
     """
 
     def __init__(self, path: Path, base: Fraction, origin: int) -> None:
@@ -149,7 +149,7 @@ class FileIndex:
         self._keys: list[KeyFrame] = []  # grows at its end only
 
     def add(self, key: KeyFrame) -> None:
-        """Add a keyframe. Keyframes that are known, or less than 1 s after the last one, are ignored."""
+        """Add a keyframe. Keyframes less than 1 s after the last keyframe in the index are ignored."""
         if not self._keys or (key.time - self._keys[-1].time) * self.base >= _INDEX_S:
             self._keys.append(key)
 

@@ -70,10 +70,10 @@ def open_source(
         loss: "hide" drops frames with lost RTP packets; "show" yields them with `Frame.damaged` set.
         tls: server certificates to accept: "verify", "accept" (any) or "sha256:HEX" (one pinned certificate).
         retry: False makes a live source raise `LiveError` at its first failure instead of retrying.
-        check_address: called before each connection, also for redirects, playlists and segments, with the address
-            and the IP addresses of its host. It raises `SourceError` to forbid the connection.
-        paced: play the file in real time and in a loop, as one of many streams.
-        largest: choose the ONVIF profile with the largest image, instead of the best for the model.
+        check_address: function that is called before each connection, also for redirects, playlists and segments. It
+            receives the URL and the IP addresses of its host, and raises `SourceError` to forbid the connection.
+        paced: True to play the file in real time and in a loop, like a camera.
+        largest: whether to choose the ONVIF profile with the largest image, instead of a size that suits the model.
 
     Raises:
         SourceError: if `target` cannot be used.
@@ -137,7 +137,7 @@ def check_source(target: str) -> None:
 
 
 def _check_path(path: Path) -> None:
-    """Raise SourceError if the path is too long, or is an address without its scheme. Passwords are hidden."""
+    """Raise SourceError if the path is too long, or looks like a URL without its scheme. Passwords are hidden."""
     try:
         if path.exists():
             return

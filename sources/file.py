@@ -58,8 +58,8 @@ class FileSource(Source):
         start: skip frames before this time, in seconds from the beginning of the video.
         end: stop before this time, in seconds from the beginning of the video.
         hwaccel: whether to decode on the GPU.
-        paced: whether the file is played in a loop as one of many streams. The decoder then uses few threads and is
-            reused in each iteration.
+        paced: whether the file is played in a loop, like a camera. The decoder then uses few threads and is reused in
+            each iteration.
         index: keyframe index of another source of the same file, used to find `start`; None for a new index.
 
     Attributes:
@@ -223,7 +223,8 @@ class FileSource(Source):
     def _container(self) -> Iterator[InputContainer]:
         """Open the file and its decoder. A looped file reuses the decoder of the last iteration.
 
-        Creating a GPU decoder takes tens of milliseconds. 64 looped clips of 8 s would create eight per second.
+        Creating a GPU decoder takes tens of milliseconds. Without reuse, 64 looped clips of 8 s would create eight
+        decoders per second.
         """
         container, self._kept = self._kept, None
         if container is None:
@@ -349,7 +350,7 @@ def _video_of(container: InputContainer, path: Path) -> av.VideoStream:
 
 
 def _cut_off(stream: av.VideoStream, path: Path) -> int:
-    """Return the number of packets that are in the file's index but cut off. FFmpeg does not report a truncation."""
+    """Return how many packets of the file's index a truncated file lacks. FFmpeg does not report truncation."""
     try:
         size = path.stat().st_size
     except OSError:  # the file was deleted meanwhile
@@ -399,8 +400,8 @@ def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
     """Return the timestamp of the video's beginning.
 
     Args:
-        start_time: start time that the container states, or None.
-        first: timestamp of the first frame, or None. It takes precedence if both contradict.
+        start_time: start time in the container's header, or None.
+        first: timestamp of the first frame, or None. It takes precedence over a contradicting `start_time`.
         base: seconds per unit of the timestamps.
     """
     if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):

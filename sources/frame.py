@@ -27,11 +27,11 @@ class Frame:
         image: (height, width, 3) uint8 RGB, already rotated upright. Treat it as read-only: several sinks share
             it.
         stream: name of the stream, unique in one run.
-        index: number of the decoded frame in its stream, from 0; skipped frames are counted too.
+        index: index of the frame in its stream, from 0; skipped frames are counted too.
         pts: presentation timestamp in units of `time_base`; strictly increasing.
         time_base: seconds per unit of `pts`.
         captured_at: capture time in seconds; Unix time for live streams, seconds from the start for files.
-        capture_clock: clock that `captured_at` was read from.
+        capture_clock: clock of `captured_at`.
         decoded_at: `time.monotonic()` when the decoder returned the frame, in seconds.
         decode_ms: milliseconds spent on demuxing, decoding and, except for `deferred` images, conversion.
         dropped_before: number of frames dropped between the previously yielded frame of this stream and this
@@ -67,7 +67,7 @@ class Frame:
         decoding it.
 
         Args:
-            convert: returns the image, the same one on each call; called from any thread.
+            convert: function that returns the image, the same array on each call. It is called from any thread.
             others: the other attributes.
         """
         frame = cls(None, convert=convert, **others)  # type: ignore[arg-type]

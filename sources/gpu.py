@@ -1,4 +1,4 @@
-"""Video decoding on an NVIDIA GPU through FFmpeg: whether it is available, and which GPU keeps the frames."""
+"""Video decoding on an NVIDIA GPU through FFmpeg: checks availability, and selects the GPU that stores the frames."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def gpu_decoding(hwaccel: HwAccel, gpu: int | None = None) -> HWAccel | None:
 
     Args:
         hwaccel: whether to decode on the GPU.
-        gpu: index of the GPU whose memory keeps the frames; None to download frames from any GPU. With an index,
-            the GPU's `primary_context` must be current wherever a decoder is created with the handle.
+        gpu: index of the GPU on which decoded frames stay; None to copy frames to main memory. With an index, the GPU's
+            `primary_context` must be current in the thread that creates a decoder with the handle.
 
     Raises:
         SourceError: if the GPU is required and cannot decode.

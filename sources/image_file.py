@@ -83,7 +83,7 @@ def image_format(head: bytes) -> str | None:
 
 
 def may_hold_several(head: bytes) -> bool:
-    """Return whether an image file may contain several images. If not, the file need not be decoded to count them."""
+    """Return whether an image file may contain several images, so that it must be decoded to count them."""
     found = image_format(head)
     if found == "PNG":  # animated ones say so before the image data
         return b"acTL" in head or b"IDAT" not in head
@@ -199,7 +199,8 @@ def read_image(data: bytes, max_pixels: int = MAX_PIXELS) -> RgbImage:
 def is_motion_jpeg(file: BinaryIO) -> bool:
     """Return whether a JPEG file is Motion JPEG, that is, whether a second JPEG of the same size follows.
 
-    A phone's photo may also contain several JPEGs: a smaller gain map, or an index and images of the same size.
+    Photos of phones are not Motion JPEG, but may also contain several JPEGs: a smaller gain map, or an index and images
+    of the same size.
     """
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -217,7 +218,7 @@ def is_motion_jpeg(file: BinaryIO) -> bool:
 def _walk_jpeg(data: mmap.mmap, at: int) -> tuple[bytes | None, int]:
     """Return the size of the JPEG at offset `at` (encoded height and width), and the offset of its end.
 
-    The size is None if the JPEG is truncated or has an index of further images.
+    The size is None if the JPEG is truncated, or if it contains an index of other images in the file.
     """
     size: bytes | None = None
     at += 2
@@ -268,7 +269,7 @@ def _to_rgb(image: Image.Image) -> RgbImage:
 
 
 def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
-    """Convert grey levels of another type to uint8.
+    """Convert greyscale values of another dtype to uint8.
 
     16-bit integers, and fractions from 0 to 1, are scaled by their range. Other values are scaled by their minimum and
     maximum.

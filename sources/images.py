@@ -30,8 +30,9 @@ _SHORTEST_MS, _DEFAULT_MS = 20, 100  # a frame with a shorter time is shown for 
 class ImageSource(Source):
     """An image file, or all image files of a folder, as a source of one image per second.
 
-    The file's content determines the format, not its name. The source yields all images of a file: the frames of an
-    animated GIF, PNG, WebP or AVIF, and the pages of a TIFF. A single animation keeps its own timing.
+    The format is detected from the content of a file, not from its name. The source yields all images of a file: the
+    frames of an animated GIF, PNG, WebP or AVIF, and the pages of a TIFF. If the source is one animation, its frame
+    durations are used.
 
     File names are sorted naturally: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are positions in this order.
     The EXIF orientation is applied. Unreadable images of a folder are skipped and counted. Codec and size in `info`

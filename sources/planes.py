@@ -28,7 +28,7 @@ class Plane(Protocol):
     """
 
     def __dlpack__(self) -> Any:
-        """Return a DLPack capsule. A GPU plane may still be written to by the legacy default CUDA stream."""
+        """Return a DLPack capsule. Writes to a GPU plane may still be queued on the legacy default CUDA stream."""
         ...
 
 

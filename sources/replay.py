@@ -16,7 +16,7 @@ class ReplaySource(Source):
     """A live source that plays the frames of a file in real time.
 
     In a loop, timestamps continue to increase. The capture time of a frame is the moment when it is played. Damaged
-    packets are counted at the end of each round.
+    packets are counted each time the file ends.
 
     Args:
         source: the file source; closed together with this source.

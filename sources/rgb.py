@@ -76,9 +76,8 @@ def pixel_aspect_of(*told: Fraction | None) -> Fraction:
 class RgbConverter:
     """Converts the frames of one connection to RGB on demand, one at a time. Thread-safe.
 
-    Scalers are reused, because `VideoFrame.to_ndarray()` creates one per call and is 17 times slower at 640×360. Each
-    conversion uses one thread. By default, swscale would start one thread per core and stream: a thousand threads for
-    64 streams.
+    swscale contexts are reused. `VideoFrame.to_ndarray()` creates one per call and is 17 times slower at 640×360. Each
+    conversion uses one thread. By default, swscale would start one thread per core and stream.
     """
 
     def __init__(self) -> None:
@@ -99,7 +98,7 @@ class RgbConverter:
 
         Args:
             frame: the decoded frame.
-            orientation: orientation of the frame; None to detect it, which misses a vertical mirroring.
+            orientation: orientation of the frame; None to detect it, which does not detect vertical mirroring.
 
         Raises:
             FFmpegError, ValueError: if swscale cannot convert the frame's pixel format.

@@ -14,19 +14,19 @@ _LIMIT = 2**62  # timestamps beyond are garbage, and adding to them would leave 
 
 
 class InputClock:
-    """Removes clock jumps from an input's timestamps, with the same shift for all of its streams.
+    """Removes clock jumps from the timestamps of a media file, with the same correction for all streams of the file.
 
     - A jump is a decrease by more than 1 s, or an increase by more than 10 s. If the format's clock cannot jump, the
       increase must exceed a day.
-    - The first stream that jumps continues at its previous time. The necessary shift is stored.
+    - The first stream that jumps continues at its previous time. The necessary correction (shift) is stored.
     - Each other stream gets the same shift when it jumps, so that audio and video stay together. Packets from
       before the jump that are stored after it keep the old shift.
-    - A stream that paused, and then matches the other streams, has not jumped.
+    - If a stream pauses, and its timestamps then match the other streams, this is no jump.
     - A timestamp that is far from both neighbours is treated as missing.
 
     Args:
         jumps: whether the format's clock may jump, as in MPEG-TS.
-        shift: initial shift in seconds, for reading that begins after a jump.
+        shift: initial shift in seconds, if reading begins after a jump.
     """
 
     def __init__(self, *, jumps: bool, shift: Fraction = Fraction(0)) -> None:
@@ -175,8 +175,8 @@ def _plausible(time: int | None) -> int | None:
 class Timeline:
     """Makes the timestamps of decoded frames strictly increasing. Correct timestamps stay unchanged.
 
-    - A missing timestamp is extrapolated from the last known one at the nominal frame rate, without accumulating
-      rounding errors.
+    - A missing timestamp is extrapolated from the last known timestamp at the nominal frame rate. Rounding errors do
+    not accumulate.
     - A repeated or decreasing timestamp becomes the previous timestamp plus 1.
 
     Args:

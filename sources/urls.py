@@ -1,7 +1,7 @@
 """URLs of live sources: parsing, stream names, and removal of credentials.
 
-Users type camera passwords into URLs without percent-encoding, with @, /, # and spaces. The parser guesses the intended
-URL.
+Users often do not percent-encode camera passwords in URLs. The parser guesses the intended URL if a password contains
+@, /, # or a space.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def redact(text: str) -> str:
 def split_credentials(rest: str) -> tuple[str, str]:
     """Split the text after `://` into credentials ("" for none) and the rest, even with unescaped passwords.
 
-    By RFC 3986, the credentials end at the last @ before the path. If the text after this @ is not a host, the
-    password contains a / or a space. The credentials then end at an @ followed by an IP address, a name with a dot or a
-    name with a port. Without such an @, they end at the last @.
+    By RFC 3986, the credentials end at the last @ before the path. If no host follows this @, the password contains a /
+    or a space. The credentials then end at an @ followed by an IP address, a name with a dot or a name with a port.
+    Without such an @, the credentials end at the last @ of the URL.
     """
     authority = re.match(r"[^\s/?#]*", rest)
     end = authority.end() if authority else 0
@@ -168,7 +168,7 @@ class RtspAddress:
 
     @property
     def with_zone(self) -> str:
-        """The RTSP URL with the zone of its IPv6 address, such as %eth0, for a library that connects itself."""
+        """The RTSP URL with the zone of its IPv6 address, such as %eth0, for libraries that open the connection."""
         address, mark, zone = self.host.partition("%")
         return self.url.replace(f"[{address}]", f"[{address}{mark}{zone}]", 1) if mark else self.url
 

@@ -15,8 +15,8 @@ _WRONG_RATE = 2.0  # a clock that is this many times too fast or too slow is ign
 class LiveClock:
     """Maps the timestamps of all connections of a live source to one strictly increasing integer clock.
 
-    Within a connection, the intervals between the sender's timestamps stay exact. If the sender's clock restarts or
-    jumps, elapsed local time replaces the interval. If the sender's clock runs at a wrong rate, elapsed local time is
+    Within a connection, the intervals between timestamps are those of the sender. If the sender's clock restarts or
+    jumps, the interval is measured with the local clock. If the sender's clock runs at a wrong rate, the local clock is
     used for the rest of the connection.
     """
 

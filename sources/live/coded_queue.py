@@ -19,9 +19,9 @@ _FIRST_DECODE_S = 0.01  # assumed before the first frame: 4K on one core
 class CodedQueue:
     """Queue of encoded access units. If decoding is too slow, old access units are dropped up to a keyframe.
 
-    If the oldest access unit waits longer than `MAX_AGE_S`, everything before the newest keyframe is dropped. If there
-    is no newer keyframe, or the rest would take longer than `CATCH_UP_S` to decode, the queue is emptied. It then
-    accepts nothing before the next keyframe.
+    If the oldest access unit waits longer than `MAX_AGE_S`, all access units before the newest keyframe are dropped. If
+    there is no newer keyframe, or decoding the remaining units would take longer than `CATCH_UP_S`, the queue is
+    cleared. It then drops all access units before the next keyframe.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class CodedQueue:
         self._decode_s += 0.1 * (seconds - self._decode_s)
 
     def need_key(self) -> None:
-        """Drop everything before the next keyframe. Call this if the decoder could not use an access unit."""
+        """Drop all access units before the next keyframe. Call this if the decoder failed to decode an access unit."""
         while self._units and not self._units[0].key:
             self._drop()
         self._needs_key = not self._units

@@ -42,7 +42,7 @@ class StreamStats:
     Attributes:
         transport: transport of the packets, such as "tcp".
         received, lost: number of received and of lost video packets.
-        late: number of frames dropped because the decoder was too slow.
+        late: number of frames that were dropped because decoding was too slow.
         key_interval_s: seconds between the last two keyframes; None before the second keyframe.
         clock_off_s: seconds that the sender's clock is ahead of the local clock, by RTCP; None before the first
             RTCP report.

@@ -26,7 +26,7 @@ class Decoder:
         codec: FFmpeg's name of the codec.
         parameter_sets: parameter sets with start codes, needed before the first frame; b"" if none.
         hwaccel: whether to use the GPU.
-        gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
+        gpu: index of the GPU on which decoded frames stay, see `gpu_decoding`.
         show_damaged: whether to return frames with missing parts too, after error concealment.
 
     Raises:
@@ -96,10 +96,10 @@ def set_live(context: VideoCodecContext) -> None:
 
 
 def decode_behind_the_model() -> None:
-    """Lower the priority of the calling thread below inference. Decoder threads that it starts inherit the priority.
+    """Lower the CPU priority of the calling thread below inference. Threads that it starts inherit the priority.
 
-    If decoding needs all cores, inference would otherwise get too little time, and its answers would be seconds late.
-    Only Linux has priorities per thread; elsewhere this function does nothing.
+    If decoding needs all cores, inference would otherwise be delayed by seconds. Only Linux has priorities per thread.
+    On other systems, this function does nothing.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()

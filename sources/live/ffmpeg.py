@@ -1,8 +1,9 @@
 """Live streams through FFmpeg: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, and RTSP with rare codecs.
 
 Motion JPEG over HTTP uses Saccade's own parser, because many cameras send wrong headers. FFmpeg's calls cannot be
-interrupted, so FFmpeg runs in a separate thread, which ends at most 20 s after `close`. FFmpeg cannot pin a
-certificate, so Saccade opens all TLS connections: `HttpFiles` for HTTP, a `Relay` for RTMP and RTSP.
+interrupted. FFmpeg therefore runs in a separate thread, which ends at most 20 s after `close`. FFmpeg does not support
+pinned certificates. Saccade therefore opens all TLS connections, with `HttpFiles` for HTTP and a `Relay` for RTMP and
+RTSP.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class FfmpegConnection:
         address: FFmpeg's input.
         dialer: opens the network connections.
         hwaccel: whether to decode on the GPU.
-        gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
+        gpu: index of the GPU on which decoded frames stay, see `gpu_decoding`.
         taps: callbacks that receive the encoded packets, after decoding; None for none.
 
     Raises:
@@ -297,7 +298,7 @@ class FfmpegConnection:
 
     @contextmanager
     def _reach(self, first: HttpFile | None) -> Iterator[tuple[str, str | None]]:
-        """Yield the URL that FFmpeg opens and its format; the format is None if FFmpeg must detect it.
+        """Yield the URL that FFmpeg opens and its format, or None for the format if FFmpeg must detect it.
 
         A TLS relay that the URL needs runs until the iterator is closed.
         """
@@ -479,7 +480,7 @@ def _with_place(url: str, place: str) -> str:
 
 
 def _rtmp_application(url: str) -> str:
-    """Return the application name of an RTMP URL, split as FFmpeg splits it: all but the last of up to three parts."""
+    """Return the application name of an RTMP URL, by FFmpeg's rules: all path parts but the last of up to three."""
     path = urlsplit(url).path
     first, _, rest = path.removeprefix("/").partition("/")
     if not rest:

@@ -1,7 +1,7 @@
 """Extracts JPEG images from a Motion JPEG stream over HTTP. Callers pass the received bytes and the current time.
 
-Headers between the images are ignored, because many cameras send wrong ones. They omit the first boundary or the
-content type, state a wrong length, or use other line endings. JPEG markers show where each image ends.
+Headers between the images are ignored, because many cameras send wrong headers. Cameras omit the first boundary or the
+content type, state a wrong length, or use wrong line endings. The JPEG markers determine where each image ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def is_mjpeg(content_type: str, peek: Callable[[int], bytes]) -> bool:
 
     Args:
         content_type: media type in lower case, without parameters; "" if not stated.
-        peek: returns up to the given number of first bytes. Called only if the media type is ambiguous.
+        peek: function that returns the first bytes of the response, up to the given number. Called only if the media
+            type is ambiguous.
     """
     if content_type.startswith("multipart/") or content_type in _TYPES:
         return True

@@ -93,7 +93,7 @@ class Taps:
     decode: bool = True
 
     def take(self, packet: CodedPacket | AudioPacket) -> None:
-        """Pass a packet to all callbacks for its kind, video or audio."""
+        """Pass a video or audio packet to the callbacks for its type."""
         if isinstance(packet, CodedPacket):
             for take_video in self.video:
                 take_video(packet)
@@ -145,7 +145,7 @@ class PacketTap:
     def packets(
         self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
     ) -> Iterator[CodedPacket]:
-        """Yield `packet` as a `CodedPacket` and empty `packet`. A packet without timestamp gets its arrival time."""
+        """Yield `packet` as a `CodedPacket`. The call may empty `packet`. A missing timestamp is the arrival time."""
         if not packet.size:
             return
         pts = round(arrived_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)
@@ -174,7 +174,7 @@ class AudioTap:
         self._rate, self._channels = context.sample_rate, context.layout.nb_channels
 
     def packets(self, packet: av.Packet[AudioStream]) -> Iterator[AudioPacket]:
-        """Yield the audio packet as a `AudioPacket`; nothing if it has no timestamp."""
+        """Yield the audio packet as an `AudioPacket`; nothing if it has no timestamp."""
         if not packet.size or packet.pts is None:
             return
         pts, lasts = round(packet.pts * packet.time_base / LIVE_BASE), packet.duration or 0

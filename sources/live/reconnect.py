@@ -1,4 +1,4 @@
-"""State machine of a live source's connection: states, timeouts and retry delays.
+"""State machine of the connection to a live source: states, timeouts and retry delays.
 
 Callers pass the current time and random numbers.
 """
@@ -47,7 +47,7 @@ class LinkStatus:
 
     @property
     def explanation(self) -> str | None:
-        """Reason of the failure, plus the next attempt's time if over a minute away; None without failure."""
+        """Reason of the failure, with the next attempt's time if over a minute away; None without a failure."""
         if not self.reason:
             return None
         later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""
@@ -64,7 +64,7 @@ class Link:
     final. A source that was never live stays `connecting`.
 
     Args:
-        chance: returns random numbers from 0 to 1, so that cameras do not all reconnect at the same moment.
+        chance: random number generator from 0 to 1, for the jitter that spreads the reconnects of many cameras.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -117,8 +117,8 @@ class Link:
     def silent(self, now: float) -> bool:
         """Return whether the connection has been silent for too long. A live source then becomes `stalled`.
 
-        A live source is silent after 4 s or four frame intervals without video, or 20 s without a frame. While the
-        frame interval is unknown, the limit is 4 s without any data, or 20 s with `frames_only`. Before the first
+        The limits are 4 s or four frame intervals without video (the longer applies), and 20 s without a frame. While
+        the frame interval is unknown, the limit is 4 s without any data, or 20 s with `frames_only`. Before the first
         frame, the limit is 4 s without data. Each failed attempt doubles the limits that do not depend on the frame
         interval, up to four times. A camera with one image a minute therefore connects eventually.
         """
@@ -145,9 +145,9 @@ class Link:
         """Record that the connection or the attempt has failed. Return the delay before the next attempt, in seconds.
 
         The delay starts at 0.5 s. It doubles up to 4 s for network errors, and up to 30 s for other errors. A random
-        share of up to a quarter is subtracted. The delay is reset after one second with frames. After a rejected
-        password the delay exceeds 30 minutes, because cameras lock accounts. For a network error, the duration of the
-        attempt up to `now` counts as part of the delay.
+        jitter of up to 25 % is subtracted. The delay is reset after one second with frames. After a rejected password,
+        the delay exceeds 30 minutes, because cameras lock accounts. For a network error, the duration of the attempt up
+        to `now` is subtracted from the delay.
         """
         took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":

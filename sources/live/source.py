@@ -38,7 +38,7 @@ _EARLY = 1024  # audio packets that wait for a connection's first frame
 
 
 class LiveSource(Source):
-    """A camera or another live stream as a source. Its iteration ends only if the stream has an end.
+    """A camera or another live stream as a source. The iteration ends only if a stream of limited length ends.
 
     An unreachable source is retried without limit (see `Link`); `status` shows the current state. Timestamps are
     strictly increasing integers in units of 1/90000 s, also across reconnects. Codec and size in `info` describe the
@@ -46,7 +46,7 @@ class LiveSource(Source):
 
     Args:
         url: the URL that the user typed; shown only without its credentials.
-        opener: opens a connection.
+        opener: function that opens a connection to the source.
         stream: name of the stream.
         vid_stride: yield every `vid_stride`-th frame. The other frames are decoded but not converted.
         retry: False to raise `LiveError` at the first failure instead of retrying.
@@ -98,7 +98,7 @@ class LiveSource(Source):
         return self._stats
 
     def listen(self, take: Callable[[AudioPacket], None]) -> None:
-        """Pass the audio packets to the callback `take`. Call `listen` before iterating the source.
+        """Register a callback for the audio packets of the source. Call `listen` before iterating the source.
 
         Args:
             take: called with each audio packet, with timestamps on the clock of `Frame.pts`. Called in the receiving
@@ -261,13 +261,13 @@ class _AudioClock:
         self._early: deque[AudioPacket] = deque(maxlen=_EARLY)
 
     def restart(self) -> None:
-        """Start a new connection. Audio packets are kept until its first frame aligns the clocks."""
+        """Start a new connection. Audio packets are stored until the connection's first frame aligns the clocks."""
         with self._lock:
             self._shift = None
             self._early.clear()
 
     def align(self, shift: int) -> None:
-        """Set the difference between the two clocks, and send the kept audio packets to the callbacks."""
+        """Set the offset from the audio clock to the frame clock, and pass the stored packets to the callbacks."""
         if not self.listeners:
             return
         with self._lock:
@@ -276,7 +276,7 @@ class _AudioClock:
                 self._pass_on(self._early.popleft())
 
     def hear(self, packet: AudioPacket) -> None:
-        """Convert an audio packet and send it to the callbacks, or keep it until the clocks are aligned."""
+        """Convert an audio packet and pass it to the callbacks, or store it until the clocks are aligned."""
         with self._lock:
             if self._shift is None:
                 self._early.append(packet)

@@ -50,7 +50,7 @@ class ReadableFile(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """A parsed HTTP URL. `origin` is a tuple: whether HTTPS, host, port."""
+    """A parsed HTTP URL. `origin` is a tuple (True for HTTPS, host, port)."""
 
     url: str
     origin: tuple[bool, str, int]
@@ -97,7 +97,7 @@ class HttpFiles:
     """Opens files over HTTP. The files share cookies, credentials and connections.
 
     Attributes:
-        failure: error of a file other than the first, because FFmpeg reports only that reading failed.
+        failure: error of a later file, such as a segment. It is stored because FFmpeg reports only that reading failed.
         refused: error of a forbidden address or rejected certificate; no file is opened afterwards. None otherwise.
 
     Args:
@@ -121,7 +121,7 @@ class HttpFiles:
         self.refused: SourceError | None = None
 
     def open_first(self, url: str) -> HttpFile:
-        """Open the first file. The next call of `open` returns the same file.
+        """Open the first file. The next call of `open`, which FFmpeg makes, returns the same file.
 
         Raises:
             LiveError: if the file cannot be opened.
@@ -131,7 +131,7 @@ class HttpFiles:
         return self._first
 
     def open(self, url: str, _flags: int, options: Mapping[str, str]) -> ReadableFile:
-        """Open a file, as PyAV's callback `io_open`. A missing playlist entry is an empty file, which FFmpeg skips.
+        """Open a file, as PyAV's callback `io_open`. If a file of a playlist is missing, it is treated as empty.
 
         Raises:
             SourceError: if an address is forbidden or a certificate is rejected. No file is read afterwards.
@@ -177,7 +177,7 @@ class HttpFiles:
         Args:
             url: URL of the file.
             begin: first byte.
-            end: byte after the last; 0 for the end of the file.
+            end: offset after the last byte; 0 for the end of the file.
 
         Returns:
             The response, its connection, and the final URL after redirects.
@@ -428,7 +428,7 @@ class HttpFile:
             self._files.discard(self._connection)
 
     def _move(self) -> None:
-        """Continue at the position of the next read: skip a few bytes, or request the file from there."""
+        """Move the download to the position of the next read: skip a few bytes, or send a new request."""
         ahead = self._wanted - self._at
         if 0 < ahead <= _SKIPPED:
             self._skip(ahead, _SKIPPED)

@@ -259,7 +259,7 @@ class StreamSocket:
 
 
 def wait_for(readers: list[int], timeout_s: float, writers: list[int] | None = None) -> list[int]:
-    """Return the file descriptors that are ready within `timeout_s` seconds. Unlike select, accepts any number."""
+    """Return the file descriptors that are ready within `timeout_s` seconds. Unlike select, has no limit of 1024."""
     poll = select.poll()
     for descriptor in readers:
         poll.register(descriptor, select.POLLIN)

@@ -1,7 +1,7 @@
 """Reads an ONVIF device's profiles and stream URIs, and selects the profile that suits the model best.
 
-The service Media lists profiles of H.264, and Media2 those of H.265, too. `onvif-zeep-async` has no Media2, so
-`_read_media2` builds its requests.
+The ONVIF service Media lists H.264 profiles. Media2 lists H.265 profiles too. The package `onvif-zeep-async` does not
+support Media2, so `_read_media2` builds the requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Profile:
         fps: highest number of frames per second; None if unknown.
         key_interval: number of frames between two keyframes; None if unknown.
         uri: stream URI, without credentials.
-        ptz: whether the profile can turn the camera.
+        ptz: whether the profile supports PTZ (pan, tilt, zoom).
     """
 
     name: str
@@ -123,7 +123,7 @@ def largest_profile(profiles: list[Profile]) -> Profile:
 
 
 def checked_address(address: OnvifAddress, dialer: Dialer) -> OnvifAddress:
-    """Return an address to connect to. If the dialer checks addresses, its host is an allowed IP address.
+    """Return an address to connect to. If the dialer checks addresses, the host is replaced by an allowed IP address.
 
     Raises:
         LiveError, SourceError: see `Dialer.look_up`.
@@ -158,7 +158,7 @@ def ask_device(
 
     Args:
         address: address of the device.
-        ask: sends requests to the device, an `onvif.ONVIFCamera`.
+        ask: coroutine function that sends requests to the device (an `onvif.ONVIFCamera`).
         there_only: whether to contact only this host and port, even if the device names other addresses.
         limit_s: time limit in seconds; None for no limit.
 

@@ -19,12 +19,12 @@ _PTZ = "http://www.onvif.org/ver20/ptz/wsdl"
 
 
 class PtzError(SourceError):
-    """Raised if a camera cannot be turned: it has no PTZ, or no such preset."""
+    """Raised if a camera cannot be moved: it does not support PTZ, or the preset does not exist."""
 
 
 @dataclass(slots=True, frozen=True)
 class Preset:
-    """A stored position of a camera.
+    """A PTZ preset: a camera position that is stored in the camera.
 
     Attributes:
         token: identifier of the position.
@@ -36,11 +36,11 @@ class Preset:
 
 
 class OnvifSource(LiveSource):
-    """A live source of an ONVIF camera, which can also turn the camera and read what it detects.
+    """A live source of an ONVIF camera, which can also move the camera and read the camera's own detections.
 
     Args:
         url, opener, stream, vid_stride, retry: see `LiveSource`.
-        check: refuses addresses; None to allow any address.
+        check: raises SourceError for a forbidden address; None to allow any address.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class OnvifSource(LiveSource):
         return self._ask(_presets)
 
     def go_to(self, preset: str) -> None:
-        """Turn the camera to a preset. Returns when the camera has accepted the request. Thread-safe.
+        """Move the camera to a PTZ preset. Returns when the camera has accepted the request. Thread-safe.
 
         Args:
             preset: token of the preset.
@@ -91,7 +91,7 @@ class OnvifSource(LiveSource):
         self._ask(turn)
 
     def _ask(self, request: Callable[[Any, str], Coroutine[Any, Any, T]]) -> T:
-        """Call `request` with the PTZ service and the token of a profile that can turn the camera."""
+        """Call `request` with the PTZ service and the token of a profile that supports PTZ."""
 
         async def ask(device: Any) -> T:
             profiles = [profile for profile in await profiles_of(device) if profile.ptz]

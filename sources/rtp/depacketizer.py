@@ -27,9 +27,9 @@ class AccessUnit:
         timestamp: RTP timestamp, 32 bits in units of 1/90000 s.
         key: whether the access unit is a keyframe, at which decoding can start.
         fresh: whether access units are missing before this keyframe, so that the decoder must be flushed.
-        damaged: whether a part of the access unit, or of a reference, is missing; only with `show_damaged`.
-        dropped_before: number of access units dropped since the previous one, because they or their references
-            were damaged.
+        damaged: whether a part of the access unit, or of a reference frame, is missing; only with `show_damaged`.
+        dropped_before: number of access units dropped since the previous access unit, because packets were missing or
+            malformed.
         arrived_at: arrival time of the first packet, in seconds on the caller's clock.
     """
 
@@ -119,7 +119,7 @@ class Depacketizer:
         self._gap |= gap
 
     def need_key(self) -> None:
-        """Drop all access units before the next keyframe. Call this if the decoder could not use the last one."""
+        """Drop all access units before the next keyframe. Call this if the decoder failed to decode an access unit."""
         self._keyed = False
 
     @property

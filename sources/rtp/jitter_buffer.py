@@ -132,7 +132,7 @@ class JitterBuffer:
         self._parts = []
 
     def _skip_gap(self) -> None:
-        """Stop waiting for the missing packets. The frames before and after the gap may now be incomplete."""
+        """Stop waiting for missing packets, and treat the frames next to the gap as incomplete."""
         if self._timestamp is not None:
             self._timestamp, self._parts = None, []
         self._ended = None

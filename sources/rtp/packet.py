@@ -43,11 +43,11 @@ def parse_rtp(data: bytes) -> RtpPacket | None:
 
 
 def signed(difference: int, bits: int = 32) -> int:
-    """Return a difference of two wrapping numbers as a signed number, for example of two 32-bit RTP timestamps.
+    """Return the signed difference of two numbers that wrap around, such as RTP timestamps.
 
     Args:
         difference: the difference, possibly out of range.
-        bits: size of the numbers.
+        bits: number of bits after which the numbers wrap around.
     """
     half = 1 << (bits - 1)
     return (difference + half) % (2 * half) - half

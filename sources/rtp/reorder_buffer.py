@@ -12,11 +12,11 @@ _RESTART = 3000  # a sequence number this far off is a sender that restarted, as
 
 
 class ReorderBuffer:
-    """Sorts RTP packets by sequence number. Each is yielded with a flag: whether packets are missing before it.
+    """Sorts RTP packets by sequence number. Yields each packet with a flag: True if packets before it are missing.
 
-    Packets in order pass at once. After a gap, packets are held until the missing packet arrives, up to `capacity`
-    packets and `wait_s` seconds. A packet from another sender, or with a distant sequence number, is ignored until a
-    second packet confirms it.
+    Packets in order are yielded at once. After a gap, packets are held until the missing packet arrives, up to
+    `capacity` packets and `wait_s` seconds. A single packet from another sender, or with a distant sequence number, is
+    ignored. Two such packets in sequence reset the buffer.
 
     Args:
         capacity: highest number of held packets; 0 for TCP, which keeps the order.
@@ -78,7 +78,7 @@ class ReorderBuffer:
             yield from self._release(skip=True)
 
     def _release(self, *, skip: bool = False) -> Iterator[tuple[RtpPacket, bool]]:
-        """Yield the packets that are next in order. If `skip` is True, first give up the missing packets."""
+        """Yield the packets that are next in order. If `skip` is True, first stop waiting for the missing packets."""
         assert self._next is not None
         missing = 0
         if skip and self._next not in self._held:

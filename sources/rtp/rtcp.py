@@ -42,8 +42,8 @@ class SenderReport:
 class SenderClock:
     """Calculates the capture times of one sender's frames from its RTCP reports.
 
-    If the sender's clock is wrong by more than `PLAUSIBLE_S`, it is corrected. The frame with the shortest delay so far
-    then counts as captured at its arrival.
+    If the sender's clock is wrong by more than `PLAUSIBLE_S` seconds, an offset corrects it. The offset assumes that
+    the frame with the shortest latency so far was captured at its arrival.
 
     Attributes:
         offset_s: seconds that are subtracted from the sender's clock; 0 if the clock is plausible.

@@ -58,7 +58,7 @@ class RtspClient:
     Args:
         address: address of the server, with credentials.
         closed: event; setting it aborts all blocking calls.
-        way: transport of the packets; "http" tunnels requests and packets through HTTP.
+        way: transport of the RTP packets; "http" tunnels requests and packets through HTTP.
         tls: which certificates of an rtsps server to accept.
         check: raises SourceError for a forbidden address; None to allow any address.
 

@@ -47,7 +47,7 @@ class RtspConnection:
         closed: event; setting it aborts all blocking calls.
         choice: selects TCP, UDP or another transport.
         hwaccel: whether to decode on the GPU.
-        gpu: index of the GPU that keeps the frames, see `gpu_decoding`.
+        gpu: index of the GPU on which decoded frames stay, see `gpu_decoding`.
         loss: whether to return or to hide damaged frames.
         tls: which TLS certificates to accept.
         check_address: raises SourceError for a forbidden address, also after a redirect; None to allow any.

@@ -36,7 +36,7 @@ class Receiver:
 
     Args:
         session: the playing session; `close` also closes the session.
-        choice: told to switch to TCP if UDP loses too many packets.
+        choice: transport selection, which is switched to TCP if UDP loses too many packets.
         show_damaged: whether to return damaged access units, see `Depacketizer`.
         closed: event; setting it aborts all blocking calls.
         taps: callbacks that receive the encoded packets in this thread; None for none.

@@ -71,7 +71,7 @@ class TransportChoice:
 
 
 def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> str:
-    """Return the value of the Transport header for an RTSP SETUP request.
+    """Build the Transport header of an RTSP SETUP request.
 
     Args:
         way: the transport.

@@ -19,8 +19,8 @@ _PUNCH = b"\x80\x00\x00\x00" + bytes(8)
 class UdpPair:
     """Two UDP sockets, for RTP and RTCP.
 
-    Only packets from the announced hosts are accepted. If these hosts send nothing for 1 s, for example because of NAT,
-    the next sender is accepted instead and receives the RTCP reports.
+    Only packets from the hosts given to `announce` are accepted. If these hosts send nothing for 1 s, for example
+    because of NAT, the next sender is accepted instead and receives the RTCP reports.
 
     Args:
         local_host: local IP address of the route to the server.

@@ -1,6 +1,6 @@
 """Short text messages to and from a WebRTC peer, over a data channel that the peer opens.
 
-If the peer receives slowly, a newer outgoing message replaces the pending one.
+If the peer receives slowly, a newer outgoing message replaces the pending message.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Messages:
         connection.on("datachannel", self._opened)
 
     def send(self, text: str) -> None:
-        """Queue `text` for sending. A newer text replaces it if it is still pending. Thread-safe; returns at once."""
+        """Queue `text` for sending. It replaces a text that is still pending. Thread-safe; returns at once."""
         self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it

@@ -159,7 +159,7 @@ class Peer(ABC):
         self._mark_heard()
 
     def _replace(self, part: object, name: str, ours: object) -> Any:
-        """Replace a private attribute of an aiortc object until the peer is closed. Return the original."""
+        """Replace a private attribute of an aiortc object until the peer is closed. Return the original value."""
         theirs = replace_private(part, name, ours)
         self._replaced.append((part, name, theirs))
         return theirs
@@ -180,8 +180,8 @@ class Peer(ABC):
     async def _watch_silence(self) -> None:
         """Close the peer if it sends neither frames nor reports, or does not connect, for `silence_s` seconds.
 
-        Browsers send a report every second. ICE alone would notice a killed browser only after 30 s or more, because it
-        sends no RTCP BYE.
+        Browsers send an RTCP report every second. A killed browser sends no RTCP BYE, and ICE would detect this only
+        after 30 s or more.
         """
         while (quiet := time.monotonic() - self._heard_at) < self._settings.silence_s:
             await asyncio.sleep(self._settings.silence_s - quiet)

@@ -1,8 +1,8 @@
 """WebRTC peer that publishes video to Saccade.
 
 Two parts of aiortc's receiver are replaced. aiortc's jitter buffer delays each frame, stops at a lost packet and is too
-small for large keyframes. aiortc's RTCP handler does not expose the sender's clock. Decoding is in
-`saccade.sources.webrtc.source`.
+small for large keyframes. aiortc's RTCP handler does not expose the sender's clock. `saccade.sources.webrtc.source`
+decodes the video.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Video of one WebRTC peer: decodes every encoded frame and returns the newest decoded frame.
 
-Decoding runs in a separate thread, because a slow reader skips frames but the decoder needs all of them.
+Decoding runs in a separate thread, because the decoder needs all frames, even if the reader skips some.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _ASK_AGAIN_S = 0.5  # between two requests for a keyframe; the sender needs a ro
 class WebRtcConnection:
     """Decoded video of one WebRTC peer. The network thread passes encoded frames to `take`.
 
-    Frames with missing data or missing references are not returned. A slow reader gets only the newest frame.
+    Frames with missing data or missing references are not returned. `read` returns only the newest frame, so a slow
+    reader skips frames.
 
     Args:
         codecs: codec names in SDP by payload type.
