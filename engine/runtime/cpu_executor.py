@@ -1,4 +1,4 @@
-"""Executor for CPUs. Its streams are worker threads. Batches are not padded, and there are no CUDA graphs."""
+"""Executor for CPUs. Its streams are worker threads. It uses no padding of batches and no CUDA graphs."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class CpuExecutor(Executor[ImageCrops]):
             )
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """Register a callback that is called when a step has run; see `Executor.call_when_ready`. Always return True.
+        """Register a callback for completed steps; see `Executor.call_when_ready`. Always return True.
 
-        The thread of the copy stream calls it.
+        The worker thread of the copy stream calls the callback.
         """
         self._on_ready = callback
         return True
@@ -84,7 +84,7 @@ class CpuImageEncoder:
     def encode(self, slot: int, images: Sequence[ImageCrops]) -> None:
         """Encode images and write their tokens to `tokens`; see `ImageEncoder.encode`.
 
-        The thread count set by this method also applies to the following prefill of the image prefixes.
+        This method sets PyTorch's thread count, which also applies to the prefill that follows.
         """
         if not images:
             return
@@ -174,7 +174,7 @@ class CpuStream:
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """With `wait`, wait for all submitted work. The watcher is always up to date; see `Stream.settle`."""
+        """If `wait` is True, wait for all submitted work. The watcher is always up to date; see `Stream.settle`."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))
@@ -196,7 +196,7 @@ class CpuStream:
 
 
 def _always(work: Callable[[], None]) -> Callable[[], None]:
-    """Mark a function so that the stream runs it even after failed work."""
+    """Mark a function so that the stream runs it even if earlier work has failed."""
 
     def marked() -> None:
         work()

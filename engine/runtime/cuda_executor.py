@@ -1,8 +1,8 @@
-"""Executor for CUDA. Each forward pass is a CUDA graph, so the host needs only one or two kernel launches per step.
+"""Executor for CUDA. Each forward pass is a CUDA graph, so the host needs only one or two launches per step.
 
-A decode step needs three numbers per sequence. Its graph reads them from pinned memory. Graphs for object steps and
-text steps are captured at startup. All other graphs are captured on demand, after the first step of their kind has run:
-tilings, long prompts, drafts, adapters, and steps that mix objects and text.
+A decode step needs three numbers per sequence, which its CUDA graph reads from pinned memory. Graphs for steps that
+sample only objects or only text are captured at startup. All other graphs are captured on demand, after the first such
+step has run: for images with tiles, long prompts, drafts, LoRA adapters, and steps that sample both objects and text.
 """
 
 from __future__ import annotations
@@ -133,11 +133,11 @@ class CudaExecutor(Executor[PreparedImage]):
 
 
 class _CudaTimer:
-    """Measures the work on a CUDA stream with one timing event before it and one after it.
+    """Measures the start and end of work on a CUDA stream, with one timing event before and one after the work.
 
-    Device times are converted to host times. One reference event is measured on both clocks. Each later event is placed
-    by its distance from the previous event, because CUDA returns distances in single precision. Over minutes, that is
-    too coarse.
+    CUDA returns only the time between two events, in single precision. Host times are therefore computed from a
+    reference event with a known host time. The last measured event becomes the reference for the next one, because the
+    single precision of CUDA is too coarse for intervals of minutes.
     """
 
     def __init__(self, stream: torch.cuda.Stream, watcher: Watcher) -> None:
@@ -176,9 +176,9 @@ class _CudaTimer:
 
 
 def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
-    """Record an event and return it with its time on the host clock. The stream must be idle.
+    """Record an event and return it with its time on the host clock. The device must be idle.
 
-    The function measures several times and returns the most accurate pair.
+    The function measures several times and returns the most accurate measurement.
     """
     stream = torch.cuda.Stream(device)
     tries = []
@@ -216,8 +216,8 @@ class CudaStream:
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
         """Return an event that is reached when all work submitted so far has run; see `Stream.record`.
 
-        `again` is reused because creating an event takes 2 µs. `reached` is never called: a driver thread would wait
-        longer for the GIL than polling takes.
+        The event `again` is reused because creating an event takes 2 µs. The callback `reached` is never called,
+        because polling is faster: a callback thread of the CUDA driver would first have to wait for the GIL.
         """
         # A blocking event lets the host sleep until an interrupt.
         event = again if isinstance(again, torch.cuda.Event) else torch.cuda.Event(blocking=True)
@@ -230,11 +230,11 @@ class CudaStream:
         self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher, which is told when later work has run. None removes the watcher."""
+        """Set the watcher that measures all later work. None removes the watcher."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Tell the watcher about finished work. With `wait`, first wait for all submitted work."""
+        """Report finished work to the watcher. If `wait` is True, first wait for all submitted work."""
         timer = self._timer
         if timer is not None:
             timer.settle(wait=wait)

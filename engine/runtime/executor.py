@@ -4,10 +4,10 @@
     compute stream, decode    inputs → embeddings of the batch slots → blocks → samples → next embeddings
     copy stream               samples of a step slot to the host, after the event of their step
 
-The device stores the page table of each sequence. It also stores, in the sequence's batch slot, the embedding of its
-last sample. A step can therefore launch before the host reads the previous step. All step slots share the device
-inputs, because the compute stream runs in order. Each step slot has its own host buffers. `cpu_executor` and
-`cuda_executor` supply the streams, the runner (`models.runner`), the image encoder and the padded batch sizes.
+The device stores the page table of each sequence, and, in the sequence's batch slot, the embedding of its last sample.
+A step can therefore launch before the host has read the samples of the previous step. All step slots share the device
+inputs, because the compute stream runs steps one after another. Each step slot has its own host buffers. `cpu_executor`
+and `cuda_executor` supply the streams, the runner (`models.runner`), the image encoder and the padded batch sizes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ImageEncoder(Protocol[PreparedT]):
 
     Attributes:
         batch_sizes: batch sizes to which the number of images is padded.
-        tokens: (images, tokens, dim) image tokens of the last `encode`, in order.
+        tokens: (images, tokens, dim) image tokens of the last `encode` call, in the order of its images.
         objects: (images, objects, 5) detections, if the encoder is a `DraftingEncoder`. Other encoders have one unused
             entry.
         encoder: the vision encoder of the model, or a faster implementation of it.
@@ -163,9 +163,12 @@ class StepOutputs:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
-        """Replace the placeholders in drafts by the detections of the vision encoder.
+        """Replace the `FROM_IMAGE` placeholders in drafts by the detections of the vision encoder.
 
-        Call this method after the copy to the host has run.
+        Call this method after the copy to the host.
+
+        Args:
+            asked: detector class index, keyed by the token IDs of the prompt.
         """
         if not self.drafted:
             return
@@ -184,20 +187,21 @@ class Executor(Generic[PreparedT]):
     Args:
         model: the model.
         config: engine configuration.
-        products: dtype of most GEMMs.
+        products: dtype of most matrix products (GEMMs).
         fallbacks: collects notes about slow fallbacks.
         cache: paged KV cache. Padding rows write to page 0, which is never read.
         runner: runs the parts of a step.
         images: encodes images on the compute stream.
         compute: stream of the computation.
         copy: stream of the copies to the host.
-        run: function (key, work) that runs work on the compute stream; on CUDA, the key identifies its graph.
+        run: function (key, work) that runs work on the compute stream. On CUDA, work with the same key uses the same
+            CUDA graph.
         sizes: sizes to which batches are padded.
         texts: whether the model supports text tasks in addition to object tasks.
 
     Attributes:
         model: the model.
-        products: dtype of most GEMMs.
+        products: dtype of most matrix products (GEMMs).
         fallbacks: notes about slow fallbacks.
     """
 
@@ -364,7 +368,7 @@ class Executor(Generic[PreparedT]):
         return ("decode", slot.number, rows, kind, adapted), work
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, for each row, the batch slot that receives the sample's embedding, and the phase; both (rows,)."""
+        """Return the batch slots that receive the embeddings of the samples, and the phases; both (rows,)."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
     def _decode_step(self, slot: StepOutputs, rows: int, kind: int, adapted: bool = False) -> None:
@@ -436,7 +440,7 @@ class Executor(Generic[PreparedT]):
             self._last.copy_(F.embedding(inputs["lasts"], hidden))
 
     def _prefill_long(self, step: Step[PreparedT], prompts: PromptTokens, adapted: bool) -> None:
-        """Run a prefill without a CUDA graph, because it has more prompt tokens than the buffers."""
+        """Run a prefill without a CUDA graph, because its prompt tokens do not fit into the buffers of the graph."""
         # Use separate tensors, because slices of one tensor may be unaligned, for which kernels are recompiled.
         ids, positions, owners = map(self._upload, (np.array(prompts.ids), prompts.positions, prompts.owners))
         self._write_tables()
@@ -491,7 +495,7 @@ class Executor(Generic[PreparedT]):
 
 
 def part_of(image: Pixels, window: Window) -> Pixels:
-    """Return the pixels of an image window: a copy for RGB, a view that starts at even pixels for YUV."""
+    """Return the pixels of an image window. RGB is copied; YUV returns a view that starts at even pixel coordinates."""
     if isinstance(image, YuvImage):
         return image.part(window.x, window.y, window.width, window.height)
     return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()
@@ -506,10 +510,10 @@ def _kind_of(step: Step[Any]) -> int:
 
 
 def _sampled_by(rows: int, kind: int) -> int:
-    """Return the bit flags of the CUDA graph that runs a step with `rows` rows.
+    """Return the bit flags that select the CUDA graph for a step with `rows` rows.
 
-    To limit the number of graphs, coordinates and sizes share a graph. Only steps of one row without draft have
-    separate graphs.
+    To limit the number of graphs, coordinates and sizes normally use the same graph. Only steps with a single row and
+    no draft use separate graphs.
     """
     objects = OBJECTS if rows > 1 or kind & DRAFTED else kind & OBJECTS
     return kind & (TEXT | DRAFTED) | (objects if kind & (OBJECTS | DRAFTED) else 0)

@@ -28,9 +28,9 @@ _capturing = threading.Lock()  # torch supports only one capture at a time
 
 
 class Graphs:
-    """CUDA graphs by key. Work runs directly the first time; later it is captured and replayed as a CUDA graph.
+    """CUDA graphs by key. Work runs directly the first time. Later it is captured and replayed as a CUDA graph.
 
-    If device memory is too low to capture some work, this work always runs directly.
+    Work that cannot be captured, because device memory is too low, runs directly.
 
     Args:
         stream: CUDA stream that runs all work; not the default stream.
@@ -51,7 +51,7 @@ class Graphs:
         return self._graphs.get(key) is not None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Run work on the current CUDA stream, as a CUDA graph if one is captured.
+        """Run work on the current CUDA stream, by replaying its CUDA graph if it is captured.
 
         Args:
             key: identifier of the work. Equal keys must mean equal work.
@@ -89,13 +89,14 @@ class Graphs:
 
 
 class GraphsByKind(Generic[K]):
-    """CUDA graphs by kind of work, such as the size of an image. A separate stream captures while the device is in use.
+    """Cache of CUDA graphs, keyed for example by the size and format of an image.
 
-    Graphs are never freed, because a running graph must not be freed. All graphs must run sequentially on one stream.
+    A separate stream captures the graphs, so that the device can do other work at the same time. Graphs are never
+    freed, because freeing a running graph is unsafe. All graphs must run sequentially on one stream.
 
     Args:
         device: the CUDA device.
-        most: maximum number of kinds with graphs.
+        most: maximum number of keys with graphs.
     """
 
     def __init__(self, device: torch.device, most: int) -> None:
@@ -105,7 +106,7 @@ class GraphsByKind(Generic[K]):
         self._read: list[torch.Tensor] = []  # tensors that the graphs read
 
     def get(self, kind: K) -> list[torch.cuda.CUDAGraph] | None:
-        """Return the CUDA graphs of a kind of work, or None if `capture` was not called for this kind.
+        """Return the cached CUDA graphs for the key `kind`, or None if `capture` was not called with this key.
 
         The list is empty if capture failed.
         """
@@ -114,16 +115,16 @@ class GraphsByKind(Generic[K]):
     def capture(
         self, kind: K, name: str, works: Callable[[], tuple[Sequence[Callable[[], object]], list[torch.Tensor]]]
     ) -> list[torch.cuda.CUDAGraph]:
-        """Capture the CUDA graphs of a kind of work. Not thread-safe.
+        """Capture CUDA graphs and cache them under the key `kind`. Not thread-safe.
 
         Args:
-            kind: key of the kind of work.
+            kind: key of the graphs.
             name: name of the work for a warning.
-            works: function that is called on the capture stream. It compiles the kernels, then returns the work of each
-                graph and the tensors that the graphs read.
+            works: function that is called on the capture stream. It compiles the kernels, then returns one function per
+                graph that launches the kernels, and the tensors that the graphs read.
 
         Returns:
-            The graphs. The list is empty if there are too many kinds or too little memory.
+            The graphs. The list is empty if the cache is full or if memory is too low.
         """
         if kind in self._graphs or len(self._graphs) >= self._most:
             return self._graphs.get(kind, [])

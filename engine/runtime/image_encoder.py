@@ -3,8 +3,9 @@
     upload stream    image → (YUV → RGB) → resize → crops
     compute stream   crops → features → image tokens
 
-Images with a single crop are uploaded in batches (`CudaUploads`). The submitting thread uploads images with tiles one
-by one (`TiledUploads`). It also uploads a single image that arrives while the device is idle.
+Images with a single crop are uploaded in batches (`CudaUploads`). Images with tiles are uploaded one by one
+(`TiledUploads`), in the thread that submits them. A single-crop image that arrives while the device is idle is also
+uploaded by itself.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class CudaImageEncoder:
         most: maximum number of images per batch.
         depth: number of step slots.
         stream: CUDA stream of the encoder.
-        graphs: CUDA graphs of that stream.
+        graphs: CUDA graphs that run on `stream`.
         fallbacks: collects notes about slow fallbacks.
 
     Attributes:
         idle: function that returns whether the device is probably idle.
         batch_sizes: batch sizes to which the number of images is padded.
-        tokens: (images, tokens, dim) image tokens of the last `encode`, in order.
+        tokens: (images, tokens, dim) image tokens of the last `encode` call, in the order of its images.
         encoder: implementation of the vision encoder.
         objects: (images, objects, 5) detections, if the encoder is a `DraftingEncoder`. Other encoders have one unused
             entry.
@@ -89,9 +90,9 @@ class CudaImageEncoder:
         self._joined = torch.zeros_like(self.tokens[0])
 
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
-        """Copy an image to pinned memory for the next batched upload.
+        """Copy an image to pinned memory, so that all images of a prefill are uploaded together.
 
-        If it has tiles, or the device is idle, upload it now.
+        An image with tiles is uploaded at once. If the device is idle, a single-crop image is also uploaded at once.
 
         The call does not wait for the device. Afterwards the caller may change pixels in main memory, but not pixels on
         the device.
@@ -124,7 +125,7 @@ class CudaImageEncoder:
     def _cut(self, image: Pixels, tiling: Tiling) -> TiledImage:
         """Upload an image if it is in main memory, and split it into crops on the device.
 
-        Without Triton, the CPU splits it.
+        Without Triton, the image is split on the CPU.
         """
         vision = self._vision
         # Wait for the default stream, on which decoded frames are written and their memory is reused.
@@ -184,9 +185,11 @@ class CudaImageEncoder:
                 self.tokens[number].copy_(self._joined)
 
     def jobs(self) -> list[Job]:
-        """Return the key and the work of each CUDA graph to capture at startup: batches of single-crop images.
+        """Return the key and the work of each CUDA graph to capture at startup.
 
-        Graphs of tilings are captured at first use.
+        There is one graph for each batch size of single-crop images.
+
+        Graphs for images with tiles are captured at first use.
         """
         return [self._encode_job(n, True) for n in self.batch_sizes]
 

@@ -39,7 +39,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Flight(Generic[ImageT]):
-    """A batch step in progress: its slot, its launch time, and whether its sampling is queued."""
+    """A batch step in progress.
+
+    Attributes:
+        slot: index of the step slot.
+        step: the step.
+        launched_at: time of the launch in seconds.
+        finalized: whether sampling and the copy of the samples are queued.
+    """
 
     slot: int
     step: Step[ImageT]
@@ -55,7 +62,7 @@ class StepLoop(Generic[ImageT]):
         scheduler: plans the batch steps.
         config: engine configuration.
         n_preparers: number of threads that split images into crops.
-        clock: function that returns the time in seconds. It must be the clock of the scheduler.
+        clock: function that returns the time in seconds. The scheduler must use the same clock.
 
     Attributes:
         monitor: counters and trace.
@@ -126,8 +133,8 @@ class StepLoop(Generic[ImageT]):
     def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:
         """Queue a request. The thread of the step loop calls `request.done` with the outcome.
 
-        If a newer frame of the stream supersedes the request, its image is freed at once, even while the loop is busy.
-        This limits memory on a CPU, where several frames of a camera can arrive during one step.
+        If a newer frame of the stream supersedes the queued request, the request's image is freed at once, even while
+        the loop is busy. This limits memory on a CPU, where several frames of a camera can arrive during one step.
 
         Raises:
             EngineClosedError: if the step loop was stopped or has failed.
@@ -149,7 +156,7 @@ class StepLoop(Generic[ImageT]):
             self._post(lambda: self._scheduler.cancel(request, error))
 
     def configure(self, stream: Hashable, settings: StreamSettings | None) -> None:
-        """Set the priority and limits of a stream. None removes the stream."""
+        """Set the scheduling weight and limits of a stream. None resets the stream to the defaults."""
         admission = self._scheduler.admission
         with suppress(EngineClosedError):
             if settings is None:
@@ -228,7 +235,7 @@ class StepLoop(Generic[ImageT]):
             self._wake.notify()
 
     def _deliver(self, made: Sequence[Prepared[ImageT]]) -> None:
-        """Queue prepared images for the step loop. This also works while the loop is closing."""
+        """Queue prepared images for the step loop, even while the loop is closing."""
         at = self._clock()  # take the time here, because the loop may run the action later
         with self._wake:
             self._put(lambda: self._take_prepared(made, at))
@@ -284,12 +291,13 @@ class StepLoop(Generic[ImageT]):
         self.monitor.sample(self._scheduler, (flight.step for flight in self.flights))
 
     def _plan(self, now: float) -> tuple[Step[ImageT] | None, float, float]:
-        """Choose the next batch step. If there is none, return what to wait for.
+        """Choose the next batch step. If no step can be launched, also determine how long to wait.
 
-        While a prefill runs, the next images are admitted shortly before its end; see `AdmissionLead`.
+        While a prefill runs, the images of the next prefill are admitted shortly before its end; see `AdmissionLead`.
 
         Returns:
-            The next step or None, a deadline for waiting, and a number of inbox items to wait for.
+            The next step or None, the time in seconds at which waiting ends, and the number of inbox items that end it
+            earlier.
         """
         scheduler, free = self._scheduler, self.slots.can_launch
         step = scheduler.next_step() if free else None
@@ -333,7 +341,7 @@ class StepLoop(Generic[ImageT]):
                 flight.finalized = True
 
     def _try(self, part: Callable[[int, Step[ImageT]], None], flight: Flight[ImageT]) -> bool:
-        """Launch one part of a batch step. If the launch raises, fail the step and return False."""
+        """Queue one part of a batch step on the device. On an error, end the step's requests and return False."""
         try:
             part(flight.slot, flight.step)
         except Exception as error:
@@ -349,10 +357,10 @@ class StepLoop(Generic[ImageT]):
         return True
 
     def _wait(self, until: float, wanted: float) -> None:
-        """Wait until the oldest step has run, `wanted` inbox items exist, or the deadline `until` passes.
+        """Wait until the oldest step has run, `wanted` inbox items exist, or the time `until` is reached.
 
-        The step loop waits nowhere else. If the device does not support callbacks, the method polls the device while it
-        also waits for inbox items or the deadline.
+        The step loop waits only in this method. If the device supports no callbacks, the method polls the device while
+        it also waits for inbox items or a deadline.
         """
         slot = self.flights[0].slot if self.flights else None
         if slot is not None and until == wanted == math.inf:
@@ -407,7 +415,12 @@ class StepLoop(Generic[ImageT]):
             self._scheduler.commit(step, sampled)
 
     def _take_prepared(self, made: Sequence[Prepared[ImageT]], at: float) -> None:
-        """Store the prepared images of windows, or fail their requests. `at` is the time when they were prepared."""
+        """Store the prepared images of prefill windows, or end their requests with an error.
+
+        Args:
+            made: prefill windows with their prepared images or errors.
+            at: time in seconds at which they were prepared.
+        """
         for window, image, error in made:
             self._lead.prepared(at - window.admitted_at)
             if error is not None or image is None:
@@ -430,8 +443,8 @@ Prepared = tuple[PrefillWindow[ImageT], ImageT | None, BaseException | None]
 class Preparer:
     """Daemon threads that split images into crops while batch steps run.
 
-    If the image is on the device, one thread prepares all windows of the request, because cropping is fast on the
-    device. Otherwise the windows of a request are distributed over the threads.
+    If the image is on the device, one thread prepares all prefill windows of the request, because cropping on the
+    device is fast. Otherwise the windows are distributed over the threads.
 
     Args:
         n_threads: maximum number of threads. Each thread is started when it is first needed.

@@ -32,7 +32,7 @@ _PROCESS = 1
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """An operation in a trace: its track, name, start and end in seconds, and arguments."""
+    """A timed operation in a trace: its track, name, start and end in seconds, and arguments."""
 
     name: str
     track: str
@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(slots=True, frozen=True)
 class Count:
-    """The value of a counter at one time, for a trace."""
+    """The value of a counter at a point in time, for a trace."""
 
     name: str
     at: float
@@ -134,8 +134,8 @@ class StepPart:
         step: number of the step.
         kind: prefill or decode.
         sequences: number of sequences in the batch.
-        rests: number of times that the engine was idle so far. A gap between two parts with the same number is a
-            bubble.
+        rests: number of idle periods of the engine before this part. If two consecutive parts have the same number, the
+            time between them is a bubble: the device was idle although the engine had requests.
         drafted: number of draft values.
     """
 
@@ -154,7 +154,7 @@ class StepPart:
 
 
 class Track:
-    """Measures the busy and idle time of one stream. Calls must follow the order of the stream's work, one at a time.
+    """Measures the busy and idle time of one stream. Calls must be sequential, in the order of the stream's work.
 
     Attributes:
         busy_s: total seconds of work.
@@ -209,8 +209,8 @@ class Monitor:
     def attach(self, streams: Mapping[str, Stream]) -> None:
         """Set the streams to measure, by name.
 
-        Timing every launch on a GPU is expensive. The compute stream is therefore timed only after the first `counters`
-        call, and other streams only while a trace is recorded.
+        Timing each launch on a GPU is expensive. The compute stream is therefore timed only after the first call of
+        `counters`, and other streams only while a trace is recorded.
         """
         self._streams = streams
 
@@ -261,7 +261,7 @@ class Monitor:
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager that measures reading and committing the oldest step."""
+        """Return a context manager that measures reading the samples of a step and adding them to its sequences."""
         return _NOTHING if self.trace is None else self.span("commit", self._part("commit", step))
 
     def _part(self, name: str, step: Step[Any]) -> StepPart:
@@ -273,7 +273,7 @@ class Monitor:
         return _NOTHING if self.trace is None else self.span("wait", self._part("wait", step))
 
     def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
-        """Return a context manager that records its block as a span of the host thread."""
+        """Return a context manager that records its block as a span on the host's track of the trace."""
         return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
@@ -289,7 +289,7 @@ class Monitor:
             self._requests[how] += 1
 
     def counters(self, scheduler: Scheduler[Any]) -> dict[str, float]:
-        """Return all counters by name. Names of counters that never decrease end in `_total`.
+        """Return all counters by name. Counters that never decrease have names with the suffix `_total`.
 
         The first call starts the timing of the compute stream.
         """

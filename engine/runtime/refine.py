@@ -143,7 +143,7 @@ def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[
     Args:
         result: result of the image.
         image: (height, width, 3) uint8 RGB.
-        better: function that returns a refined mask (height, width) for a crop (height, width, 3) and a coarse mask.
+        better: function that refines a mask: (crop (height, width, 3), coarse mask (height, width)) → refined mask.
     """
     parts = tuple(
         _redrawn(one, image, better) if isinstance(one, Outline) else one for one in result.extras.get(Outline.key, ())
@@ -152,7 +152,7 @@ def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[
 
 
 def _redrawn(outline: Outline, image: NDArray[np.uint8], better: Callable[[NDArray[np.uint8], Mask], Mask]) -> Outline:
-    """Return the outline of the refined mask. If the mask is empty, return the old outline."""
+    """Return the outline after mask refinement. If the refined mask is empty, return the outline unchanged."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = outline.box
     wider, higher = _WIDER * (x2 - x1), _WIDER * (y2 - y1)

@@ -1,7 +1,7 @@
 """Inputs of a batch step that the host uploads: integers in one buffer, prompt tokens, and sampling parameters.
 
-The sampling parameters (temperatures, seeds, masks of allowed tokens) are written when a step is finalized. The copy
-stream uploads them.
+The sampling parameters (temperatures, seeds, masks of allowed tokens) are known only when the step is finalized, and
+are then uploaded on the copy stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_CLASS = -2
 
 
 def bucket_of(sizes: Sequence[int], count: int) -> int:
-    """Return the padded size for `count`: the smallest of the sorted `sizes` that is at least `count`."""
+    """Return the padded size for `count`: the smallest of the ascending `sizes` that is at least `count`."""
     return sizes[bisect_left(sizes, count)]
 
 
@@ -67,19 +67,19 @@ class StepInputs:
         self._whole = [pinned.numpy() for pinned in self._pinned]
 
     def copy_of(self, slot: int) -> NDArray[np.int32]:
-        """Return a copy of all input arrays of a step slot, which `reset` can restore."""
+        """Return a copy of all input arrays of a step slot as one array, which `reset` can restore."""
         return self._whole[slot].copy()
 
     def reset(self, slot: int, whole: NDArray[np.int32]) -> None:
-        """Restore all input arrays of a step slot in a single copy, because each NumPy copy may release the GIL."""
+        """Restore all input arrays of a step slot with one copy, because each NumPy copy may release the GIL."""
         self._whole[slot][:] = whole
 
     def send(self, slot: int) -> None:
-        """Upload the input arrays of a step slot without waiting."""
+        """Upload the input arrays of a step slot. The call does not wait for the upload."""
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
     def fetch(self, slot: int) -> None:
-        """Upload the input arrays of a step slot with a kernel inside a CUDA graph. `send` is then not needed."""
+        """Upload the input arrays of a step slot with a kernel that a CUDA graph can contain, instead of `send`."""
         if self._kernels:
             from saccade.engine.kernels.common import fetch
 
@@ -103,7 +103,8 @@ class StepInputs:
 class DecodeInputs(StepInputs):
     """Inputs of decode steps, and of the sampling after a prefill.
 
-    A CUDA graph fetches the inputs of a decode step from pinned memory. The sampling inputs are uploaded by a copy.
+    The CUDA graph of a decode step fetches its inputs from pinned memory. The inputs of the sampling after a prefill
+    are uploaded by a copy.
 
     Args:
         depth: number of step slots.
@@ -177,11 +178,12 @@ class PrefillInputs(StepInputs):
         device: destination of the upload.
         rows: maximum number of sampled rows. It is also the index of the spare batch slot, which padding uses.
         images: maximum number of images.
-        tokens: maximum number of tokens after the images.
+        tokens: maximum number of prompt and draft tokens, of all sequences together.
         prefix_pages: number of pages per image.
         pages: number of pages per sequence.
         prefix_length: sequence position of padding tokens.
-        asked: detector class of each prompt, for vision encoders that draft answers; see `DraftingEncoder`.
+        asked: detector class index, keyed by the token IDs of the prompt, for vision encoders that draft answers; see
+            `DraftingEncoder`.
     """
 
     def __init__(
@@ -277,7 +279,7 @@ class PrefillInputs(StepInputs):
         return tokens
 
     def _ask(self, slot: int, firsts: Sequence[int], drafted: Sequence[tuple[int, Rows]]) -> None:
-        """Write which detection of the vision encoder replaces each `FROM_IMAGE` draft value.
+        """Write, for each `FROM_IMAGE` draft value, the detection of the vision encoder that replaces it.
 
         Args:
             slot: index of the step slot.
@@ -300,14 +302,14 @@ def _int(numbers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the concatenated ranges from `firsts[i]` to `firsts[i] + counts[i] - 1`."""
+    """Return the concatenation of the ranges from `firsts[i]` to `firsts[i] + counts[i] - 1`."""
     numbers: NDArray[np.int64] = (firsts - counts.cumsum() + counts).repeat(counts) + np.arange(counts.sum())
     return numbers
 
 
 @functools.cache
 def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Describe the first `count` decoder inputs of an answer that lists objects.
+    """Return the object, and the value of the object, that each of the first `count` decoder inputs encodes.
 
     Returns:
         An array (count, 2) of the object index and the index into `phases`, and an array of the kind of each input.
@@ -318,7 +320,7 @@ def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], ND
 
 
 def _fed(numbers: tuple[float, ...]) -> FedValue:
-    """Convert a value of a prompt to a decoder input. One number is a coordinate, two numbers are a size."""
+    """Convert a prompt value to a decoder input. One number is a coordinate, two numbers are a width and height."""
     return (Phase.Y, numbers[0], 0.0) if len(numbers) == 1 else (Phase.SIZE, numbers[0], numbers[1])
 
 
@@ -329,13 +331,13 @@ def _fed(numbers: tuple[float, ...]) -> FedValue:
 class AllowedTokens:
     """Rows that sample the most likely token among the tokens that a mask allows. The masks are cached on the device.
 
-    The tensors have a fixed address for each `count`, as CUDA graphs require.
+    For each `count`, the tensors have fixed addresses, as CUDA graphs require.
 
     Attributes:
-        count: number of rows, padded to a captured size with copies of the last row.
+        count: number of rows, padded to the size of a captured CUDA graph with copies of the last row.
         rows: (count,) int64 row indices.
-        which: (count,) int64 row of `masks` for each of `rows`.
-        masks: (any, vocab) bool, True for allowed tokens.
+        which: (count,) int64 index into `masks` for each of `rows`.
+        masks: (masks, vocab) bool, True for allowed tokens.
     """
 
     count: int
@@ -350,7 +352,7 @@ class TokenSampler:
 
     Attributes:
         rows: (n,) int64 indices of these rows in the step.
-        draw: function that maps logits (n, vocab) to tokens (n,) int64.
+        draw: function that samples tokens (n,) int64 from logits (n, vocab).
         grounded: (n,) int64, 1 if the row may sample a coordinate after a coordinate token. None if no row may.
         scored: (n, ids) int64 token IDs whose log probabilities are requested, or None.
     """
@@ -370,7 +372,7 @@ _MOST_KEPT = 16  # cached masks of 51 KB each
 
 
 class SamplingInputs:
-    """Host and device buffers of sampling parameters, at fixed addresses, for `depth` slots of `n_rows` rows."""
+    """Host and device buffers of sampling parameters, at fixed addresses: `depth` step slots of `n_rows` rows."""
 
     def __init__(self, depth: int, n_rows: int, vocab: int, device: torch.device) -> None:
         self._temperatures = _PinnedBuffer(device, torch.float32, depth, n_rows, 2)  # temperature and top-p of each row
@@ -450,7 +452,7 @@ class SamplingInputs:
         return AllowedTokens(count, numbers, which, self._kept)
 
     def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
-        """Return the cache index of a rule's token mask. Upload the mask if it is new.
+        """Return the index of a rule's token mask in the mask cache on the device. A new mask is uploaded.
 
         Return None if the cache is full.
         """
@@ -509,8 +511,8 @@ def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) ->
     """Return the samples of each row, followed by the log probabilities that the row requested.
 
     Args:
-        sampled: (at least rows, 3) samples on the host.
-        scores: (at least rows, `MAX_SCORED`) log probabilities on the host.
+        sampled: (rows or more, 3) samples on the host.
+        scores: (rows or more, `MAX_SCORED`) log probabilities on the host.
         step: the step.
     """
     values: list[Sampled] = list(map(tuple, sampled[: len(step.sequences)].tolist()))

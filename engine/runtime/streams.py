@@ -1,7 +1,7 @@
-"""Interface of streams, which run work in order and time it: CUDA streams on a GPU, worker threads on a CPU.
+"""Interface of streams, which run submitted work in order and measure its time: CUDA streams or CPU worker threads.
 
-The implementations are in `cuda_executor` and `cpu_executor`. Both overlap work, so tests on a CPU can find ordering
-errors.
+The implementations are in `cuda_executor` and `cpu_executor`. CPU streams run work asynchronously, like CUDA streams.
+Tests on a CPU can therefore detect missing synchronization.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Event(Protocol):
-    """A point in the work of a stream, like a CUDA event."""
+    """A point in the work of a stream that other code can wait for, like a CUDA event."""
 
     def query(self) -> bool:
         """Return whether the stream has reached the event, without waiting."""
@@ -27,7 +27,7 @@ class Event(Protocol):
 
 
 class Watcher(Protocol):
-    """Interface for timing: a stream reports to its watcher when work has run."""
+    """Interface of an object that measures a stream: the stream reports to it when work has run."""
 
     def about(self) -> Any:
         """Return a description of the work that is being submitted. The submitting thread calls this method."""
@@ -57,7 +57,7 @@ class Stream(Protocol):
         """Return an event that is reached when all work submitted so far has run.
 
         Args:
-            again: an earlier event of this stream that may be reused; nothing may still wait for it.
+            again: an earlier event of this stream to reuse. Nothing may still wait for it.
             reached: callback that a thread of the stream calls when the event is reached. CUDA streams never call it.
         """
         ...
@@ -67,11 +67,11 @@ class Stream(Protocol):
         ...
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher, which is told when later work has run. None removes the watcher."""
+        """Set the watcher that measures all later work. None removes the watcher."""
         ...
 
     def settle(self, *, wait: bool = False) -> None:
-        """Tell the watcher about finished work. With `wait`, first wait for all submitted work. Thread-safe."""
+        """Report finished work to the watcher. If `wait` is True, first wait for all submitted work. Thread-safe."""
         ...
 
     def close(self) -> None:

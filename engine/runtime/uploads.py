@@ -1,26 +1,26 @@
 """Image uploads to CUDA.
 
-Images with a single crop are uploaded in batches (`CudaUploads`), other images one by one (`TiledUploads`).
+Images with a single crop are uploaded in batches (`CudaUploads`), images with tiles one by one (`TiledUploads`).
 
 `CudaUploads` copies each image to pinned memory on arrival. It uploads and resizes all images of a prefill together:
 
     submitting thread                  pixels → pinned memory, except for frames decoded on the GPU
     upload stream, at the launch       pinned memory → device → crops
 
-Uploading each image separately would hold the GIL too long for a small model. One CUDA graph resizes all images of a
-prefill. Their sizes and formats may differ.
+With a small model, many separate uploads would hold the GIL for too long. One CUDA graph resizes all images of a
+prefill. The images may have different sizes and formats.
 
 `TiledUploads` copies an image in pieces, with helper threads, and splits it into crops with a CUDA graph:
 
     submitting thread, and helpers     a piece of the image → pinned memory → device
     upload stream, after the pieces    image → (YUV → RGB) → resize → crops
 
-An image occupies one of a few buffers with fixed addresses until its Python object is freed.
+`TiledUploads` has a few buffers with fixed addresses. An image occupies a buffer until its Python object is freed.
 
 | upload of a Full HD image (6 MB) | time |
 |---|---|
 | with two helper threads and a CUDA graph | 1.2 ms |
-| with neither | 2.3 ms |
+| without helper threads and CUDA graph | 2.3 ms |
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PinnedPart:
 
 
 class PinnedMemory:
-    """Pinned buffer from which ranges are allocated. The buffer itself is allocated at first use. Thread-safe.
+    """Buffer of pinned memory from which ranges are allocated. The buffer is created at first use. Thread-safe.
 
     Args:
         size: size of the buffer in bytes.
@@ -117,7 +117,7 @@ class PinnedMemory:
         return self._memory[start:end]
 
     def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
-        """Return a NumPy view of this shape on the first bytes of a range of pinned memory."""
+        """Return a NumPy view, with the shape `shape`, of the first bytes of a range of pinned memory."""
         return self._bytes[part.start : part.start + math.prod(shape)].reshape(shape)
 
 
@@ -126,14 +126,14 @@ class PinnedMemory:
 
 @dataclass(slots=True, eq=False)
 class StagedImage:
-    """A single-crop image in pinned memory or on the device. Its memory is free when this object is freed.
+    """A single-crop image in pinned memory or on the device. The memory is released when this object is freed.
 
     Attributes:
-        place: range of pinned memory with the pixels, or the luma plane on the device.
+        place: range of pinned memory with the pixels; or, for a frame on the device, its luma plane.
         planes: offsets of luma, u and v, or of red, green and blue, in bytes from the start of `place`.
         layout: fields 5 to 15 of the image's row in the resize kernel's table; see `kernels.resize.FIELDS`.
-        scaling: filter weights for the resize from the image's size.
-        chroma: the u and v planes, if they are on the device.
+        scaling: filter weights to resize the image.
+        chroma: the u and v planes, if the frame is on the device.
     """
 
     place: PinnedPart | torch.Tensor
@@ -220,7 +220,7 @@ class CudaUploads:
         return StagedImage(part, (0, luma, luma + luma // 4), layout, scaling)
 
     def stage_part(self, image: YuvImage, window: Window) -> StagedImage:
-        """Return a window of a frame on the device, rounded as in `YuvImage.part`, without a copy."""
+        """Return a window of a frame on the device, without copying it. The edges are rounded as in `YuvImage.part`."""
         x, y, width, height = window.x & ~1, window.y & ~1, max(2, window.width & ~1), max(2, window.height & ~1)
         luma, u, v = image.y, image.u, image.v
         row, at = luma.stride(0), luma.data_ptr()
@@ -231,7 +231,7 @@ class CudaUploads:
         return StagedImage(luma, planes, layout, self.scaling_of(height, width), (u, v))
 
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
-        """Upload and resize images to the crops of a step slot, without waiting.
+        """Upload images and resize them to the crops of a step slot. The call does not wait for the device.
 
         Until the returned event is reached, the images must stay alive and the slot must not be reused.
 
@@ -299,7 +299,7 @@ class CudaUploads:
         return addresses
 
     def _resize(self, slot: int, between: torch.Tensor) -> None:
-        """Resize all images in the table of a step slot to crops."""
+        """Resize the images that are listed in the resize table of a step slot to crops."""
         from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import resize_all
 
@@ -307,7 +307,7 @@ class CudaUploads:
         resize_all(self._table_there[slot], between, self.crops[slot])
 
     def _prepare(self) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
-        """Return the resize work of one CUDA graph per step slot; see `GraphsByKind.capture`."""
+        """Return one resize function per step slot, to be captured as a CUDA graph; see `GraphsByKind.capture`."""
         self._resize(0, self._between[0])  # compiles the kernels; the table has no images yet
         return [partial(self._resize, slot, between) for slot, between in enumerate(self._between)], []
 
@@ -330,7 +330,7 @@ class CudaUploads:
 
 
 class Lease:
-    """Exclusive use of a buffer. Freeing this object returns the buffer."""
+    """Exclusive use of a buffer. The buffer is returned when this object is freed."""
 
     __slots__ = ("_free", "number")
 
@@ -342,7 +342,7 @@ class Lease:
 
 
 def lease_of(free: deque[int]) -> Lease | None:
-    """Lease the most recently used free buffer, which is probably in the CPU cache.
+    """Lease the free buffer that was used last, because it is probably in the CPU cache.
 
     Return None if no buffer is free.
     """
@@ -356,7 +356,7 @@ def lease_of(free: deque[int]) -> Lease | None:
 class TiledImage:
     """Crops (n, size, size, 3) uint8 of an image on the device.
 
-    They are valid after `event` is reached and until this object is freed.
+    The crops are valid after the event `ready` is reached, until this object is freed.
     """
 
     pixels: torch.Tensor
@@ -402,9 +402,9 @@ class TiledUploads:
         return len(self._free) == _PLACES
 
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
-        """Upload an image from the host and split it into crops. The call does not wait for a free buffer.
+        """Upload an image from the host and split it into crops. If no buffer is free, the call does not wait.
 
-        The first image of a size and format takes about a second, because kernels are compiled.
+        The first image of each size and format takes about a second, because kernels are compiled.
 
         Returns:
             The crops, or None if the image is too large, or if no buffer or no CUDA graph is available.
@@ -456,16 +456,16 @@ class TiledUploads:
     def _capture(self, kind: _TiledKind) -> list[torch.cuda.CUDAGraph]:
         """Capture the CUDA graphs that split images of one size and format into crops, one graph per buffer.
 
-        The list is empty if capture fails or if there are too many kinds of images.
+        The list is empty if capture fails or if there are graphs for too many sizes and formats.
         """
         with self._lock:
             name = f"images of {kind[1]} x {kind[0]} are sent"
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
-        """Return the work of one CUDA graph per buffer, and the tensors that they read; see `GraphsByKind.capture`.
+        """Return one function per buffer to be captured as a CUDA graph, and the tensors that the functions read.
 
-        The first call allocates the buffers.
+        See `GraphsByKind.capture`. The first call allocates the buffers.
         """
         if not self._places:
             with torch.inference_mode(False):  # helper threads, which are not in inference mode, write to the tensors
