@@ -266,7 +266,7 @@ class Admission(Generic[ImageT]):
         return window
 
     def over(self, request: Request[ImageT], now: float, *, learn: bool) -> None:
-        """Record that a request ended. With `learn`, its duration updates the service time estimate of its stream."""
+        """Record the end of a request. If `learn` is True, its duration updates the stream's service time estimate."""
         stream = self._streams.get(request.stream)
         if stream is None or not request.number:  # it was never queued
             return

@@ -477,7 +477,7 @@ class SlotState(Enum):
 
 
 class StepSlots:
-    """State machine of the step slots, which are used in turn.
+    """State machine of the step slots, which are used in round-robin order.
 
     A step slot has these states:
 

@@ -1,7 +1,7 @@
 """Interfaces between the engine and a model of any architecture. This module contains only types.
 
-A loader reads a model folder into a `LoadedModel`. It is registered by the name of its architecture in `registry`. A
-device backend may have faster code for some architectures. The rest of the engine uses only these interfaces.
+For each architecture, `registry` has a loader, which reads a model folder into a `LoadedModel`. A device backend may
+have faster code for some architectures. The rest of the engine uses only these interfaces.
 """
 
 from __future__ import annotations

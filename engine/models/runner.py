@@ -350,13 +350,13 @@ def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: t
 
 
 def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the decoder inputs of drafted answers, which list the objects that the vision encoder detected.
+    """Return decoder inputs for drafted answers, which list the detections of the vision encoder.
 
     Args:
         objects: (images, n, 5) float32 detections; see `DraftingEncoder.features_and_drafts`.
-        which: (tokens, 4) int32: index of the image; class, or -1 to use `others`; index of the object in its class;
-            part of the object (0 is x, 1 is y, 2 is width and height).
-        others: (tokens, 2) float32 inputs to return if the class is -1.
+        which: (tokens, 4) int32: index of the image; class, or -1 for a token without detection; index of the object in
+            its class; part of the object (0 is x, 1 is y, 2 is width and height).
+        others: (tokens, 2) float32 decoder inputs of the tokens without detection.
 
     Returns:
         (tokens, 2) float32 values for `embed_fed`. Values of objects that do not exist are 0.

@@ -1,4 +1,4 @@
-"""Executor for CPUs. Its streams are worker threads. It uses no padding of batches and no CUDA graphs."""
+"""Executor for CPUs. Its streams are worker threads. Batches are not padded, and CUDA graphs are not used."""
 
 from __future__ import annotations
 

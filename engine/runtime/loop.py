@@ -7,8 +7,9 @@
     commit    add the samples of the oldest step to its sequences
     finalize  queue the sampling of a text step, which depends on the samples just committed
 
-With two step slots, a forward pass runs while the host reads the previous step. With one slot, host and device
-alternate. A failed step fails only its own requests. Other threads post actions, which the loop runs between two steps.
+With two step slots, the device runs a forward pass while the host reads the samples of the previous step. With one
+slot, host and device take turns. If a step fails, only the requests in this step fail. Other threads post actions,
+which the loop runs between two steps.
 """
 
 from __future__ import annotations

@@ -511,7 +511,9 @@ class Piece:
 
 
 def pieces_of(memory: NDArray[np.uint8], image: Pixels, size: int = _PIECE) -> Iterator[Piece]:
-    """Yield pieces of about `size` bytes that contain whole image rows: RGB, or luma, then both chroma planes.
+    """Split an image into pieces of about `size` bytes. A piece contains whole rows of pixels.
+
+    RGB images have one plane of rows. YUV images have the luma plane, then both chroma planes.
 
     Args:
         memory: destination bytes.

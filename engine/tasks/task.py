@@ -129,7 +129,7 @@ class OutputState(ABC):
 
     @abstractmethod
     def commit(self, sampled: Sampled) -> bool:
-        """Add the samples of the next step, in launch order. Return True when the answer is complete.
+        """Add the samples of one step. Call this method in launch order. Return True when the answer is complete.
 
         Args:
             sampled: three numbers that depend on the phase of the step:

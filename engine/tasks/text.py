@@ -147,7 +147,7 @@ class Query(TextTask):
 
     @property
     def asked(self) -> str:
-        """The question with its suffixes, such as `[yes|no]` and `[reasoning]`. It is valid input of `parse`."""
+        """The question with its suffixes, such as `[yes|no]` and `[reasoning]`, as text that `parse` accepts."""
         choices = f" [{'|'.join(self.choices)}]" if self.choices else ""
         return f"{self.question}{choices}{' [reasoning]' if self.reasoning else ''}"
 
@@ -234,7 +234,7 @@ class Caption(TextTask):
 
     @property
     def asked(self) -> str:
-        """Length of the caption, such as 'short'. It is valid input of `parse`."""
+        """Length of the caption, such as 'short', as text that `parse` accepts."""
         return self.length
 
     @property

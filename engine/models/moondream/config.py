@@ -232,7 +232,7 @@ class MoondreamConfig:
 
         Args:
             values: the parsed config.json.
-            known: default values found in the weights, by section and field.
+            known: values derived from the weights, by section and field. They replace the defaults of missing fields.
 
         Raises:
             ModelConfigError: for the first field that is unknown, has a wrong type, or contradicts other fields.
@@ -274,7 +274,7 @@ class MoondreamConfig:
 
         Args:
             path: the config.json.
-            known: default values found in the weights, by section and field.
+            known: values derived from the weights, by section and field. They replace the defaults of missing fields.
 
         Raises:
             ModelConfigError: if the file is not a valid configuration. The message names the file.

@@ -58,7 +58,7 @@ def is_3_1(names: Mapping[str, Any]) -> bool:
 
 
 def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return Moondream 3.1 tensors with the names and layout of Moondream 3. Unknown names do not change."""
+    """Return Moondream 3.1 tensors with the names and layout of Moondream 3. Unknown tensors do not change."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in held.items():
         ours = next((rule.sub(to, name) for rule, to in _RULES if rule.fullmatch(name)), name)
@@ -74,7 +74,7 @@ def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def facts(held: Mapping[str, StoredTensor]) -> dict[str, dict[str, Any]]:
-    """Return the configuration values that a Moondream 3.1 checkpoint implies, by section and field."""
+    """Return configuration values derived from the weights of a Moondream 3.1 checkpoint, by section and field."""
     experts = {
         int(name.split(".")[2]): tensor.shape
         for name, tensor in held.items()

@@ -137,7 +137,10 @@ class MaskRefiner(nn.Module):
         self.iou_head = _dense(dim, dim, dim, _MASKS)
 
     def fuse(self, early: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Combine early and last features, each (1, grid², enc_dim), into one feature map (1, dim, grid, grid)."""
+        """Combine the features of an early and of the last encoder block into one feature map (1, dim, grid, grid).
+
+        `early` and `last` have the shape (1, grid², enc_dim).
+        """
 
         def placed(x: torch.Tensor) -> torch.Tensor:
             return x.transpose(1, 2).view(1, -1, self.grid, self.grid)

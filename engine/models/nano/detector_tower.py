@@ -312,7 +312,7 @@ def _torch_knows_lanczos() -> bool:
 def places(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the centres (P, 2) in pixels and the strides (P,) of all grid cells in a crop, in the order of `Evidence`.
 
-    Both are float32, read-only and cached, because computing them takes 0.12 ms.
+    Both tensors are float32, read-only and cached, because computing them takes 0.12 ms.
     """
     centres, strides = [], []
     with torch.inference_mode(False):
