@@ -81,14 +81,14 @@ class Sequence(Generic[ImageT]):
         finalized: whether the sequence needs no more steps. Samples of its steps that are still running are ignored.
         memory: earlier answers to this prompt, used as drafts, or None.
         found: detections from which the executor drafts the answer, each (unused, x, y, width, height).
-        feed: decoder inputs of the next step: the last sampled value, then draft values. Empty if the device already
-            has the last value.
+        feed: decoder inputs of the next step: the last sampled value, then draft values. Empty if the device stores
+            the last sampled value and there is no draft.
         verifying: whether a step with a draft is running.
         started: whether the prompt is prefilled.
         decodes: number of decode steps.
         misses: number of consecutive steps whose first draft value was wrong.
         drafted: number of draft values that were verified.
-        committed: number of values in the answer.
+        committed: number of sampled values in the answer so far.
     """
 
     prompt: tuple[int, ...]
@@ -241,7 +241,7 @@ class Request(Generic[ImageT]):
         image: pixels, or a function that returns them and is called once.
         size: width and height of the image in pixels; set when the image is read.
         tiles: number of tiles along each side. Tiled tasks also run on each tile.
-        looks: additional image regions for tiled tasks.
+        looks: additional image regions on which tiled tasks also run.
         previous: drafts from an earlier result, see `PrefillWindow.drafts`, or None.
         on_text: callback that the step loop's thread calls with each new piece of text.
         future: future of the result.
@@ -314,8 +314,8 @@ class ScheduledSequence(Generic[ImageT]):
         phase: what the step samples for this row, for example a coordinate or a token.
         position: position of the input token (decode), or of the first token of the prompt (prefill).
         rule: constraints on the sampled token, set by `Scheduler.finalize`.
-        value: decoder input from the host. None means the prompt, or the last sample on the device. The executor
-            replaces `FROM_IMAGE` by a detection.
+        value: decoder input that the host supplies, such as a draft value. None if the input is the prompt, or the
+            last sample, which the device stores. The executor replaces `FROM_IMAGE` by a detection.
         alone: whether this is the only row of its sequence in the step.
     """
 

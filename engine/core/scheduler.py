@@ -6,15 +6,15 @@ all requests. Resources for the longest possible answer are allocated at admissi
 
     waiting (`admission`) → admitted: pages, batch slots → image prepared → prefilled → decoded → over
 
-`admission` picks the next request. Later requests never overtake a large request that waits for resources, which
-prevents starvation. Windows are admitted for one prefill only. Normally no window is admitted during a prefill, so
-newer frames can still supersede queued frames. `AdmissionLead` defines the exception.
+`admission` selects the next request. Later requests never overtake a large request that waits for resources, which
+prevents starvation. Only the windows of the next prefill are admitted. Normally no window is admitted while a prefill
+runs, so that newer frames can still supersede queued frames. `AdmissionLead` defines the exception.
 
 After a prefill, `decodes_quiet` decode steps follow, or `decodes_busy` steps if the queued windows fill a prefill. A
 prefill starts when a fraction `prefill_ready` of the admitted images is prepared, or when no sequence can be decoded.
 Every decode step contains all sequences. Between two tokens, a sequence therefore waits for at most one prefill of
 `images_per_prefill` images. The n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉
-steps. `requests_per_prefill` limits the number of requests that begin in a prefill; the remaining room is for further
+steps. `requests_per_prefill` limits the number of requests that begin in a prefill; the remaining capacity is for more
 windows of these requests. All parameters are in `EngineConfig`.
 
 The table compares numbers of decode steps per prefill, simulated with `tests.support.engine.simulation`. Conditions:

@@ -384,7 +384,7 @@ class DraftingEncoder(Protocol):
 
         Returns:
             Features, and detections (n, n_drafts, 5) float32: class (-1 for none), x, y, width and height, as the
-            decoder receives them. The detections of a class have the order in which an answer lists them.
+            decoder receives them. The detections of a class are in the order in which an answer lists them.
         """
         ...
 

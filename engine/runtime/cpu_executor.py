@@ -174,7 +174,7 @@ class CpuStream:
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """If `wait` is True, wait for all submitted work. The watcher is always up to date; see `Stream.settle`."""
+        """If `wait` is True, wait for all submitted work. Finished work is already reported to the watcher."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))

@@ -82,7 +82,7 @@ class Experts(nn.Module):
         return mixed(flat, weights, chosen).to(x.dtype).view_as(x)
 
     def _one_by_one(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Apply each expert to the tokens that selected it, one expert after another (on CPUs)."""
+        """Apply each expert to the tokens that are routed to it, one expert at a time (on CPUs)."""
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         counts = chosen.flatten().bincount(minlength=len(self.fc1.weight)).tolist()

@@ -58,7 +58,7 @@ class BlockOps(Protocol[L, C]):
         ...
 
     def temper(self, layer: L, heads: Any) -> Any:
-        """Multiply queries and values by the factors of the attention temperature. Return the new heads."""
+        """Multiply queries and values by the attention temperature. Return queries, keys and values."""
         ...
 
     def write_kv(self, layer: L, heads: Any, cache: C) -> None:
