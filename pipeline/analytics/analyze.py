@@ -106,7 +106,7 @@ class AnalyzeStage:
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
-        """Return the object counts of each minute that ends after a time in seconds, on the clock of `captured_at`."""
+        """Return the object counts of each minute that ends after `since`, in seconds on the clock of `captured_at`."""
         with self._lock:
             return self._log.since(since, self._totals())
 

@@ -115,7 +115,7 @@ class CountLog:
         return taken
 
     def since(self, start: float, totals: Totals) -> list[Minute]:
-        """Return the minutes that end after a time, including the current minute.
+        """Return the minutes that end after `start`, including the current minute.
 
         Args:
             start: the time, in seconds.

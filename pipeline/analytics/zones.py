@@ -68,7 +68,7 @@ def _concerns(region: RegionSettings, seen: Sighting) -> bool:
 
 
 def excludes(zone: ZoneSettings, seen: Sighting) -> bool:
-    """Return whether a zone of kind `exclude` suppresses an object."""
+    """Return whether a zone with `exclude: true` suppresses an object."""
     return _concerns(zone, seen) and contains(zone.polygon, _anchor_of(zone, seen))
 
 

@@ -70,7 +70,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.get("/streams/{name}/counts", role="viewer")
 async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
-    """Return the total object counts of a stream, and the counts of each minute since a time within the last day."""
+    """Return the total object counts of a stream, and the counts of each minute after `since`, up to one day ago."""
     try:
         start = float(since)
     except ValueError:

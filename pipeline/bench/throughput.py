@@ -121,7 +121,7 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Run a closed loop until a time. Return the latency in milliseconds and the number of objects of each image."""
+    """Run a closed loop until `stop`. Return the latency in milliseconds and the number of objects of each image."""
     waits: list[float] = []
     found: list[int] = []
     for _ in range(streams):

@@ -393,7 +393,7 @@ class Local:
         return None if stage is None or run.config is None else list(stage.states)
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total object counts of a stream, and the counts of each minute since a time.
+        """Return the total object counts of a stream, and the counts of each minute after `since`.
 
         Raises:
             StreamError: if the stream is not running or has no zones.

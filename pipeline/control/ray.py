@@ -377,7 +377,7 @@ class RayWorkers:
         return states
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total object counts of a stream, and the counts of each minute since a time."""
+        """Return the total object counts of a stream, and the counts of each minute after `since`."""
         found: tuple[Totals, list[Minute]] = self._call(
             self._worker_of(name), "local.counts", name, since, timeout_s=_ASK_S
         )

@@ -263,7 +263,7 @@ class Runner(Protocol):
         """
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total object counts of a stream, and the counts of each minute since a time. Can block.
+        """Return the total object counts of a stream, and the counts of each minute after `since`. Can block.
 
         Raises:
             StreamError: if the stream is not running or has no zones.

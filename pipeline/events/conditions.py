@@ -103,8 +103,9 @@ class Condition:
 
     Attributes:
         kind: kind of condition. `present` and `inside` hold for single tracks. `crosses` holds for a track on the frame
-            on which the track crosses a line. `removed` holds for a track once its object has been missing from its
-            place for `for_s` seconds. `count` and `absent` hold for the whole frame, and `reports` for the camera.
+            on which the track crosses a line. `removed` holds for a track on the frame on which its object has been
+            missing for `for_s` seconds, at least `REMOVED_S`. `count` and `absent` hold for the whole frame, and
+            `reports` for the camera.
         labels: labels of the objects to consider; empty for all labels.
         place: name of the zone, or name of the line for `crosses`; None for the whole image.
         direction: direction of a crossing; None for both directions.

@@ -70,7 +70,7 @@ class Known:
     misses: int = 0
 
     def box_at(self, seconds: float) -> Rect:
-        """Return the expected box of the object at a time in seconds."""
+        """Return the expected box of the object at the time `seconds`."""
         x1, y1, x2, y2 = self.found.box
         if not self.moves(seconds):
             return self.found.box

@@ -127,7 +127,7 @@ class PacketRing:
             return self._packets[-1].arrived_at if self._packets else None
 
     def hold(self, name: str, since: float) -> None:
-        """Retain all packets that arrived at or after a time, until `release` is called with the same name."""
+        """Retain all packets that arrived at or after `since`, until `release` is called with the same name."""
         with self._lock:
             self._held[name] = since
 
@@ -137,7 +137,7 @@ class PacketRing:
             self._held.pop(name, None)
 
     def reaches(self, time: Moment) -> bool:
-        """Return whether the buffer has received a packet later than a time."""
+        """Return whether the buffer has received a packet that is later than `time`."""
         with self._lock:
             return bool(self._packets) and time.until(self._packets[-1]) > _ROUNDING_S
 
@@ -338,7 +338,7 @@ def _copy(taken: VideoStream, packets: Iterable[Packet[VideoStream]], out: Outpu
 
 
 def image_at(packets: Sequence[CodedPacket], time: Moment) -> tuple[RgbImage, Fraction] | None:
-    """Decode the newest frame at or before a time. Return the image and its pixel aspect ratio, or None on failure.
+    """Decode the newest frame at or before `time`. Return the image and its pixel aspect ratio, or None on failure.
 
     Args:
         packets: packets in decode order, starting with a keyframe.
