@@ -488,7 +488,7 @@ class Engine:
             raise ValueError(f"a task must be Detect, Point, Gaze, Segment, Query or Caption; got {task!r}")
         if task.skill not in self._info.skills:
             able = f"{self._info.name} can {' and '.join(self._info.skills)}"
-            raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for that")
+            raise UnsupportedTaskError(f"{able}, not {task.skill}; load a Moondream checkpoint for {task.skill}")
         return remembered(
             self._expanded, task, lambda one: tuple(one.expand(self._vocabulary)), self.config.known_tasks
         )
@@ -527,7 +527,7 @@ class Engine:
             chosen, reads, size = image.adapter_for(self._loop, chosen), image.kept, (image.width, image.height)
         elif image is None:
             if lacking := next((task.asked for task in expanded if task.needs_image), None):
-                raise ValueError(f"'{lacking}' needs an image")
+                raise ValueError(f"the prompt '{lacking}' needs an image; submit it with an image")
         else:
             # The result contains the image size even if no task needs the image.
             if callable(image) and all(task.empty for task in expanded):

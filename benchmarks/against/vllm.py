@@ -191,7 +191,7 @@ def run(program: str, config: str, requests: int, images: int, limit_s: float) -
             _kill(process)
             process.wait()
     if not found:
-        raise ConfigError(f"{program}, {config}: no figure; see the messages above")
+        raise ConfigError(f"{program}, {config}: no result; see the messages above")
     return found
 
 

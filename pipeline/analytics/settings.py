@@ -87,7 +87,7 @@ class SizeSettings(NullIsUnset):
     @classmethod
     def _higher(cls, value: list[Point], info: Any) -> list[Point]:
         if "near" in info.data and value[1][1] >= info.data["near"][1][1]:
-            raise ValueError("should have its lower edge higher in the image than the box `near`")
+            raise ValueError("should have its lower edge above the lower edge of the box `near`")
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:

@@ -50,7 +50,7 @@ class RecordingPlace:
             raise SinkError(f"record: {path or 'an empty path'} is not a folder; set the path of a folder")
         if not is_pattern(path):
             if path.lower().endswith(".mp4"):
-                raise SinkError(f"record: {path} must be a folder, or a path that contains a time: {_NAMES}")
+                raise SinkError(f"record: {path} must be a folder, or a path with time placeholders, such as {_NAMES}")
             path = str(Path(path.replace("%", "%%")) / _NAMES)
         elif STREAM not in path or not path.endswith(".mp4"):
             raise SinkError(f"record: {path} must contain {STREAM} (the stream's name) and end in .mp4")

@@ -109,7 +109,11 @@ class Mp4Writer:
             image: image to encode, (height, width, 3) uint8 RGB.
         """
         if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
-            log.warning("%s: the gap is too long for an MP4; shortened by %.0f s", frame.stream, too_long * self._base)
+            log.warning(
+                "%s: a gap between frames is too long for an MP4 and was shortened by %.0f s",
+                frame.stream,
+                too_long * self._base,
+            )
             if self._audio is not None:
                 self._audio.copy_until((frame.pts - too_long) * self._base, self._shift * self._base)
             if isinstance(self._audio, AudioCopy):

@@ -66,7 +66,7 @@ class OnvifSource(LiveSource):
         """Ask the camera for its presets. Takes up to 15 s. Thread-safe.
 
         Raises:
-            PtzError: if the camera has no PTZ.
+            PtzError: if the camera does not support PTZ.
             LiveError: see `ask_device`.
         """
         return self._ask(_presets)
@@ -78,14 +78,14 @@ class OnvifSource(LiveSource):
             preset: token of the preset.
 
         Raises:
-            PtzError: if the camera has no PTZ, or no such preset.
+            PtzError: if the camera does not support PTZ, or the preset does not exist.
             LiveError: see `ask_device`.
         """
 
         async def turn(ptz: Any, profile: str) -> None:
             known = [one.token for one in await _presets(ptz, profile)]
             if preset not in known:
-                raise PtzError(f"there is no preset '{preset[:80]}'; presets: {', '.join(known) or 'none'}")
+                raise PtzError(f"preset '{preset[:80]}' does not exist; available: {', '.join(known) or 'none'}")
             await ptz.GotoPreset({"ProfileToken": profile, "PresetToken": preset})
 
         self._ask(turn)
@@ -96,7 +96,7 @@ class OnvifSource(LiveSource):
         async def ask(device: Any) -> T:
             profiles = [profile for profile in await profiles_of(device) if profile.ptz]
             if not profiles or _PTZ not in device.xaddrs:
-                raise PtzError("the camera has no PTZ")
+                raise PtzError("the camera does not support PTZ")
             named = [profile for profile in profiles if profile.token == self._address.token]
             return await request(await device.create_ptz_service(), (named or profiles)[0].token)
 

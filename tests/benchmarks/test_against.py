@@ -167,12 +167,12 @@ def test_saccade_is_timed_over_a_number_of_images() -> None:
 def test_a_program_that_fails_or_is_stopped_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
-    with pytest.raises(ConfigError, match="saccade, fp8: no figure"):
+    with pytest.raises(ConfigError, match="saccade, fp8: no result"):
         vllm.run("saccade", "fp8", 1, 32, 60)
     failed = capfd.readouterr().err
     assert "EngineError" in failed
     assert "saccade, fp8: failed, before its last figure" in failed
-    with pytest.raises(ConfigError, match="saccade, fp8: no figure"):
+    with pytest.raises(ConfigError, match="saccade, fp8: no result"):
         vllm.run("saccade", "fp8", 1, 32, 0.1)
     assert "saccade, fp8: stopped after 0 s, before its last figure" in capfd.readouterr().err
 

@@ -110,7 +110,7 @@ def _label(text: str) -> str:
         r"(?:there (?:is|are) )?(?:no |an? |the |my |any )?([a-z-]+(?: (?:light|bag|ball))?)\b(?=\s|$)", text
     )
     if words is None or words[1] in ("it", "that", "this", "something"):
-        raise ConfigError("the sentence names no object to watch for, such as 'a person', 'a car' or 'a parcel'")
+        raise ConfigError("the rule text does not name an object; write for example 'a person is at the door'")
     return words[1]
 
 
@@ -120,5 +120,5 @@ def _place(text: str, known: Collection[str], *, crosses: bool) -> str:
         return max(named, key=len)
     found = re.search(r"\bcross(?:es|ed)? (?:the |my )?(.+)$" if crosses else rf"\b{_AT}(.+)$", text)
     if found is None and crosses:
-        raise ConfigError("the sentence names no line to cross, such as 'crosses the gate'")
+        raise ConfigError("the rule text does not name a line; write for example 'a car crosses the gate'")
     return "" if found is None else found[1].strip()

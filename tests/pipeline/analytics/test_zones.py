@@ -226,7 +226,7 @@ def test_sizes_between_the_samples_fit(k: float) -> None:
 
 @pytest.mark.parametrize(
     ("far", "complaint"),
-    [("0.6,0.3,0.64,0.95", "higher in the image"), ("0.6,0.3,0.6,0.4", "x1,y1,x2,y2"), ("0.6,0.3", "x1,y1,x2,y2")],
+    [("0.6,0.3,0.64,0.95", "above the lower edge"), ("0.6,0.3,0.6,0.4", "x1,y1,x2,y2"), ("0.6,0.3", "x1,y1,x2,y2")],
 )
 def test_wrong_sizes_are_refused(far: str, complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
