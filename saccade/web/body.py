@@ -55,9 +55,9 @@ async def read_bytes(request: Request, limit: int, what: str) -> bytes:
                 if len(body) > limit:
                     raise too_much
     except TimeoutError:
-        raise HttpError(408, f"{what} did not come within {_BODY_S:g} s") from None
+        raise HttpError(408, f"{what} was not received within {_BODY_S:g} s") from None
     except ClientDisconnect:  # nobody reads this, but it is no error of the server
-        raise HttpError(400, f"{what} did not come whole") from None
+        raise HttpError(400, f"{what} was not received completely") from None
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding != "identity":
         try:
@@ -85,7 +85,7 @@ async def read_text(request: Request, limit: int, what: str) -> str:
     try:
         return (await read_bytes(request, limit, what)).decode()
     except UnicodeDecodeError:
-        raise HttpError(400, f"{what} is not text in UTF-8") from None
+        raise HttpError(400, f"{what} is not UTF-8 text") from None
 
 
 def parse_json(text: str) -> Any:

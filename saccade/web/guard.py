@@ -68,7 +68,7 @@ class Guard:
         try:
             headers = sum(len(name) + len(value) for name, value in scope["headers"])
             if headers + len(scope["raw_path"]) + len(scope["query_string"]) > _HEADER_BYTES:
-                raise HttpError(431, f"the headers have at most {_HEADER_BYTES} bytes")
+                raise HttpError(431, f"the request headers exceed {_HEADER_BYTES} bytes")
             cors = self.auth.check_origin(request)
             if asked == "OPTIONS":
                 await self._preflight(scope)(scope, receive, answer)

@@ -106,7 +106,7 @@ class FeedTarget:
             hmac.compare_digest(given.encode(errors="surrogateescape"), self.token.encode())
             for given in _tokens(query, authorizations)
         ):
-            raise RefusedError(HTTPStatus.UNAUTHORIZED, "a valid token is needed")
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "a valid token is required")
         try:
             return Subscription.from_query(query)
         except ValueError as error:

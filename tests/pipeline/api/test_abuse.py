@@ -98,7 +98,7 @@ def test_a_body_that_does_not_come_is_told(server: HttpServer) -> None:
         connection.sendall(f"{POST}Content-Length: 100\r\n\r\n{{".encode())
         received = rest_of(connection)
         assert statuses(received) == [408]
-        assert b"a body did not come within" in received
+        assert b"a body was not received within" in received
     wait_for(lambda: not connections(server))
 
 
