@@ -67,6 +67,7 @@ def test_a_place_is_free_once_it_is_dropped() -> None:
 
 def test_a_size_without_graphs_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Now)
+    monkeypatch.setattr(torch.cuda, "current_stream", Now)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     uploads = TiledUploads(torch.device("cpu"), Now(), (2, 24, 24, 3), mock.Mock())  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def test_known_places_are_recognized_and_missing_ones_are_named() -> None:
 
 @pytest.mark.parametrize("sentence", ["", "tell me", "something is in the yard", "a person crosses"])
 def test_a_sentence_without_an_object_is_refused(sentence: str) -> None:
-    with pytest.raises(ConfigError, match="the sentence"):
+    with pytest.raises(ConfigError, match="the rule text"):
         draft(sentence)
 
 

@@ -30,6 +30,7 @@ class Now:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.stream = self
+        self.device = torch.device("cpu")
 
     def run(self, work: Callable[[], None]) -> None:
         if not self.capturing:
@@ -43,7 +44,7 @@ class Now:
 
     def nothing(self, *_: object, **__: object) -> None: ...
 
-    wait = wait_event = synchronize = watch = settle = close = nothing
+    wait = wait_event = wait_stream = synchronize = watch = settle = close = nothing
 
 
 class _Call:
@@ -72,7 +73,7 @@ def eager_cuda_engine(name: str, config: EngineConfig) -> Iterator[Engine]:
     here = "saccade.engine.runtime.cuda_executor"
     replaced: dict[str, object] = {
         **{f"torch.{make}": pageable(getattr(torch, make)) for make in ("zeros", "empty", "tensor")},
-        **{f"torch.cuda.{name}": Now for name in ("Stream", "Event")},
+        **{f"torch.cuda.{name}": Now for name in ("Stream", "Event", "current_stream")},
         **{f"torch.cuda.{name}": lambda *_: None for name in ("synchronize", "graph_pool_handle")},
         "torch.cuda.stream": nullcontext,
         "saccade.engine.kernels.available": lambda _: False,
