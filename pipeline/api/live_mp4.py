@@ -20,14 +20,15 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.pipeline.api.forward import WorkerRoute
 from saccade.pipeline.api.routes import Routes
+from saccade.pipeline.api.server_sent_events import HEADERS
 from saccade.pipeline.api.whep import Whep, WhepServer, width_of
+from saccade.pipeline.api.whep_peer import next_frame
 from saccade.sinks.record import to_json
-from saccade.sinks.video.broadcast import NoSuchStreamError, View, Viewer, ViewerFrame
+from saccade.sinks.video.broadcast import NoSuchStreamError, View, ViewerFrame
 from saccade.sinks.video.fragments import VIDEO, Sample, codecs_of, event_of, fragment_of, head_of, length_prefixed
 from saccade.web.errors import HttpError
 
 _FIRST_FRAME_S = 10.0
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 routes = Routes("video", WorkerRoute)
 
@@ -37,7 +38,7 @@ class _LiveResponse(StreamingResponse):
 
     def __init__(self, head: bytes, parts: AsyncGenerator[bytes]) -> None:
         self._parts = parts
-        super().__init__(self._all(head), media_type=f'video/mp4; codecs="{codecs_of(head)}"', headers=_HEADERS)
+        super().__init__(self._all(head), media_type=f'video/mp4; codecs="{codecs_of(head)}"', headers=HEADERS)
 
     async def _all(self, head: bytes) -> AsyncGenerator[bytes]:
         yield head
@@ -80,7 +81,7 @@ async def _parts(name: str, view: View, whep: WhepServer) -> AsyncGenerator[byte
             raise HttpError(404, "the stream has ended") from None
         leave.callback(viewer.leave)
         try:
-            frame = await asyncio.wait_for(_next(viewer, changed), _FIRST_FRAME_S)
+            frame = await asyncio.wait_for(next_frame(viewer, changed), _FIRST_FRAME_S)
         except TimeoutError:
             raise HttpError(503, "the stream has no frames now; try again later") from None
         if frame is None:
@@ -90,22 +91,12 @@ async def _parts(name: str, view: View, whep: WhepServer) -> AsyncGenerator[byte
         prompts = whep.prompts_of(name)
         if prompts is not None:
             yield event_of(0, 0, prompts.encode())
-        while (following := await _next(viewer, changed)) is not None:
+        while (following := await next_frame(viewer, changed)) is not None:
             number += 1
             yield _frame(number, frame, following.encoded.pts, start)
             frame = following
             if frame.encoded.key and (new := _head(frame)) != head:
                 yield (head := new)
-
-
-async def _next(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | None:
-    """Wait for the next frame of a viewer. Return None when the stream has ended."""
-    while (frame := viewer.take()) is None:
-        if viewer.ended:
-            return None
-        await changed.wait()
-        changed.clear()
-    return frame
 
 
 def _head(frame: ViewerFrame) -> bytes:

@@ -13,7 +13,8 @@ from starlette.responses import Response, StreamingResponse
 
 from saccade.web.errors import HttpError
 
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Headers of a response that caches and proxies must pass on piece by piece."""
 
 
 async def event_stream(
@@ -41,7 +42,7 @@ async def event_stream(
         finally:
             await events.aclose()
 
-    return StreamingResponse(text(), media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(text(), media_type="text/event-stream", headers=HEADERS)
 
 
 async def _events(

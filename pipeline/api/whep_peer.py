@@ -20,7 +20,7 @@ from aiortc.rtp import RtcpRrPacket, RtcpSrPacket
 
 from saccade.pipeline.api.loss_control import LossControl
 from saccade.sinks.record import to_json
-from saccade.sinks.video.broadcast import Viewer
+from saccade.sinks.video.broadcast import Viewer, ViewerFrame
 from saccade.sinks.video.encoder import TIME_BASE, Codec
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 
@@ -28,6 +28,21 @@ _CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the preferred codec first
 _RTP_CLOCK, _SSRC = "_RTCRtpSender__rtp_timestamp", "_ssrc"
 _WRAP = 1 << 32
 _SOON_S, _TRIES = 0.01, 50  # interval and number of attempts to send the first record after its frame
+
+
+async def next_frame(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | None:
+    """Wait for the next frame of a viewer. Return None when the stream has ended.
+
+    Args:
+        viewer: the viewer.
+        changed: event that is set each time the viewer has a frame or the stream has ended.
+    """
+    while (frame := viewer.take()) is None:
+        if viewer.ended:
+            return None
+        await changed.wait()
+        changed.clear()
+    return frame
 
 
 class _Track(VideoStreamTrack):
@@ -44,17 +59,16 @@ class _Track(VideoStreamTrack):
 
     async def recv(self) -> Any:
         """Wait for the next encoded frame and return it as an `av.Packet`."""
-        while True:
-            frame = self.viewer.take() if self.viewer is not None else None
-            if frame is not None:
-                self._on_record(frame.record, frame.encoded.pts)
-                packet: Any = av.Packet(frame.encoded.data)
-                packet.pts, packet.time_base = frame.encoded.pts, TIME_BASE
-                return packet
-            if self.viewer is not None and self.viewer.ended:
-                raise MediaStreamError
+        while self.viewer is None:
             await self._changed.wait()
             self._changed.clear()
+        frame = await next_frame(self.viewer, self._changed)
+        if frame is None:
+            raise MediaStreamError
+        self._on_record(frame.record, frame.encoded.pts)
+        packet: Any = av.Packet(frame.encoded.data)
+        packet.pts, packet.time_base = frame.encoded.pts, TIME_BASE
+        return packet
 
 
 class ViewerPeer(Peer):
