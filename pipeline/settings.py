@@ -138,3 +138,8 @@ def setting(
     """
     extra: dict[str, Any] = {"more": more, "metavar": metavar, "flags": list(flags), "env": env}
     return Field(default, description=description, json_schema_extra=extra, **constraints)
+
+
+def is_onvif(source: str) -> bool:
+    """Return whether a source is the address of an ONVIF camera. Does not import `sources`, which takes time."""
+    return source.strip().lower().startswith("onvif://")

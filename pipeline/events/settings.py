@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.events.conditions import Condition, parse
-from saccade.pipeline.settings import FileText, Names, NullIsUnset, PlacedError, Seconds, Text, setting
+from saccade.pipeline.settings import FileText, Names, NullIsUnset, PlacedError, Seconds, Text, is_onvif, setting
 
 MAX_RULES = 64
 
@@ -80,6 +80,12 @@ def _named_keys(value: object) -> object:
 Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
+def _require_object(value: object, info: Any, *without: str) -> None:
+    """Raise ValueError if a question is set for a condition of a kind that has no object to ask about."""
+    if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in without:
+        raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
+
+
 class RuleSettings(NullIsUnset):
     """The settings of one rule: when an event begins, and when it ends."""
 
@@ -128,8 +134,7 @@ class RuleSettings(NullIsUnset):
     @field_validator("ask", "verify")
     @classmethod
     def _about_something(cls, value: str | None, info: Any) -> str | None:
-        if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in ("removed", "reports"):
-            raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
+        _require_object(value, info, "removed", "reports")
         return value
 
     @field_validator("scope", "expect", "threshold", "again")
@@ -142,12 +147,7 @@ class RuleSettings(NullIsUnset):
     @field_validator("attributes")
     @classmethod
     def _of_objects(cls, value: Any, info: Any) -> Any:
-        if (
-            value
-            and "when" in info.data
-            and (kind := parse(info.data["when"]).kind) in ("absent", "removed", "reports")
-        ):
-            raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
+        _require_object(value, info, "absent", "removed", "reports")
         return value
 
     @field_validator("expect", mode="before")
@@ -271,7 +271,7 @@ def check_signals(rules: list[RuleSettings], source: str | None) -> None:
     Raises:
         PlacedError: if the source is a camera without an ONVIF address.
     """
-    if source is None or "://" not in source or source.strip().lower().startswith("onvif://"):
+    if source is None or "://" not in source or is_onvif(source):
         return
     for number, rule in enumerate(rules):
         if rule.condition.kind == "reports":

@@ -34,6 +34,7 @@ from saccade.pipeline.runtime.record_source import RecordSource
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.streams import Streams
 from saccade.pipeline.runtime.tasks import asker_for, check_asked, names_of, tasks_for
+from saccade.pipeline.settings import is_onvif
 from saccade.sinks import SinkError
 from saccade.sinks.recording import PacketRecorder, RecordingPlace
 from saccade.sources import FileSource, HwAccel, LiveSource, Source, SourceError, Transport, open_source, redact
@@ -289,7 +290,7 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 
 def _record_address(config: StreamConfig) -> str | None:
     """Return the address of a camera's second stream. An ONVIF address without a profile provides both streams."""
-    if config.record_source is None and config.source.strip().lower().startswith("onvif://"):
+    if config.record_source is None and is_onvif(config.source):
         return None if OnvifAddress.parse(config.source).token else config.source
     return config.record_source
 
