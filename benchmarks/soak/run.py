@@ -365,9 +365,8 @@ class _Watch:
             with urllib.request.urlopen(url, timeout=30) as response:
                 spans = json.load(response)["spans"]
             seconds += sum(one["end"] - one["begin"] for one in spans)
-            gaps.update(
-                one.get("after") or "" for one in spans if one["begin"] > since + 0.01
-            )  # not a span that is cut there
+            # A span that goes on from before `since` is cut there, without a gap.
+            gaps.update(one.get("after") or "" for one in spans if one["begin"] > since + 0.01)
         return seconds / (until - since) / len(self._names), dict(gaps)
 
     def _check(self) -> None:
