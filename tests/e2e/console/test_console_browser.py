@@ -23,6 +23,7 @@ from saccade.pipeline.run import opened_run
 from saccade.sinks import color_of
 from saccade.sinks.overlay.draw import draw
 from saccade.sources import open_source
+from saccade.sources.webrtc.signaling import SILENCE_S
 from tests.e2e.console.test_demo_browser import SEEN, look_for, press, words
 from tests.support.browser import Tab, needs_chromium, tab
 from tests.support.cameras import Camera, free_port, need_servers
@@ -125,6 +126,8 @@ def test_a_page_without_webrtc_shows_the_same_over_http(page: Tab, demo: Demo, w
     script = page.do("Page.addScriptToEvaluateOnNewDocument", source=without)
     try:
         page.do("Page.navigate", url="about:blank")
+        # A page that was left while it connected counts until its silence is noticed.
+        until(lambda: demo.whep.n_open == 0, seconds=SILENCE_S + 10)
         page.do("Page.navigate", url=f"{demo.url}#/wall")
         page.until(f"{HALL}?.querySelector('video')?.videoWidth === 480", seconds=25)
         page.until(f"{HALL}?.innerText.includes('person')", seconds=25)
