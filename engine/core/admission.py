@@ -4,14 +4,15 @@ Terms:
 
 - A *stream* is the group of all requests with the same stream key, for example the frames of one camera. All requests
   without a key belong to one default stream.
-- A *frame* is a request of a stream with `newest`. Such a stream queues at most one request: a newer frame supersedes
-  the queued frame before any work is done for it. Other streams queue all requests in order of arrival.
+- A *frame* is a request of a stream with the setting `newest`. Such a stream queues at most one request: a newer frame
+  replaces the queued frame, which is then never processed. Streams without `newest` queue all requests in order of
+  arrival.
 - A *prefill window* is the image of a request, or one tile of the image, together with its prompts.
 
 Streams share the engine by weighted deficit round robin (Shreedhar and Varghese 1996). Each prefill window costs its
-stream one credit. If no stream with an admissible request has a credit, all streams earn credits in proportion to their
-weights. A stream can save at most `most_credit` credits times its weight. Idle streams also earn credits. Otherwise a
-camera at 5 frames/s would get less than its share next to a camera at 30 frames/s.
+stream one credit. If all streams that could start a request are out of credits, all streams earn credits in proportion
+to their weights. A stream can save at most `most_credit` credits times its weight. Idle streams also earn credits.
+Without credits for idle streams, a camera at 5 frames/s would get less than its share next to a camera at 30 frames/s.
 
 Requests of streams with a credit are admitted in this order:
 
@@ -19,11 +20,11 @@ Requests of streams with a credit are admitted in this order:
 2. Frames of streams with at least `owed_credit` credits. These streams have used less than their share.
 3. All other frames, newest first.
 
-A frame older than `fresh_s` is skipped if another stream has an admissible request, unless its own stream already has
-the maximum credit.
+A frame older than `fresh_s` seconds is skipped if a request of another stream can be admitted. Frames of streams with
+the maximum credit are never skipped.
 
 The table shows the effect of rule 2, simulated with `tests.support.engine.simulation` (`saccade bench cameras`).
-Conditions: 64 cameras with mixed frame rates, deadlines of 250 ms, step times of an H200, and 1 ms of host time per
+Conditions: 64 cameras with mixed frame rates, deadlines of 250 ms, step times of an H200, and 1 ms of CPU time per
 step. The throughput is 100 % of the capacity in all cases. The latency is the time from the arrival of a frame to the
 launch of its prefill.
 
@@ -120,7 +121,7 @@ class ServiceTime:
     def doubt(self, factor: float) -> None:
         """Multiply the estimate by `factor` (below 1) after a request was rejected because of the estimate.
 
-        Otherwise one slow answer could cause the rejection of all later requests, and the estimate would never change.
+        Rejected requests are not measured, so an estimate that is too high would otherwise never decrease.
         """
         self.mean *= factor
         self.deviation *= factor
@@ -180,7 +181,7 @@ class Admission(Generic[ImageT]):
         return [request for stream in self._backlog for request in stream.waiting]
 
     def remembered(self) -> tuple[int, int]:
-        """Return the number of known streams, and the number of prompts with a stored draft. Thread-safe."""
+        """Return the number of known streams, and the number of prompts with a stored draft answer. Thread-safe."""
         streams = list(self._streams.values())
         return len(streams), sum(len(stream.memory) for stream in streams)
 
@@ -202,7 +203,7 @@ class Admission(Generic[ImageT]):
         self._ready = None
 
     def forget(self, key: Hashable) -> None:
-        """Reset the settings, estimates and drafts of a stream. Its queued requests still run."""
+        """Delete the settings, time estimate and draft answers of a stream. Its queued requests still run."""
         stream = self._streams.get(key)
         if key is not None and stream is not None:
             stream.settings, stream.service, stream.memory = StreamSettings(), ServiceTime(), {}
@@ -338,8 +339,8 @@ class AdmissionLead:
     """Computes the lead: how long before the end of a prefill the images of the next prefill are admitted and prepared.
 
     With a short lead, frames are newer. With a long lead, all images are prepared when the prefill ends. Preparing
-    images during a prefill costs nothing, because the host is idle. At other times it delays decode steps, because it
-    needs the GIL. The lead is therefore the time in which nearly all images are prepared.
+    images during a prefill costs nothing, because the CPU is idle. At other times it delays decode steps, because it
+    needs the GIL. The lead is therefore an upper estimate of the preparation time: mean plus twice the deviation.
 
     Args:
         config: engine configuration.
@@ -359,8 +360,8 @@ class AdmissionLead:
         Args:
             images: number of images in the prefill.
             seconds: time from the start of the prefill until the step loop read its results.
-            late: whether the prefill had already ended when the step loop started to wait for it, so that `seconds` is
-                too long.
+            late: whether the prefill ended before the step loop started to wait for it. `seconds` is then too long and
+                is multiplied by `lead_late`.
         """
         if late:
             seconds *= self._config.lead_late
@@ -605,7 +606,7 @@ class Resources:
         kept.pages = window.pages
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached image prefix. Requests that already use it continue. Repeated calls have no effect."""
+        """Free the KV cache pages of a cached image prefix when no request uses them. Repeated calls have no effect."""
         self.pool.release(kept.pages)
         self._kept_pages -= len(kept.pages)
         kept.pages = ()
@@ -622,7 +623,7 @@ class Resources:
     def _share(self, sequence: Sequence[Any]) -> None:
         """Share the full KV cache pages of a prompt with a branch (a sequence that continues the same prompt).
 
-        The tokens in these pages are removed from the branch's prompt.
+        The branch's own prompt then contains only the tokens after these pages.
         """
         # Without an image, the prompt does not start at a page boundary.
         if sequence.trunk is None or not sequence.window.request.has_prefix:

@@ -5,8 +5,8 @@
         Sequence     a prompt and its growing answer
     Step             one launch: rows of sequences, and the prefill windows if it is a prefill
 
-`RequestMaker` creates the prefill windows of a request, and finally its result. Frames are tokenized and cropped only
-after admission, because a newer frame may supersede a queued frame.
+`RequestMaker` creates the prefill windows of a request, and finally its result. For live video, tokenizing and cropping
+start only after admission, because a newer frame may replace a queued frame.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Sequence(Generic[ImageT]):
         finalized: whether the sequence needs no more steps. Samples of its steps that are still running are ignored.
         memory: earlier answers to this prompt, used as drafts, or None.
         found: detections from which the executor drafts the answer, each (unused, x, y, width, height).
-        feed: decoder inputs of the next step: the last sampled value, then draft values. Empty if the device stores
-            the last sampled value and there is no draft.
+        feed: decoder inputs of the next step that the host supplies: the last sampled value, then draft values. Empty
+            if there is no draft; the device then uses the last sampled value, which it stores.
         verifying: whether a step with a draft is running.
         started: whether the prompt is prefilled.
         decodes: number of decode steps.
-        misses: number of consecutive steps whose first draft value was wrong.
+        misses: number of consecutive steps in which the first draft value differed from the sample.
         drafted: number of draft values that were verified.
         committed: number of sampled values in the answer so far.
     """
@@ -241,14 +241,14 @@ class Request(Generic[ImageT]):
         image: pixels, or a function that returns them and is called once.
         size: width and height of the image in pixels; set when the image is read.
         tiles: number of tiles along each side. Tiled tasks also run on each tile.
-        looks: additional image regions on which tiled tasks also run.
+        looks: regions of the image, in pixels, on which tiled tasks run in addition to the tiles.
         previous: drafts from an earlier result, see `PrefillWindow.drafts`, or None.
         on_text: callback that the step loop's thread calls with each new piece of text.
         future: future of the result.
         submitted_at: `time.monotonic()` of submission.
         crops_s: total time spent on cropping, in seconds.
         refine: whether the segmentation outlines in the result are refined.
-        picture: whole image for the refinement of outlines; set when the image is read.
+        picture: pixels of the whole image, from which outlines are refined; set when the image is read.
         state: state of the request.
         windows: prefill windows; empty before they are created.
         stream: stream key, or None.

@@ -1,7 +1,7 @@
 """Scheduler: plans the batch steps that take requests from the queue to their result.
 
-A request (`core.request`) is divided into prefill windows. A prefill window is an image or a tile of it with its
-prompts, and is prefilled as one unit. Each prompt with its answer is a sequence. Decode steps batch the sequences of
+A request (`core.request`) is divided into prefill windows. A prefill window is an image, or a tile of an image, with
+its prompts. It is prefilled as one unit. Each prompt with its answer is a sequence. Decode steps batch the sequences of
 all requests. Resources for the longest possible answer are allocated at admission, so no sequence is ever preempted.
 
     waiting (`admission`) → admitted: pages, batch slots → image prepared → prefilled → decoded → over
@@ -14,12 +14,12 @@ After a prefill, `decodes_quiet` decode steps follow, or `decodes_busy` steps if
 prefill starts when a fraction `prefill_ready` of the admitted images is prepared, or when no sequence can be decoded.
 Every decode step contains all sequences. Between two tokens, a sequence therefore waits for at most one prefill of
 `images_per_prefill` images. The n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉
-steps. `requests_per_prefill` limits the number of requests that begin in a prefill; the remaining capacity is for more
-windows of these requests. All parameters are in `EngineConfig`.
+steps. `requests_per_prefill` limits the number of requests that begin in a prefill. The remaining capacity is used for
+other windows of the same requests. All parameters are in `EngineConfig`.
 
 The table compares numbers of decode steps per prefill, simulated with `tests.support.engine.simulation`. Conditions:
-step times of Moondream 2 in bf16 on an H200, answers of 10 steps, prefills of 1 to 8 images. The latency is that of 32
-streams at 4 frames/s, the throughput that of 32 saturated streams.
+step times of Moondream 2 in bf16 on an H200, answers of 10 steps, prefills of 1 to 8 images. Latency is measured with
+32 streams at 4 frames/s, throughput with 32 saturated streams.
 
 | decode steps per prefill | p99 latency | throughput |
 |---|---|---|
@@ -70,7 +70,7 @@ class Scheduler(Generic[ImageT]):
         config: engine configuration; `images_per_prefill` and `requests_per_prefill` limit the size of a prefill.
         pool: KV cache pages.
         prefix_length: number of tokens of an image prefix.
-        clock: function that returns the time in seconds, compared with deadlines.
+        clock: function that returns the current time in seconds, such as `time.monotonic`.
         from_images: whether the vision encoder's detections can be drafts of answers.
 
     Attributes:
@@ -78,7 +78,7 @@ class Scheduler(Generic[ImageT]):
         resources: allocator of pages and slots.
         speculation: speculative decoding and its statistics.
         zombies: number of times that a committed step contained a sequence that had already ended.
-        soonest: time in seconds before which no deadline passes.
+        soonest: lower bound of the earliest deadline, as a time in seconds.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Scheduler(Generic[ImageT]):
         return self._config.images_per_prefill - len(self._admitted)
 
     def wake_at(self, now: float) -> float:
-        """Return the time, in seconds, of the next deadline, or of the end of a rate limit if it is earlier."""
+        """Return the time in seconds of the next deadline, or at which `max_fps` allows a request if that is earlier."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests
@@ -187,11 +187,11 @@ class Scheduler(Generic[ImageT]):
             self.cancel(request, error)
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release a cached image prefix. Requests that already use it continue. Repeated calls have no effect."""
+        """Free the KV cache pages of a cached image prefix when no request uses them. Repeated calls have no effect."""
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
-        """Call the `done` callbacks of finished requests. They take time, so call this while the device is busy."""
+        """Call the `done` callbacks of finished requests. Callbacks take time, so do this while the device is busy."""
         while self._complete:
             request = self._complete.pop(0)
             request.done(request, None)
@@ -289,7 +289,7 @@ class Scheduler(Generic[ImageT]):
         return (self._prefill_ready() if self._prefills_in_turn() else None) or self._decode() or self._prefill()
 
     def finalize(self, step: Step[ImageT]) -> None:
-        """Set the token constraints of each row of a batch step. Commit the previous step first."""
+        """Set the token constraints of each row of a batch step. Call `commit` for the previous step first."""
         for scheduled in step.sequences:
             if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:
@@ -298,13 +298,13 @@ class Scheduler(Generic[ImageT]):
                     self.cancel(scheduled.sequence.window.request, error)
 
     def commit(self, step: Step[ImageT], sampled: abc.Sequence[Sampled]) -> None:
-        """Add the samples of a batch step to its sequences.
+        """Add the sampled values of a batch step to the answers of its sequences.
 
         Call `report` afterwards to deliver finished requests.
 
         Args:
             step: the step that has run.
-            sampled: one tuple of samples per row.
+            sampled: sampled values of each row; see `OutputState.commit`.
         """
         self._landed(step)
         at = 0

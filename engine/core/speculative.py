@@ -176,11 +176,13 @@ def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
 
 
 def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
-    """Replace the `FROM_IMAGE` placeholders of a sequence by detections; by zeros after the last detection.
+    """Replace the `FROM_IMAGE` placeholders of a sequence by detections.
+
+    If there are fewer detections than placeholders, the remaining placeholders become zeros.
 
     Args:
         rows: rows of the sequence.
-        objects: detections in the order in which the answer lists them: (unused, x, y, width, height).
+        objects: detections in the order of the answer, each (unused, x, y, width, height) as fractions of the image.
     """
     sequence = rows[0].sequence
     sequence.found = objects

@@ -110,7 +110,7 @@ class ObjectsOutput(OutputState):
 
     @property
     def visible(self) -> bool:
-        """Whether detections of the vision encoder can be the draft (speculative decoding). Always True."""
+        """Whether detections of the vision encoder can be the draft of this answer (speculative decoding). Always True."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
@@ -245,7 +245,7 @@ class Point(ObjectsTask):
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of the references, by position of their placeholder token in the prompt."""
+        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder token in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -312,7 +312,7 @@ class Gaze(Task):
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the x and y coordinates of the eye, by position of their placeholder token in the prompt."""
+        """Return the x and y coordinates of the eye, keyed by the position of their placeholder token in the prompt."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -412,8 +412,8 @@ def _near_edge(found: DecodedObject, window: Window, width: int, height: int) ->
 def place(found: DecodedObject, window: Window, width: int, height: int) -> DecodedObject | None:
     """Convert an object from fractions of an image window to fractions of the image.
 
-    Return None if the object touches a window edge that is not an edge of the image. The window then cuts off a part of
-    the object, but an overlapping window contains the whole object.
+    Return None if the object touches a window edge inside the image. The window then cuts off a part of the object, but
+    an overlapping window contains the whole object.
     """
     left, right = found.x - found.width / 2, found.x + found.width / 2
     top, bottom = found.y - found.height / 2, found.y + found.height / 2
@@ -441,7 +441,7 @@ def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObje
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """Remove duplicates: return the objects that are not the `same` as an earlier returned object."""
+    """Remove duplicates: return the objects for which `same` is False with each earlier returned object."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):

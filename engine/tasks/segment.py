@@ -100,7 +100,7 @@ class Segment(Task):
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of the references, by position of their placeholder token in the prompt."""
+        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder token in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -239,17 +239,20 @@ class SegmentOutput(OutputState):
         self.writer, self.complete = PathWriter(), False
 
     def next_phase(self) -> Phase | None:
-        """Return the next phase: Y (for x), Y and SIZE for the box, then LATER_TOKEN for each path token."""
+        """Return the kind of value that the next step samples: x, y and size of the box, then path tokens.
+
+        x has the phase Y, because the model cannot end the answer before the box.
+        """
         number = self._launched
         phase = super().next_phase()
         return phase if phase is None or number < len(_FORCED) else Phase.LATER_TOKEN
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all token IDs to which sampling may be restricted: those of SVG path symbols and the end token."""
+        """Return the token IDs of SVG path symbols and of the end token; none without `grammar`."""
         return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
-        """Return the constraint that the next token must continue a valid SVG path; none without `grammar`."""
+        """Return the constraint that the next token must continue a valid SVG path, or no constraint without `grammar`."""
         return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:

@@ -82,11 +82,12 @@ MAX_SCORED = 128
 
 
 class OutputState(ABC):
-    """State machine that decodes one answer. The phases of its decoding steps repeat in the order of `phases`.
+    """State machine that decodes one answer. The phase of a decoding step is the kind of value that it samples.
 
-    The engine may launch a step before it reads the samples of the previous step. It calls `next_phase` at launch, and
-    `commit` when the samples arrive. Samples may therefore end the answer, but must not change the order of phases.
-    `rule` may depend on all earlier samples, because it is called shortly before sampling.
+    The phases repeat in the order of the class attribute `phases`. The engine can launch a step before it reads the
+    samples of the previous step. It calls `next_phase` at launch, and `commit` when the samples arrive. Samples can
+    therefore end the answer, but cannot change the order of phases. `rule` can depend on all earlier samples, because
+    it is called shortly before sampling.
 
     Attributes:
         steps: maximum number of decoding steps; 0 if the context is too short.
@@ -132,7 +133,7 @@ class OutputState(ABC):
         """Add the samples of one step. Call this method in launch order. Return True when the answer is complete.
 
         Args:
-            sampled: three numbers that depend on the phase of the step:
+            sampled: three numbers. Their meaning depends on the phase (the kind of sampled value):
 
                 - X_OR_EOS: coordinate logit − end logit, x, unused
                 - Y: y, unused, unused
@@ -393,7 +394,7 @@ class Task(ABC):
         """Return the token IDs of the prompt."""
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return coordinates and sizes that replace token embeddings of the prompt, by position in the prompt.
+        """Return coordinates and sizes that replace token embeddings of the prompt, keyed by position in the prompt.
 
         Each value has one number for a coordinate, or two numbers for a width and height.
         """

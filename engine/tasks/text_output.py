@@ -47,7 +47,7 @@ class TextOutput(OutputState):
         self.tokens: list[int] = []
 
     def next_phase(self) -> Phase | None:
-        """Return the phase TOKEN for the first token, and LATER_TOKEN for all others."""
+        """Return the phase of the next token: TOKEN for the first token, LATER_TOKEN for all later tokens."""
         first = not self._launched
         phase = super().next_phase()
         return phase if phase is None or first else Phase.LATER_TOKEN
@@ -328,7 +328,7 @@ class ReasoningOutput(OutputState):
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """Return the phase REASONING for the reasoning and the suffix, then the phases of the answer."""
+        """Return the phase of the next token: REASONING for reasoning and suffix, then the phases of the answer."""
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
             self._open += 1
@@ -338,7 +338,7 @@ class ReasoningOutput(OutputState):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all token IDs to which sampling may be restricted: those of the suffix and of the answer."""
+        """Return the token IDs to which `rule` can restrict sampling: tokens of the suffix and of the answer."""
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
