@@ -136,7 +136,7 @@ class Scheduler(Generic[ImageT]):
         return self._config.images_per_prefill - len(self._admitted)
 
     def wake_at(self, now: float) -> float:
-        """Return the time in seconds of the next deadline, or at which `max_fps` allows a request if that is earlier."""
+        """Return the time in seconds of the next deadline or, if earlier, at which `max_fps` allows a request."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests

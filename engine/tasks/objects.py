@@ -110,7 +110,7 @@ class ObjectsOutput(OutputState):
 
     @property
     def visible(self) -> bool:
-        """Whether detections of the vision encoder can be the draft of this answer (speculative decoding). Always True."""
+        """Whether detections of the vision encoder can be the draft of this answer; see `FROM_IMAGE`. Always True."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
@@ -245,7 +245,7 @@ class Point(ObjectsTask):
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder token in the prompt."""
+        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -312,7 +312,7 @@ class Gaze(Task):
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the x and y coordinates of the eye, keyed by the position of their placeholder token in the prompt."""
+        """Return the x and y coordinates of the eye, keyed by the position of their placeholder in the prompt."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:

@@ -100,7 +100,7 @@ class Segment(Task):
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder token in the prompt."""
+        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -252,7 +252,7 @@ class SegmentOutput(OutputState):
         return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
-        """Return the constraint that the next token must continue a valid SVG path, or no constraint without `grammar`."""
+        """Return the constraint that the next token must continue a valid SVG path; none if `grammar` is False."""
         return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:

@@ -171,7 +171,7 @@ class Query(TextTask):
         return prompts.query(self.question, self.refs, self.reasoning)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder token in the prompt."""
+        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
