@@ -1,8 +1,8 @@
-"""Connects sources, engine and sinks: streams, configuration, outputs, servers and the command line.
+"""Video pipeline: reads video sources, runs the engine on their frames, and sends the results to sinks.
 
     from saccade.pipeline import Output, Streams
 
-The names in `__all__` are imported on first use, without importing torch. Loading a model imports torch.
+The names in `__all__` are imported on first use. torch is imported only when a model is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors of the pipeline. Each message is one line, which `one_line` can create."""
+"""Exceptions of the pipeline. Every message is a single line for the user."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ class ConfigError(Exception):
 
 
 class NotKeptError(ConfigError):
-    """Raised if a valid change was not made, because it could not be stored on disk."""
+    """Raised if a valid configuration change is rejected because writing it to disk failed."""
 
 
 class TextError(ConfigError):
-    """Raised if a text from the user is invalid. The message does not include the position.
+    """Raised if text that the user entered is invalid.
 
     Args:
-        reason: short description of the error.
-        line, column: position of the error, both from 1, or None.
+        reason: short description of the error, without its position.
+        line, column: position of the error in the text, counted from 1, or None.
     """
 
     def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
@@ -30,7 +30,7 @@ class StreamError(Exception):
 
 
 class AwayError(StreamError):
-    """Raised if no worker is ready for a stream now. A client can retry after some seconds."""
+    """Raised if no worker can run or reach a stream at the moment. A client can retry after a few seconds."""
 
 
 class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of error
@@ -38,9 +38,9 @@ class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of 
 
 
 def one_line(text: str) -> str:
-    """Return the text as one line, with credentials removed from addresses.
+    r"""Return the text as one line, with credentials removed from URLs.
 
-    In file names, a byte that is not UTF-8 is replaced by an escape sequence, as in YAML and JSON.
+    A byte of a file name that is not valid UTF-8 is replaced by an escape sequence, such as `\udcff` for the byte 0xFF.
     """
     from saccade.sources import redact  # imported late, because it imports FFmpeg
 

@@ -1,4 +1,4 @@
-"""Opens and closes everything for `saccade run`: source, model, outputs and server of a configuration."""
+"""Opens and closes the parts of `saccade run`: the source, the model, the outputs and the HTTP server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _IN_FILE = "config"
 
 @dataclass(slots=True, frozen=True)
 class OpenedRun:
-    """A run that is open and not started.
+    """An opened run whose streams have not been started.
 
     Attributes:
         controller: starts, changes and stops the streams.
@@ -63,14 +63,14 @@ def opened_run(
     Args:
         config: the configuration.
         file: configuration file, or None. Stored changes of an earlier run are applied to the configuration.
-        progress: called with (done, total) while a GPU is prepared.
+        progress: progress callback (steps done, total steps) for the preparation of a GPU.
         given_up: returns whether to stop waiting for workers.
 
     Raises:
         ConfigError: if an output would overwrite a source or another output, the model does not support a task, or Ray
             is missing or has no resources for the workers.
         SourceError, EngineError, SinkError: if a source, the model or an output cannot be used.
-        RunFailed: if an output could not be finished at the end.
+        RunFailed: if closing an output fails at the end of the run.
     """
     place = parse_place(config.http) if config.http else None
     token = token_of(config.http_token, config.http_token_file)
@@ -154,7 +154,10 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
 
 
 def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:
-    """Open the file that stores changes of the streams. Return None if changes are not stored in a separate file."""
+    """Open the state file, which stores stream changes that were made over HTTP.
+
+    Return None if the changes are stored in the configuration file or not at all.
+    """
     if config.state == _IN_FILE:
         if file is None:
             raise ConfigError("--state config needs a configuration file: start with --config FILE")

@@ -1,7 +1,7 @@
 """Searches stored events by a text. SQL selects candidates, and a model scores the snapshot of each candidate.
 
-A model that answers questions returns the probability that a snapshot matches the text. A detection-only model, such as
-nano, detects the labels in the text. `search` receives functions that list events and score snapshots, so that
+A model that can answer questions returns the probability that a snapshot matches the text. A detection-only model
+detects the labels in the text instead. `search` receives functions that list events and score snapshots, so that
 snapshots can be on other machines. `search_events` uses a local store and a local engine.
 """
 
@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 class Place:
     """Identifies a snapshot by the event ID and the machine that stores it.
 
-    The machine name is an empty text if the run has only one store.
+    The machine name is an empty string if the run has only one store.
     """
 
     event: str
@@ -75,7 +75,7 @@ class Found:
     p_yes: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record of the found event, with its probability as `match`."""
+        """Return the record of the found event, with the match probability (0 to 1) under the key `match`."""
         return {**self.event, "match": round(self.p_yes, 3)}
 
 
@@ -107,14 +107,14 @@ def search_events(
         engine: the engine that scores the snapshots.
         text: text to search for, such as "red truck".
         query: filters for events. `query.limit` is the maximum number of results.
-        candidates: maximum number of candidates.
-        progress: called after each candidate.
+        candidates: maximum number of snapshots to score.
+        progress: called after each scored snapshot.
 
     Returns:
         The results, best match first. Events without a snapshot are not included.
 
     Raises:
-        ConfigError: if the text is empty, or the model does not know a label in it.
+        ConfigError: if the text is empty, or a detection-only model knows none of its words as a label.
         EngineError: if the model fails.
     """
     ask = SnapshotAsker(engine, lambda event: store.media(event, "snapshot"))
@@ -139,22 +139,22 @@ def search(
 ) -> list[Found]:
     """Search stored events for a text.
 
-    The first candidates are the events with the words in labels, answers or attributes. The next candidates are the
-    newest other events.
+    The model first scores events that contain words of the text in labels, answers or attributes. Then it scores the
+    newest remaining events, up to the maximum number of candidates.
 
     Args:
-        walk: lists events.
-        match: scores the snapshots of events.
+        walk: function that yields events.
+        match: function that scores the snapshots of events.
         text: text to search for, such as "red truck".
         query: filters for events. `query.limit` is the maximum number of results.
-        candidates: maximum number of candidates.
-        progress: called after each candidate.
+        candidates: maximum number of snapshots to score.
+        progress: called after each scored snapshot.
 
     Returns:
         The results, best match first. Events without a snapshot are not included.
 
     Raises:
-        ConfigError: if the text is empty; also the errors of `match`.
+        ConfigError: if the text is empty. Errors of `match` are not caught.
     """
     wanted = query or EventQuery()
     if not text.strip():
@@ -189,7 +189,7 @@ class SnapshotAsker:
     """Asks a model whether the snapshots of events match a text. Thread-safe.
 
     Args:
-        engine: the engine. The caller closes it. All searches form one engine stream with a low weight.
+        engine: the engine. The caller closes it. Searches have a low scheduling weight, so that live streams go first.
         snapshot: returns the path of an event's snapshot, or None.
     """
 
@@ -205,7 +205,7 @@ class SnapshotAsker:
         The probability is None if the snapshot cannot be read.
 
         Raises:
-            ConfigError: if the model does not know a label in the text.
+            ConfigError: if a detection-only model knows none of the words in the text as a label.
             EngineError: if the model fails.
         """
         tasks = self._tasks_for(text)
@@ -230,7 +230,7 @@ class SnapshotAsker:
                     future.cancel()
 
     def _tasks_for(self, text: str) -> list[Task]:
-        """Convert a search text to a task: a yes-or-no question, or detection for a detection-only model."""
+        """Convert a search text to a task: a yes-or-no question, or detection if the model cannot answer questions."""
         if "query" in self._engine.model.skills:
             return [Query(f"Does this image show {text.strip()}?", choices=(_YES, "no"))]
         tasks: dict[Task, None] = {}

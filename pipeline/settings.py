@@ -1,4 +1,4 @@
-"""Declares settings of a configuration, and defines types that several settings share."""
+"""Declares configuration settings with `setting`, and defines field types that several settings use."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pydantic.fields import FieldInfo
 
 
 class PlacedError(ValueError):
-    """Raised for an error at a position in a text, or in another setting that the text refers to.
+    """Raised by a validator that knows where the error is: a position in the value, or another setting.
 
     Args:
         message: short message for the user.
-        offset: position in the text, as the number of characters before it.
+        offset: position of the error in the value, as the number of characters before it.
         key: path of the invalid setting; None for the setting that is being validated.
     """
 
@@ -45,7 +45,7 @@ class NullIsUnset(BaseModel):
 
 
 def _keeps_null(field: FieldInfo) -> bool:
-    """Return whether null stays in the input: null is a valid value, or the key is required and null is an error."""
+    """Return whether null is passed on to validation: the field accepts null, or is required and null is an error."""
     return field.is_required() or field.annotation is Any or type(None) in get_args(field.annotation)
 
 
@@ -53,9 +53,9 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read_seconds(value: object) -> object:
-    """Parse a duration such as `90`, `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30`, and return it in seconds.
+    """Parse a duration such as `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30`, and return it in seconds.
 
-    Any other value is returned unchanged.
+    Any other value, such as a number of seconds, is returned unchanged.
     """
     if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value.strip())):
         return float(found[1]) * _UNITS[found[2]]
@@ -68,7 +68,7 @@ def read_seconds(value: object) -> object:
 
 
 def split_names(value: object) -> object:
-    """Convert one name, or several names separated by commas, to a list."""
+    """Split a string of comma-separated names into a list. Remove spaces around each name."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list | tuple):
@@ -77,20 +77,20 @@ def split_names(value: object) -> object:
 
 
 def as_list(value: object) -> object:
-    """Convert a single text to a list of one text."""
+    """Wrap a string in a list. Return any other value unchanged."""
     return [value] if isinstance(value, str) else value
 
 
 def read_number(value: object) -> object:
-    """Convert a number to text, for example the index of a webcam in YAML."""
+    """Convert an integer to a string. In YAML, a webcam index such as `0` is an integer."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def no_nul(value: str) -> str:
-    """Check that a text contains no NUL character. Return the text unchanged.
+    """Check that a string contains no NUL character, and return it unchanged.
 
     Raises:
-        ValueError: if the text contains a NUL character.
+        ValueError: if the string contains a NUL character.
     """
     if "\0" in value:  # a path with a NUL character raises wherever it is used
         raise ValueError("should not contain a NUL character")
@@ -98,7 +98,10 @@ def no_nul(value: str) -> str:
 
 
 def keep_bytes(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Validate a file name with bytes that are not UTF-8, which are represented as U+DC80 to U+DCFF."""
+    """Validate a file name that contains bytes that are not valid UTF-8.
+
+    Python represents such a byte as a lone surrogate (U+DC80 to U+DCFF), which pydantic rejects.
+    """
     if isinstance(value, str) and any("\udc80" <= one <= "\udcff" for one in value):
         check(re.sub("[\udc80-\udcff]", "?", value))  # pydantic refuses such a text
         return value
@@ -141,5 +144,5 @@ def setting(
 
 
 def is_onvif(source: str) -> bool:
-    """Return whether a source is the address of an ONVIF camera. Does not import `sources`, which takes time."""
+    """Return whether a source is the URL of an ONVIF camera. Does not import `sources`, because that import is slow."""
     return source.strip().lower().startswith("onvif://")

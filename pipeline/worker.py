@@ -1,7 +1,7 @@
 """A worker: a Ray actor with an engine, its streams (`Local`), and an HTTP server for requests that need video frames.
 
 Frames never leave the process of the worker. Events, and results for shared outputs, are queued until the controller
-takes them. The worker continues while no controller is connected.
+fetches them. While no controller is connected, the worker continues to process its streams.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Outbox:
         self._results: deque[bytes] = deque()
 
     def put(self, kind: str, value: Any) -> None:
-        """Add a message to the queue. A new report replaces the last report in the queue.
+        """Add a message to the queue. A message of the kind `report` replaces a queued older report.
 
         If too many messages are queued, the oldest message is dropped.
         """
@@ -84,14 +84,14 @@ class Outbox:
             self._changed.notify_all()
 
     def put_result(self, data: bytes) -> None:
-        """Add a pickled result to the queue. A full queue blocks the call and thereby the stream."""
+        """Add a pickled result to the queue. If the queue is full, wait, which pauses the stream of the result."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
             self._results.append(data)
             self._changed.notify_all()
 
     def take(self, wait_s: float) -> Batch:
-        """Wait up to `wait_s` seconds for messages and results. Return everything in the queue."""
+        """Wait up to `wait_s` seconds for messages or results. Remove and return at most 64 of each."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._results, wait_s)
             messages = [self._messages.popleft() for _ in range(min(_MOST, len(self._messages)))]
@@ -101,14 +101,14 @@ class Outbox:
 
 
 class Worker:
-    """An engine with its streams and an HTTP server for them. The constructor opens the worker, and `close` closes it.
+    """An engine with its streams and their HTTP server. The constructor starts the engine and the server.
 
     Args:
         settings: settings of the worker.
         media: folder for clips and snapshots, or None.
         outbox: receives messages and results for the controller.
         host: address that the HTTP server listens on.
-        verdicts: false alarms by stream, see `VerdictStage`. A worker and its replacement share them.
+        verdicts: known false alarms, by stream. A worker that replaces another worker receives the same mapping.
 
     Raises:
         ConfigError, EngineError: if the configuration cannot be used, or the model cannot be loaded.
@@ -177,7 +177,10 @@ class Worker:
     # ---- streams
 
     def prepare(self, change: Change, *, checked: bool) -> None:
-        """Prepare a change of a stream. An opened stream is stored until `follow` or `release` is called."""
+        """Prepare a change of a stream. If the change needs a new stream, open it, but do not start it.
+
+        `follow` starts the prepared stream, and `release` closes it.
+        """
         opened = self.local.prepare(change, checked=checked)
         if opened is not None:
             self._prepared[change.name] = opened
@@ -204,7 +207,7 @@ class Worker:
         Args:
             name: name of the stream.
             wanted: desired configuration; None stops the stream.
-            checked: whether the source policy applies.
+            checked: whether to check that the source is one of the allowed sources.
             events: last event of each rule of the stream on the previous worker.
             verdicts: false alarms of the stream.
             again: whether the stream has run before. Its earlier output files are then renamed, not overwritten.
@@ -230,7 +233,7 @@ class Worker:
         return status
 
     def set_verdicts(self, name: str, verdicts: Sequence[Verdict]) -> None:
-        """Replace the false alarms of a stream from its next frame on."""
+        """Replace the known false alarms of a stream. The change applies from its next frame."""
         self.local.events.verdicts[name] = verdicts
 
     def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
@@ -313,7 +316,7 @@ class Worker:
             wish[0].set()
 
     def match(self, text: str, events: Sequence[str]) -> list[float | None]:
-        """Return the probability that each event's snapshot matches a text.
+        """For each event, return the probability (0 to 1) that its snapshot matches a text.
 
         The probability is None if the snapshot is not on this machine.
 
@@ -349,7 +352,7 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Complete the frames in flight within a short timeout, and close the worker."""
+        """Wait briefly for the frames in flight, then close the worker."""
         runs = self.local.streams.stop()
         deadline = time.monotonic() + _ENGINE_S
         for run in runs:
@@ -359,7 +362,10 @@ class Worker:
 
 
 class WorkerActor:
-    """The Ray actor of a worker. An error with a message for the user is returned, not raised."""
+    """The Ray actor of a worker.
+
+    Methods return an error that has a message for the user, instead of raising the error.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held while a worker is started, replaced or closed
@@ -384,13 +390,13 @@ class WorkerActor:
     def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Exception:
         """Load another engine while the current engine runs, and move the streams to the new engine.
 
-        If this fails, nothing changes.
+        If loading or moving fails, the current engine continues to run the streams.
         """
         with self._lock:
             return told(lambda: self._replace(settings, wanted))
 
     def poll(self, wait_s: float) -> Batch:
-        """Wait up to `wait_s` seconds for messages and results. Return everything in the queue."""
+        """Wait up to `wait_s` seconds for messages or results. Return at most 64 of each."""
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -488,10 +494,10 @@ class _Warnings(logging.Handler):
 
 
 def device_of(device: str, index: int, gpus: int) -> str:
-    """Return the device of a worker. If the configuration names no GPU, workers are assigned to the GPUs in turn.
+    """Return the device of a worker. If the configuration names no GPU index, GPUs are assigned round-robin.
 
     Args:
-        device: configured device.
+        device: configured device, such as `cuda`, `cuda:1` or `cpu`.
         index: index of the worker, from 0.
         gpus: number of GPUs.
     """
@@ -499,7 +505,13 @@ def device_of(device: str, index: int, gpus: int) -> str:
 
 
 def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> None:
-    """Rename the existing output files of a stream, so that a restart does not overwrite earlier results."""
+    """Rename the existing output files of a stream, so that a restart does not overwrite earlier results.
+
+    Args:
+        name: name of the stream.
+        config: configuration of the stream.
+        each: outputs with `{stream}` in the path, which are opened once per stream.
+    """
     for target in [target.of(name) for target in (*each, *map(Target, config.sinks))]:
         path = target.path
         if path is None or not target.replaces or not path.is_file() or not path.stat().st_size:
@@ -511,9 +523,9 @@ def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> Non
 
 
 def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> str | None:
-    """Return a message if the free memory is too small for a second process of the current size.
+    """Return a message if the free memory is less than the memory that this process uses. Otherwise return None.
 
-    Return None if the memory is sufficient, or the free memory is unknown.
+    Return None also if the free memory is unknown.
     """
     free: list[int] = []
     with contextlib.suppress(OSError, KeyError, ValueError):

@@ -1,1 +1,1 @@
-"""The runtime: runs streams on one engine, each stream from its source to its outputs, with counters."""
+"""Runs streams on one engine. Each stream passes frames from its source through the engine to its outputs."""

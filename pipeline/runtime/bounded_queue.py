@@ -19,12 +19,12 @@ DropCause = Literal["full", "closed"]
 
 
 class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not an error
-    """Raised if the queue is closed, so that `put` cannot add an item, or `get` finds no more items."""
+    """Raised by `put` if the queue is closed, and by `get` and `take` if the queue is closed and empty."""
 
 
 @dataclass(slots=True, frozen=True)
 class Taken(Generic[T]):
-    """An item from the queue, and the number of items that were dropped between the previous item and this item."""
+    """An item from the queue, with the number of items that were dropped since the previous item was taken."""
 
     item: T
     lost_before: int
@@ -33,8 +33,8 @@ class Taken(Generic[T]):
 class BoundedQueue(Generic[T]):
     """A bounded FIFO queue for any number of producers and consumers.
 
-    The producer ends the queue with `close`. The consumer can still take the queued items. The consumer ends the queue
-    with `discard`, which wakes a waiting producer.
+    A producer calls `close` after its last item; queued items can still be taken. A consumer that stops early calls
+    `discard`, which drops the queued items and wakes a waiting producer.
     """
 
     def __init__(self, policy: QueuePolicy) -> None:
@@ -62,8 +62,8 @@ class BoundedQueue(Generic[T]):
 
         Args:
             item: the item.
-            lost_before: number of items that the producer dropped just before this item. The queue adds it to the
-                number of items that the queue dropped.
+            lost_before: number of items that the producer dropped since its previous item. `get` and `take` return this
+                number plus the number of items that the queue dropped.
 
         Raises:
             QueueClosed: if the queue is closed before the item could be added.

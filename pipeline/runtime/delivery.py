@@ -1,4 +1,4 @@
-"""Delivers the results of a run to its sinks. Each sink has a bounded queue, which is called its outbox."""
+"""Delivers the results of a run to its sinks. Each sink has its own bounded queue, called an outbox."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ class Delivery:
 
 
 class OutputDelivery:
-    """Delivers results to the sinks of one run, in the threads of its outputs. Thread-safe.
+    """Delivers results to the sinks of one run. Threads of the outputs write to the sinks. Thread-safe.
 
     Args:
         outputs: the sinks.
         name: name of the stream.
-        live: whether the stream is live. In a live stream, a slow sink drops results, and a failed sink is retried.
+        live: whether the stream is live. For a live stream, the queue of a slow sink drops results, and a failed sink
+            is retried.
         stop: called to stop the run when every sink has failed.
         fail: called with the error that ends the run.
-        ended: called once per sink when the sink has ended, in the thread of the sink.
+        ended: called once per sink after the sink has ended, in the thread of the sink.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class OutputDelivery:
         """Start the threads that write to the sinks.
 
         Raises:
-            RuntimeError: if no thread can be started. No sink has started then.
+            RuntimeError: if a thread cannot be started. The threads that were already started are then ended.
         """
         started: list[_Outbox] = []
         try:
@@ -83,23 +84,26 @@ class OutputDelivery:
             outbox.put(delivery, lost)
 
     def close(self) -> None:
-        """Close the queues of all sinks after the last result."""
+        """Close the queues of all sinks. The sinks still write the queued results."""
         for outbox in self._outboxes:
             outbox.close()
 
     def call_off(self) -> None:
-        """End the threads before the first result. The sinks stay open."""
+        """End the threads that write to the sinks, before any result is written. The sinks stay open."""
         for outbox in self._outboxes:
             outbox.call_off()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the threads of unshared sinks to end. Return whether they have ended."""
+        """Wait up to `timeout_s` seconds for the threads that write to unshared sinks.
+
+        Return whether they have ended.
+        """
         deadline = time.monotonic() + timeout_s
         own = [outbox.output.threads for outbox in self._outboxes if not outbox.output.shared]
         return all(threads.join(max(0.0, deadline - time.monotonic())) for threads in own)
 
     def drops(self) -> Counter[str]:
-        """The number of results that slow sinks dropped, by cause.
+        """The number of results dropped from the queues of slow sinks, by cause.
 
         Sinks that only show results to viewers are not included.
         """
@@ -110,11 +114,11 @@ class OutputDelivery:
         return drops
 
     def waiting(self) -> dict[str, int]:
-        """The number of results in the queue of each sink."""
+        """The number of results in the queue of each sink, by index and name of the sink."""
         return {f"{number} {outbox.output.name}": len(outbox.queue) for number, outbox in enumerate(self._outboxes)}
 
     def statuses(self) -> list[SinkStatus]:
-        """The status of each sink that only this run uses."""
+        """The status of each sink that is not shared with other runs."""
         return [outbox.output.guard.status() for outbox in self._outboxes if not outbox.output.shared]
 
     @property
@@ -174,7 +178,10 @@ class _Outbox:
         self._finish()
 
     def _write_one(self, taken: Taken[Delivery]) -> None:
-        """Write one result to the sink. A separate function, so that no variable keeps a frame during the next wait."""
+        """Write one result to the sink.
+
+        This is a separate function, so that no local variable keeps a frame in memory during the next wait.
+        """
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)
 

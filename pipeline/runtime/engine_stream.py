@@ -1,7 +1,7 @@
-"""Connects a stream to the engine: its scheduling settings, and its frames in flight, oldest first.
+"""Connects a stream to the engine: submits its frames, and tracks the frames in flight.
 
-If a newer frame replaces a waiting frame, the waiting frame leaves the queue at once, releases its image and counts as
-dropped.
+With the policy `newest`, a new frame replaces a frame that the engine has not started. The replaced frame releases its
+image at once and counts as dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def saccades_of(settings: StreamConfig) -> SaccadeSettings:
 
 
 class EngineStream:
-    """Submits the frames of one stream to the engine. Any thread can set `share`.
+    """Submits the frames of one stream to the engine. `share` can be set from any thread.
 
     Args:
         engine: the engine.
@@ -46,8 +46,8 @@ class EngineStream:
         in_flight: maximum number of frames in flight.
         share: scheduling settings. Frame rate and deadline apply to live streams only.
         live: whether the source is live.
-        newest: whether a newer frame replaces a waiting frame.
-        gpu: index of the engine's GPU, if frames can be in its memory. None for a CPU.
+        newest: whether a new frame replaces a frame that the engine has not started.
+        gpu: index of the engine's GPU, so that frames in its memory are not copied. None for a CPU.
     """
 
     def __init__(
@@ -98,7 +98,10 @@ class EngineStream:
     def submit(
         self, frame: Frame, tasks: Sequence[Task], tiles: int, now: float, windows: Sequence[Window] = ()
     ) -> ResultFuture:
-        """Submit a frame to the engine at the time `now` of `time.monotonic()`. Raise the errors of `Engine.submit`."""
+        """Submit a frame to the engine. `now` is the current time by `time.monotonic()`, in seconds.
+
+        Errors are the same as for `Engine.submit`.
+        """
         limit_ms, left_s = self._share.deadline_ms, None
         if limit_ms is not None and self._live:
             left_s = (limit_ms - frame.decode_ms) / 1e3 - (now - frame.decoded_at)
@@ -111,9 +114,9 @@ class EngineStream:
         return result
 
     def beyond_rate(self, now: float) -> bool:
-        """Return whether starting a frame now would exceed `max_fps`.
+        """Return whether starting a frame now would exceed the frame rate limit `max_fps`.
 
-        If a newer frame then replaces the frame, the drop counts with the cause `max_fps`.
+        The frame then waits. If a newer frame replaces it, the drop counts with the cause `max_fps`.
 
         Args:
             now: current time by `time.monotonic()`, in seconds.
@@ -132,7 +135,7 @@ class EngineStream:
 
 
 def _image_of(frame: Frame, gpu: int | None) -> Image:
-    """Return the image of a frame for the engine: the decoder's planes in GPU memory, or otherwise RGB."""
+    """Return the image of a frame: the YUV planes if they are in the memory of the engine's GPU, otherwise RGB."""
     planes = frame.planes() if gpu is not None and frame.planes is not None else None
     return frame.image if planes is None or planes.gpu not in (None, gpu) else yuv_image(planes)
 
@@ -140,7 +143,7 @@ def _image_of(frame: Frame, gpu: int | None) -> Image:
 def yuv_image(planes: YuvPlanes) -> YuvImage:
     """Convert the decoder's YUV planes to an engine image without copying.
 
-    The decoder cannot reuse the memory until the image is released.
+    The decoder cannot reuse the memory of the planes until the image is deleted.
     """
     import torch  # already loaded by the engine
 
@@ -154,14 +157,14 @@ def yuv_image(planes: YuvPlanes) -> YuvImage:
 
 @dataclass(slots=True)
 class InFlight:
-    """A frame that was submitted to the engine, and whose result has not been collected.
+    """A frame that was submitted to the engine and whose result has not been collected yet.
 
     Attributes:
         frame: the frame.
         submitted_at: time of the submission by `time.monotonic()`, in seconds.
         result: future of the result.
-        replaced_as: cause of the drop if a newer frame replaces this frame, see `Report.drops`.
-        lost: number of replaced frames before this frame, in addition to `dropped_before` of the frame.
+        replaced_as: drop cause to count if a newer frame replaces this frame, see `Report.drops`.
+        lost: number of earlier frames that this frame replaced. They are not included in `dropped_before` of the frame.
     """
 
     frame: Frame
@@ -185,7 +188,7 @@ class InFlight:
 class Flights:
     """A queue of the frames in flight, oldest first.
 
-    It contains up to `most` frames, plus one frame that waits for the engine to start processing it.
+    It contains up to `most` frames that the engine processes, plus one frame that the engine has not started.
 
     Attributes:
         superseded: number of replaced frames, by cause.
@@ -199,14 +202,14 @@ class Flights:
         self.superseded: Counter[str] = Counter()
 
     def put(self, flight: InFlight) -> None:
-        """Add the newest frame, and remove the frames that it replaces."""
+        """Add a frame, and remove the older frames that it replaces."""
         with self._lock:
             self._flights.append(flight)
             if len(self._flights) > 1:
                 self._drop_superseded()
 
     def take(self) -> InFlight | None:
-        """Remove the oldest frame and return it, if its result is ready. Otherwise return None.
+        """Remove and return the oldest frame if its result is ready. Otherwise return None.
 
         Raises:
             QueueClosed: if no frames are left and the queue is closed.
@@ -220,14 +223,14 @@ class Flights:
 
     @property
     def full(self) -> bool:
-        """Whether the queue contains too many frames, so that a new frame cannot be submitted yet."""
+        """Whether the next frame must wait, because too many frames are in flight."""
         with self._lock:
             # Besides `most` frames, one frame waits, and another one may arrive.
             return len(self._flights) >= self._most + 2 and not self._flights[-1].waits
 
     @property
     def waits(self) -> bool:
-        """Return whether the newest frame waits for the engine to start processing it."""
+        """Whether the engine has not started to process the newest frame."""
         with self._lock:
             return bool(self._flights) and self._flights[-1].waits
 
@@ -248,7 +251,7 @@ class Flights:
             flight.result.cancel()
 
     def close(self) -> None:
-        """Close the queue of frames after the last frame."""
+        """Close the queue. No more frames are added."""
         with self._lock:
             self._closed = True
 

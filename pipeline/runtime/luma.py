@@ -1,7 +1,7 @@
-"""Reads the brightness of frames in GPU memory, for motion detection, without copying full images to the CPU.
+"""Reads the brightness of frames in GPU memory for motion detection. Only subsampled pixels are copied to the CPU.
 
-A frame is subsampled on the GPU and copied asynchronously. No thread waits for the copy. A frame therefore gets the
-brightness of the previous frame, because only the copy of the previous frame is complete.
+The copy is asynchronous, so that no thread waits for it. Motion detection of a frame therefore uses the brightness of
+the previous frame, whose copy is complete.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 
 class FrameLuma:
-    """Reads the brightness of a stream's frames from GPU memory. Not thread-safe."""
+    """Reads the brightness of one stream's frames in GPU memory. Not thread-safe."""
 
     def __init__(self) -> None:
         self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, frame: Frame, step: int) -> NDArray[np.uint8] | None:
-        """Return every `step`th pixel of every `step`th row, as (rows, columns) uint8.
+        """Return the luma of the previous frame, subsampled by `step`, as uint8 of shape (rows, columns).
 
-        Return None if the frame is not in GPU memory.
+        The first call waits for its copy and returns the luma of `frame`. Return None if the decoder provides no
+        planes.
         """
         planes = frame.planes() if frame.planes is not None else None
         if planes is None:
@@ -45,7 +46,10 @@ class FrameLuma:
 
 
 def _copied(luma: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Start an asynchronous copy to pinned memory. Return the copy, and the CUDA event that marks its end."""
+    """Start an asynchronous copy to pinned memory.
+
+    Return the copy, and a CUDA event that is reached when it is complete.
+    """
     import torch
 
     with torch.cuda.stream(torch.cuda.default_stream(luma.device)):

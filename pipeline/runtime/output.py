@@ -1,4 +1,4 @@
-"""A sink of a run with its queue policy. If writing to the sink fails, a guard pauses the sink."""
+"""A sink of a run with the policy of its queue. A guard pauses the sink while writing fails."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from saccade.sinks import Sink, SinkGuard
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """A sink of a run with its queue policy.
+    """A sink of a run with the policy of its queue.
 
     Attributes:
         sink: the sink.
-        outbox: policy of the sink's queue. None keeps the newest 8 results of a live source, and waits for a file.
-        shared: whether other runs also use the sink. The run then never closes the sink. At its end, the run calls
-            `end(stream)` if the sink has this method.
+        outbox: policy of the sink's queue. With None, a live stream keeps the newest 8 results, and a file waits for
+            the sink.
+        shared: whether other runs also use the sink. The run never closes a shared sink. Instead, it calls
+            `end(stream)` when it ends, if the sink has this method.
         viewing: whether the sink only shows results to viewers. Results that this sink drops are not counted.
         name: name for logs and metrics, without secrets; default: the class of the sink.
         guard: writes to the sink, and pauses it while writing fails.
-        threads: threads that write to the sink: one thread, or a few if all streams share the sink.
+        threads: threads that write to the sink: one thread, or several if all streams share the sink.
     """
 
     sink: Sink

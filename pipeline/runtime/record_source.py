@@ -1,4 +1,4 @@
-"""Receives the second stream of a camera, which has larger images, for recordings and clips. It is never decoded."""
+"""Receives the second, higher-resolution stream of a camera for recordings and clips. The stream is never decoded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _END_S = 5.0
 class RecordSource:
     """Receives packets of a live source in a separate thread, for recordings and clips.
 
-    Detection uses another source, so that a failure here does not affect it.
+    Detection uses another source, so that an error of this source does not stop detection.
 
     Args:
-        source: the source, with the packet callbacks already set (`source.taps`). It is closed with this object.
+        source: the source, with the packet callbacks already set (`source.taps`). `close` also closes the source.
     """
 
     def __init__(self, source: LiveSource) -> None:

@@ -2,9 +2,9 @@
 
     source ─▶ gates ─▶ engine (a few frames in flight) ─▶ results in order ─▶ stages ─▶ one queue per sink
 
-With the queue policy `newest`, the thread of the source submits every frame, and a newer frame replaces the frame that
-waits in the engine. With other policies, a second thread submits from a queue, and the engine has at most `in_flight`
-frames. All streams share the threads that run stages and write to shared sinks (`shared_threads`).
+With the queue policy `newest`, the thread of the source submits every frame, and a new frame replaces a frame that the
+engine has not started. With other policies, a second thread submits frames from a queue, and at most `in_flight`
+frames are in the engine. Threads that run stages or write to shared sinks serve all streams (`shared_threads`).
 
 A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are
 completed, and all sinks are closed. If the engine, a gate or a stage fails on a frame of a file, the run ends, because
@@ -58,11 +58,11 @@ _MAX_FAILED = 10  # highest number of consecutive failed frames of a live source
 
 @dataclass(slots=True)
 class _Collected:
-    """The state of the thread that collects results from the engine.
+    """The state of collecting results from the engine.
 
     Attributes:
-        whole: whether the results have no gap so far. After a gap in the results of a file, the sinks receive no more
-            results.
+        whole: whether no frame of a file has failed so far. After a failed frame of a file, no more results are passed
+            to the sinks.
         failed: number of consecutive frames on which the engine, a gate or a stage failed.
         lost: number of frames dropped since the last delivered frame.
     """
@@ -87,10 +87,10 @@ class Run:
         queue: policy of the frame queue. None means `newest` for a live source and `wait` for a file.
         in_flight: maximum number of frames in flight.
         share: scheduling settings of a live stream.
-        stages: stages for each result, in order. No other stream can use these instances.
-        gates: gates that must all admit a frame. No other stream can use these instances.
+        stages: stages for each result, in order. Other streams must not use the same stage objects.
+        gates: a frame is processed only if all gates admit it. Other streams must not use the same gate objects.
         name: name of the stream; default: the name of the source.
-        on_end: called once by the last thread of the run, after everything else has ended.
+        on_end: called once by the last thread of the run, after all other threads have ended.
         threads: threads that collect results, shared with other runs; None for separate threads.
         config: configuration of the stream; None if a program created the run without a configuration.
     """
@@ -172,10 +172,10 @@ class Run:
         """Apply a new configuration from the next frame on: prompts, scheduling, zones, lines, rules and gates.
 
         Changes of the source, the queue or the outputs are ignored, because they require reopening the stream
-        (`control.plan`). Any thread can call this method, but only one at a time.
+        (`control.plan`). Any thread can call this method, but two calls must not overlap.
 
         Raises:
-            UnknownClassError, ConfigError: see `tasks_for`. The run continues unchanged.
+            UnknownClassError, ConfigError: see `tasks_for`. The run continues with the old configuration.
         """
         tasks = tuple(tasks_for(self._engine, config))
         self.config = config
@@ -207,8 +207,8 @@ class Run:
         """Start all threads of the run, without waiting.
 
         Raises:
-            RuntimeError: if no more threads can be started. Nothing has run then, and the caller closes source, stages
-                and sinks.
+            RuntimeError: if no more threads can be started. No frame was processed; the caller closes the source,
+                stages and sinks.
         """
         self._stream.configure()
         try:
@@ -227,7 +227,7 @@ class Run:
             self._begun.set()
 
     def stop(self) -> None:
-        """Stop reading, drop queued frames, complete frames in flight, and close every sink, without waiting."""
+        """Stop reading, drop queued frames, complete frames in flight, and close every sink. Return without waiting."""
         self._stopped = True
         self._source.close()
         self._frames.discard()
@@ -235,19 +235,19 @@ class Run:
             self._stats.note_lost("closed")
 
     def abandon(self) -> None:
-        """Stop reading, drop all frames with the cause `closed`, and close every sink, without waiting."""
+        """Stop reading, drop all frames with the cause `closed`, and close every sink. Return without waiting."""
         self._abandoned = True
         self._flights.cancel()
         self.stop()
 
     @property
     def ended(self) -> bool:
-        """Whether every part of the run has finished."""
+        """Whether all threads of the run have ended."""
         return self._ended.is_set()
 
     @property
     def stopped(self) -> bool:
-        """Whether a call or a failure stopped the run before its source ended."""
+        """Whether the run was stopped by a call or an error before its source ended."""
         return self._stopped
 
     @property
@@ -336,7 +336,7 @@ class Run:
         self._frames.put(frame, frame.dropped_before)
 
     def _offer(self, frame: Frame) -> None:
-        """Submit a frame to the engine. If too many frames are in flight, postpone the submission."""
+        """Submit a frame to the engine. If too many frames are in flight, submit it later."""
         with self._submitting:
             if self._stopped:
                 raise QueueClosed
@@ -357,7 +357,7 @@ class Run:
             return frame
 
     def _end_submitting(self) -> None:
-        """Handle the end of the source. A postponed frame is still submitted."""
+        """Note that the source has ended. A frame that is not submitted yet is still submitted."""
         with self._submitting:
             self._all_read = True
             if self._held is None:
@@ -464,7 +464,7 @@ class Run:
                     self._flights.close()
 
     def _collect_one(self, flight: InFlight, collected: _Collected) -> None:
-        """Wait for the result of a frame and deliver it. If the frame has no result, record the reason."""
+        """Deliver the result of a frame. If the frame has no result, count the frame as dropped."""
         collected.lost += flight.lost
         self._free_place()
         try:

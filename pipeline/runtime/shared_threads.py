@@ -1,7 +1,7 @@
-"""A small thread pool for the work of many streams. Usually, only one of its threads runs tasks.
+"""A small thread pool that serves many streams. Usually, only one of its threads runs tasks.
 
-Without the pool, each part of each stream would have a thread. 64 cameras would have 200 threads. Each frame would
-wake three of them, and each woken thread would contend for the GIL with the thread of the engine.
+Without the pool, each part of each stream would have a thread: about 200 threads for 64 cameras. Each frame would
+wake three threads, and each of them would contend for the GIL with the engine thread.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MOST = 16
 class SharedThreads:
     """A pool of daemon threads that run tasks. The threads end after the last task is closed.
 
-    One thread runs the tasks. Another thread helps only if a task has waited for 50 ms, for example because a task
-    blocks.
+    Usually one thread runs all tasks. If a task has waited for 50 ms, for example because another task blocks, one more
+    thread runs tasks.
 
     Args:
         name: name of the threads.
@@ -43,8 +43,8 @@ class SharedThreads:
         """Add a task to the pool. The caller closes the task.
 
         Args:
-            work: function of the task. One thread at a time calls it after `SharedTask.call`. Several calls of
-                `SharedTask.call` can cause one call of the function.
+            work: function of the task. A pool thread calls the function after `SharedTask.call`, never two threads at
+                once. Several calls of `SharedTask.call` can be merged into one call of the function.
 
         Raises:
             RuntimeError: if no thread can be started.
@@ -56,7 +56,7 @@ class SharedThreads:
         return SharedTask(self, work)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads to end after the last task.
+        """Wait until the threads have ended, which happens after the last task is closed.
 
         Return whether the threads have ended.
 
@@ -150,9 +150,15 @@ class SharedTask:
         self.called_at = 0.0
 
     def call(self) -> None:
-        """Request a run of the task's function. A running function is run again afterwards. Thread-safe."""
+        """Request a call of the task's function. If the function is running, it is called again afterwards.
+
+        Thread-safe.
+        """
         self._threads._call(self)
 
     def close(self) -> None:
-        """Close the task. The task's function can call this method. The threads end after the last task is closed."""
+        """Close the task. The function of the task can also call this method.
+
+        The threads end after the last task is closed.
+        """
         self._threads._close()

@@ -1,4 +1,4 @@
-"""The counters of a run. They are updated for each frame, so updates are cheap and thread-safe."""
+"""The counters of a run. They are updated for each frame, so an update must be fast. Thread-safe."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Recent:
         fps: results per second over the last 5 s.
         p50_ms, p99_ms: median and 99th percentile of the latency of the last 512 frames, in milliseconds. For files,
             the time in the queue is not included. None before the first result.
-        age_ms: time since the newest frame with a result was received, in milliseconds. None before the first result,
-            and for files.
+        age_ms: time since the frame of the newest result was received from the camera, in milliseconds. None before the
+            first result, and for files.
         objects: number of boxes and points in the newest result.
     """
 
@@ -56,14 +56,14 @@ class Report:
 
     Attributes:
         frames: number of frames with results that were passed to the sinks.
-        objects: number of boxes and points in these frames.
+        objects: total number of boxes and points in the results of these frames.
         elapsed_s: seconds from the first submitted frame to the last result.
         latency: mean latency of the frames, in milliseconds.
         drops: number of dropped frames, by cause. `lost`: lost in transit. `full`: replaced by a newer frame while it
-            waited for the engine, or dropped from the full frame queue. `closed`: still waiting or unfinished at the
-            end of the run. `max_fps`: replaced by a newer frame while the frame rate limit delayed it. `deadline`:
-            missed its deadline. `gate`: not admitted by a gate. `failed`: the engine, a gate or a stage failed.
-            `sink full`, `sink closed`: dropped from the queue of a sink.
+            waited for the engine, or dropped from the full frame queue. `closed`: not finished at the end of the run.
+            `max_fps`: replaced by a newer frame while the frame rate limit delayed it. `deadline`: missed its deadline.
+            `gate`: not admitted by a gate. `failed`: the engine, a gate or a stage failed. `sink full`, `sink closed`:
+            dropped from the queue of a sink.
         corrupt_packets: number of packets of the source that could not be decoded.
         read: number of frames read from the source.
         waiting: number of frames that wait for the engine, and number of results in the queue of each sink. The key
@@ -71,11 +71,11 @@ class Report:
         recent: recent frame rate and latency.
         histograms: latency histograms, by field of `Latency`.
         objects_by_class: number of objects by class, for the first 1000 classes.
-        looks: number of saccade windows, by reason.
-        kept: size of the state of the stages: `tracks`, `minutes` (of counts), `events` (open), `clip_bytes` (video
-            that is buffered for clips) and `clips` (not written yet).
-        held_back: number of detections that were suppressed because they resemble a false alarm. An object
-            counts again on each frame.
+        looks: number of saccade windows (frame regions that were also processed at full resolution), by reason.
+        kept: number of items that the stages store: `tracks`, `minutes` (of counts), `events` (open) and `clips` (not
+            written yet). `clip_bytes` is the size of the video buffered for clips, in bytes.
+        held_back: number of detections that were suppressed because they resemble a false alarm. An object counts once
+            per frame.
         events: number of events that have begun. None if the stream has no rules.
     """
 
@@ -140,12 +140,15 @@ class Stats:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """Record the submission of a frame to the engine at a time of `time.monotonic()`, in seconds."""
+        """Record the submission of a frame to the engine.
+
+        `now` is the current time by `time.monotonic()`, in seconds.
+        """
         with self._lock:
             self._first_submit = self._first_submit or now
 
     def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Record a result that will be passed to the sinks."""
+        """Count a result before it is passed to the sinks."""
         now = time.monotonic()
         labels = [box.label for box in result.detections.boxes if not box.predicted]
         labels += [spot.label for spot in result.points.points]
@@ -173,7 +176,7 @@ class Stats:
         looks: Mapping[str, int] | None = None,
         kept: Mapping[str, int] | None = None,
     ) -> Report:
-        """Return all counters of the run, including the counters of its queues and its source."""
+        """Return all counters of the run, including the given counters of its queues, source and stages."""
         every = Counter(drops)
         with self._lock:
             every.update(+self._lost)
@@ -213,7 +216,7 @@ class Stats:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
-    """Return the latency of each processing step for a frame with a result that is ready now.
+    """Return the latency of each processing step for a frame. The latency ends now.
 
     Args:
         frame: the frame.

@@ -52,9 +52,9 @@ class EventPlaces:
 
     Attributes:
         hub: publishes events to outputs and the event store.
-        history: whether track paths and counts per minute are published too.
+        history: whether to also publish track paths and counts per minute.
         media: writes clips and snapshots, or None.
-        verdicts: false alarms by stream, see `VerdictStage`.
+        verdicts: known false alarms, by stream. Similar detections are suppressed.
     """
 
     hub: EventHub
@@ -64,7 +64,9 @@ class EventPlaces:
 
 
 class OpenedStream:
-    """A stream that is open and not started: its source, tasks, stages, gates and outputs. `open_stream` creates it.
+    """An opened stream that has not been started: its source, tasks, stages, gates and outputs.
+
+    `open_stream` creates it.
 
     Leaving the `with` block closes everything, unless the stream was started.
 
@@ -94,19 +96,19 @@ class OpenedStream:
         """
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue events that were open when the stream last ran, possibly on another worker."""
+        """Continue events that were still open when the stream stopped, possibly on another worker."""
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
 
     def start(self, streams: Streams, *, reserved: bool = False) -> Run:
-        """Start the stream under the name in its configuration. The returned run closes source, stages and outputs.
+        """Start the stream under the name in its configuration. The returned run closes its source, stages and outputs.
 
         Args:
             streams: the running streams, to which this stream is added.
             reserved: whether the caller has reserved the name with `Streams.reserve`.
 
         Raises:
-            StreamError: if the name is taken, or too many streams are running.
+            StreamError: if the name is in use, or too many streams are running.
         """
         config = self.config
         run = streams.add(
@@ -131,7 +133,7 @@ class OpenedStream:
         return run
 
     def close(self) -> None:
-        """Close source, stages and outputs, unless the stream was started. A second call does nothing."""
+        """Close the source, stages and outputs, unless the stream was started. A second call does nothing."""
         if not self._open:
             return
         self._open = False
@@ -169,7 +171,7 @@ def open_stream(
     Args:
         config: configuration of the stream.
         engine: engine for frames.
-        ask: engine for questions of rules; None uses `engine`.
+        ask: engine that answers the questions of rules; None uses `engine`.
         events: receivers of events, or None.
         source: a source that is already open. It is closed if an error occurs.
         check: checks the source's addresses, see `open_source_of`.
@@ -263,7 +265,7 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
 
 
 def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | None) -> LiveSource | None:
-    """Open a camera's second stream, which has larger images for recordings. Return None without one."""
+    """Open a camera's second, higher-resolution stream for recordings. Return None if it is not configured."""
     address = _record_address(config)
     if address is None:
         return None
@@ -289,14 +291,20 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 
 
 def _record_address(config: StreamConfig) -> str | None:
-    """Return the address of a camera's second stream. An ONVIF address without a profile provides both streams."""
+    """Return the URL of a camera's second stream, or None.
+
+    An ONVIF address without a profile refers to both streams of the camera.
+    """
     if config.record_source is None and is_onvif(config.source):
         return None if OnvifAddress.parse(config.source).token else config.source
     return config.record_source
 
 
 def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: bool) -> Recorder:
-    """Return the recorder of clips and snapshots. It uses the packets of a live source, or the source file."""
+    """Return the recorder of clips and snapshots.
+
+    Clips are cut from the packets of a live source, or from the source file.
+    """
     file = source.index if isinstance(source, FileSource) else None
     recorder = Recorder(media, before_s=config.clip_before, after_s=config.clip_after, file=file, second=second)
     if isinstance(source, LiveSource):
@@ -305,7 +313,7 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: 
 
 
 def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> Source:
-    """Open the source of a stream. If configured, a file is played at its frame rate like a live camera.
+    """Open the source of a stream. With `realtime` or `loop`, a file is played at its frame rate, like a camera.
 
     Args:
         config: configuration of the stream.
@@ -333,10 +341,10 @@ def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> S
 
 
 def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") -> Source:
-    """Open a source without retries, so that it fails at the first error.
+    """Open a source that does not reconnect: the first error is final.
 
     Raises:
-        ConfigError: if the hwaccel or transport does not exist.
+        ConfigError: if `hwaccel` or `transport` is not a valid value.
         SourceError: if the target is not a source.
     """
     for flag, value, known in (("--hwaccel", hwaccel, HwAccel), ("--rtsp-transport", transport, Transport)):
@@ -347,11 +355,11 @@ def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") ->
 
 
 def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], None] | None = None) -> Engine:
-    """Load the model of a configuration, on the configured device and with the configured dtypes.
+    """Load the configured model on the configured device, with the configured dtypes.
 
     Args:
         config: configuration of the model for frames or for questions.
-        progress: called with (done, total) while a GPU is prepared, or None.
+        progress: progress callback (steps done, total steps) for the preparation of a GPU, or None.
 
     Raises:
         EngineError: if the model or device does not exist.
@@ -376,7 +384,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 def for_life(load: Callable[[], Engine]) -> Engine:
     """Load an engine that is used until the process ends.
 
-    Existing objects are excluded from garbage collection, which shortens its pauses; see `shorten_collections`.
+    Existing Python objects are excluded from garbage collection, which shortens collection pauses.
     """
     from saccade.engine.process import shorten_collections
 

@@ -1,4 +1,4 @@
-"""The running streams on one engine, by name. Streams can be added, changed and removed while others run.
+"""The running streams on one engine, by name. Streams can be added, changed and removed while other streams run.
 
     streams = Streams(engine, [Output(JsonlSink("-"))])
     streams.add("door", open_source("rtsp://…"), [Detect("person")])
@@ -53,12 +53,12 @@ class StreamStatus:
             result for 30 s; `waiting` for a worker; `ended` or `failed`.
         reason: reason for an unhealthy state, otherwise None.
         live: whether the source is live.
-        connections: number of connections that a live source has made.
+        connections: number of times that a live source has connected.
         detail: codec, size and decoder of the video. For a disconnected live source, the last error.
         report: counters of the stream.
         counts: object counts of the analytics stage, or None.
         config: configuration of the stream; None if a program created the run without a configuration.
-        prompts: prompts as labels of the model, including labels of rules; None if unknown.
+        prompts: prompts with the labels that the model uses, including labels of rules; None if unknown.
         worker: name of the worker that runs the stream; None without workers, and in the state `waiting`.
         frames: approximate number of frames of a file; None if unknown.
     """
@@ -79,7 +79,7 @@ class StreamStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether the stream is healthy: it processes frames, or it is starting and has not failed."""
+        """Whether the stream is healthy: it processes frames, or it is starting without an error so far."""
         return self.state in ("running", "live", "ended") or (self.state == "connecting" and self.reason is None)
 
 
@@ -122,12 +122,11 @@ def status_of(run: Run) -> StreamStatus:
 class Streams:
     """The running streams, by name. Thread-safe.
 
-    A stream that ends is removed from the list. A stream that fails stays in `snapshot` until it is removed, or
-    another stream uses its name.
+    A stream that ends is removed. A stream that fails stays listed until it is removed, or a new stream uses its name.
 
     Args:
         engine: the engine. The caller closes it.
-        outputs: outputs that all streams share. Their sinks must be thread-safe. `close` closes them once.
+        outputs: outputs that all streams share. Their sinks must be thread-safe. `close` closes the sinks.
         max_streams: maximum number of running streams.
     """
 
@@ -152,7 +151,9 @@ class Streams:
 
     @contextmanager
     def reserve(self, name: str) -> Iterator[str]:
-        """Reserve a name while a stream is opened. This prevents a second stream from overwriting the same output file.
+        """Reserve a stream name while the stream is opened.
+
+        The reservation prevents two streams with the same name from overwriting each other's output file.
 
         Args:
             name: name of the stream.
@@ -161,7 +162,7 @@ class Streams:
             The name, for a call of `add` with `reserved=True` inside the block.
 
         Raises:
-            StreamError: if the name is invalid or taken, or too many streams are running.
+            StreamError: if the name is invalid or in use, or too many streams are running.
         """
         with self._lock:
             if self._closed:
@@ -194,7 +195,9 @@ class Streams:
         reserved: bool = False,
         config: ListedStream | None = None,
     ) -> Run:
-        """Start a stream. The stream closes its source, stages and outputs, unless an error is raised.
+        """Start a stream. It closes its source, stages and outputs when it ends.
+
+        If this call fails, the caller closes them.
 
         Args:
             name: name of the stream in its records, instead of the name of the source.
@@ -212,7 +215,7 @@ class Streams:
             config: see `Run`.
 
         Raises:
-            StreamError: if the name is invalid or taken, too many streams are running, or no thread can be started.
+            StreamError: if the name is invalid or in use, too many streams are running, or no thread can be started.
         """
 
         def ended(run: Run) -> None:
@@ -250,7 +253,7 @@ class Streams:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called, so that no stream can be added."""
+        """Whether `close` was called. Streams can then no longer be added."""
         with self._lock:
             return self._closed
 
@@ -268,7 +271,7 @@ class Streams:
 
     @property
     def names(self) -> list[str]:
-        """The names of running streams in the order of their start, followed by streams that are being opened."""
+        """The names of the running streams in start order, followed by the names of streams that are being opened."""
         with self._lock:
             return list(dict.fromkeys([*self._runs, *self._reserved, *self._reopened]))
 
@@ -296,8 +299,7 @@ class Streams:
         """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
-            StreamError: if the stream does not exist or does not stop in time. A stream that does not stop in time
-                stops later.
+            StreamError: if the stream does not exist, or has not stopped before the timeout. It then stops later.
         """
         with self._lock:
             if self._forget(name) and name not in self._runs:
@@ -306,12 +308,12 @@ class Streams:
 
     @contextmanager
     def reopening(self, name: str) -> Iterator[None]:
-        """Stop a stream, and keep its name reserved while the `with` block opens it again. The stream stays listed.
+        """Stop a stream, and reserve its name while the `with` block opens the stream again. The stream stays listed.
 
-        If the block raises an error, the stream is listed as failed with this error. It can be reopened again.
+        If the block raises an error, the stream is listed as failed with this error. The stream can be reopened again.
 
         Raises:
-            StreamError: if the stream does not exist, does not stop in time, or is already being reopened.
+            StreamError: if the stream does not exist, has not stopped before the timeout, or is already being reopened.
         """
         with self._lock:
             if name in self._reopened:
@@ -355,7 +357,7 @@ class Streams:
         return listed + [replace(status, state="connecting", reason="being reopened") for status in reopened]
 
     def stop(self) -> list[Run]:
-        """Tell every stream to stop, without waiting. Return the runs of the streams."""
+        """Request that every stream stops, without waiting. Return the runs of the streams."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -363,7 +365,7 @@ class Streams:
         return runs
 
     def abandon(self) -> None:
-        """Tell every stream to stop and to drop its frames in flight, without waiting."""
+        """Request that every stream stops and drops its frames in flight, without waiting."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -376,7 +378,7 @@ class Streams:
             timeout_s: timeout in seconds.
 
         Raises:
-            StreamError: if a stream or sink does not stop in time.
+            StreamError: if a stream or sink has not stopped before the timeout.
             SinkError: if a shared sink could not write all its data.
         """
         with self._lock:

@@ -1,6 +1,8 @@
-"""Opens the outputs of a configuration. If possible, all streams share an output. Otherwise each stream has its own.
+"""Opens the outputs of a configuration.
 
-An address or path with `{stream}` is opened once per stream. `{stream}` is replaced by the name of the stream.
+All streams share an output, unless it contains `{stream}` or is set for a stream.
+
+An address or path with `{stream}` is opened once per stream, with `{stream}` replaced by the name of the stream.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Target:
 
     Attributes:
         text: address or path.
-        flag: command-line flag, for messages.
+        flag: command-line flag that defines the output, for error messages.
     """
 
     text: str
@@ -86,7 +88,7 @@ def targets_of(config: RunConfig) -> list[Target]:
 
 
 def shown_targets(config: RunConfig) -> list[str]:
-    """Return the outputs as shown in the summary of a run, without duplicates and secrets."""
+    """Return the outputs for the summary of a run, without duplicates and secrets."""
     targets = [*targets_of(config), *(Target(text) for stream in config.streams for text in stream.sinks)]
     targets += dict.fromkeys(Target(one.heatmap, HEATMAP) for one in config.each() if one.heatmap)
     return [target.shown for target in targets if target.text != "display"]
@@ -116,9 +118,9 @@ def check_targets(targets: Sequence[Target], sources: Iterable[str]) -> None:
 
 
 def check_frames(targets: Iterable[Target], info: SourceInfo) -> None:
-    """Check that the outputs support the frames of a source, for example their size.
+    """Check that the outputs support the frames of a source, for example the frame size.
 
-    This runs before the model is loaded.
+    This check runs before the model is loaded.
 
     Raises:
         SinkError: if an output does not support the frames.

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
-    """Convert prompts to tasks for the model. Labels are converted to labels of the model, without duplicates.
+    """Convert prompts to tasks for the model.
+
+    Each label is replaced by matching labels of the model, without duplicates.
 
     Raises:
         UnknownClassError: if the model does not know a label.
@@ -44,7 +46,7 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
 
 
 def names_of(engine: Engine, label: str) -> list[str]:
-    """Return the labels of the model that match a label. If none matches, return the label itself."""
+    """Return the model's own labels that match a label, or the label itself if no label of the model matches."""
     from saccade.engine import Detect, UnknownClassError
 
     try:
@@ -54,7 +56,10 @@ def names_of(engine: Engine, label: str) -> list[str]:
 
 
 def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
-    """Return the prompts with the labels that the model uses in its results. Labels of rules are included."""
+    """Return the prompts with each label replaced by the label that the model uses in its results.
+
+    Includes labels of rules.
+    """
     found: dict[str, list[str]] = {"detect": [], "point": []}
     for skill, label in prompts.asked:
         if skill in found:
@@ -68,7 +73,7 @@ def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | N
     Args:
         engine: the engine.
         config: timeout and scheduling weight of the questions.
-        wait: whether to block until the answer arrives, as for a video file.
+        wait: whether the stream waits for each answer. True for a video file, False for a live stream.
     """
     if "query" not in engine.model.skills:
         return None
@@ -76,7 +81,7 @@ def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | N
 
 
 def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
-    """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.
+    """Check that the models and the stream support the rules: their labels, questions, zones and lines.
 
     Args:
         engine: the engine for frames.
