@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def model(self) -> ModelInfo:
-        """Description of the model and its device. The list of fallbacks may grow while requests run."""
+        """Description of the model and its device. The list of slow fallbacks can grow while requests run."""
         made, executor, info = self._loaded.model.dtype, self._executor, self._info
         dtype = info.dtype
         if executor.products != made:
@@ -237,8 +237,8 @@ class Engine:
             tasks: tasks to answer. Their labels are resolved with `resolve`.
             tiles: with n > 1, `Detect` tasks also run on n × n overlapping tiles of the image. This finds more small
                 objects at 1 + n² times the cost.
-            deadline_s: seconds from now after which the request is dropped. The future then fails with DeadlineError.
-                It fails at once if the deadline cannot be met.
+            deadline_s: seconds from now after which the request is dropped and the future fails with DeadlineError. The
+                future fails at once if the deadline cannot be met.
             adapter: name of a loaded LoRA adapter, used for the image and the answers.
             stream: hashable key that all frames of one camera have in common. None for a single image.
             previous: result of the same model for a similar image. Its answers are used as drafts for equal tasks

@@ -54,9 +54,9 @@ class EngineConfig:
             measured duration is then too long.
         poll_s: polling interval in seconds for devices without completion callbacks.
         preparers: number of threads that copy images for upload to a GPU. Copying a 4K frame takes 6 ms.
-        crop_large: minimum number of pixels of an image whose cropping time is measured.
-        crop_bound: fraction of a measured cropping time that is used as lower bound.
-        crop_doubt: factor by which the lower bound is reduced after each rejection.
+        crop_large: number of pixels below which the cropping time of an image is not measured.
+        crop_bound: fraction of a measured cropping time that is used as lower bound of later cropping times.
+        crop_doubt: factor by which the lower bound of the cropping time is reduced after each request that it rejects.
         drafted_tokens: maximum number of prompt and draft tokens in a prefill with drafts. The default adds almost no
             time to the encoding of the images.
         image_draft: minimum number of values in a draft from the detections in an image. The default is two boxes.

@@ -191,7 +191,7 @@ class PackedRunner(Runner):
 class _TokenOps:
     """Operations of a decoder block for one token per row, in the scratch buffers of a runner.
 
-    The next layer norm first adds `before` and `bias` to the residual x.
+    `before` and `bias` are the pending output of the previous block. The next layer norm adds them to the residual x.
     """
 
     def __init__(

@@ -104,8 +104,8 @@ class PackedExperts:
 class PackedLayer:
     """Weights of one decoder block in the format of the CUDA kernels.
 
-    In a dense block, one input matrix serves attention heads and MLP, and one output matrix serves both. In a block
-    with experts, the two matrices serve only attention.
+    A block has one input matrix and one output matrix. In a dense block, both combine attention and MLP. In a block
+    with experts, they contain only the attention weights.
     """
 
     __slots__ = ("experts", "into", "norm", "number", "out", "temperature")

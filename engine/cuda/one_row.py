@@ -1,7 +1,7 @@
 """Decoder blocks for a single row, computed with GEMVs that are fused with layer norm and residual addition.
 
-    dense    norm into heads and MLP → attention, with the MLP's output half concurrently → attention's output half
-    experts  norm into heads, temperature products, router → attention → fc1, and attention projection → fc2
+    dense    norm, QKV heads and MLP fc1 → attention, and concurrently MLP fc2 → attention projection
+    experts  norm, QKV heads, temperature products and router → attention → fc1, and attention projection → fc2
 
 fc1 runs concurrently with attention: it launches while the router runs, and starts when the experts are chosen. Its
 last programs wait for attention and compute the projection of the attention output. Each kernel loads its weights

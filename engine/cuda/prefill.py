@@ -29,10 +29,10 @@ class _Prefilled:
     Attributes:
         normed: layer norm in the dtype of the GEMMs.
         plain: layer norm in half precision, for routers and LoRA adapters.
-        prompts: layer norm of the prompt rows for the last dense layer with FP8.
+        prompts: layer norm of the prompt rows only, for a dense MLP with FP8 in the last layer.
         wide: queries, keys and values; with FP8, the inputs of GELU in the dense MLP follow.
         products: temperature products.
-        parts: results of the experts, which the next norm adds to x.
+        parts: results of the experts, which the next layer norm adds to the residual.
     """
 
     normed: Rows
@@ -46,7 +46,7 @@ class _Prefilled:
 class PrefillOps:
     """Operations of a decoder block (`BlockOps`) for whole image prefixes followed by prompts.
 
-    The next layer norm first adds `before` to the residual x.
+    `before` is the pending output of the previous block. The next layer norm adds it to the residual x.
 
     Args:
         blocks: blocks of the decoder.

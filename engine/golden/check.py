@@ -2,9 +2,9 @@
 
 A golden folder contains config.json, model.safetensors, cases.json and images/. There are two kinds of golden folders:
 
-- With arrays.safetensors: intermediate tensors, logits of QUESTION without prompt template, and answers. The answers
-were decoded greedily with at most 6 objects and 24 tokens. A bias on the end token sets the score threshold to
-sigmoid(bias). The reference loop (`reference.Generator`) and the engine are both compared.
+- With arrays.safetensors: intermediate tensors, logits for a question, and answers. The answers were decoded greedily
+  with at most 6 objects and 24 tokens. A bias on the end token sets the score threshold to sigmoid(bias). The reference
+  decoder (`reference.Generator`) and the engine are both compared.
 - Without arrays.safetensors: calls of the reference's public API, with prompt token IDs and answers. Only the engine is
   compared (`check_engine`).
 

@@ -1,6 +1,6 @@
 """Region heads for detect and point in two kernels: one samples from logits, the other embeds the samples.
 
-Rows of the same step may be in different phases of an object (`Phase`).
+Each row samples x, y or the size of an object. Rows of the same step may sample different values (`Phase`).
 """
 
 from __future__ import annotations
@@ -67,9 +67,13 @@ def _sample_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sample a coordinate or size for one row, and compute the Fourier features of the sample.
+    """Sample the next value of one object, and compute the Fourier features of the value.
 
-    Depending on the phase, the sample is (coordinate logit − end logit, x, x), (y, y, y) or (width, height, 0).
+    Three numbers are written to `sampled`. They depend on the row's phase:
+
+    - X_OR_EOS (x, or the end of the list): coordinate logit − end logit, x, x
+    - Y: y, y, y
+    - SIZE: width, height, 0
     """
     row = tl.program_id(0)
     phase = tl.load(phases + row)

@@ -216,8 +216,8 @@ class Scaling:
     """Parameters for resizing images of one size to a square. The table of `resize_all` points to its coefficients.
 
     Attributes:
-        fields: rows, columns, whether the columns are resized first, then address and number of the coefficients of an
-            output pixel: for the columns and for the rows.
+        fields: rows, columns, whether the columns are resized first, address of the column coefficients, their number
+            per output pixel, address of the row coefficients, and their number per output pixel.
         between: number of pixels of an image after the first pass.
         coefficients: int32 on the device.
     """
@@ -249,8 +249,7 @@ def resize_all(table: torch.Tensor, between: torch.Tensor, out: torch.Tensor) ->
 
     Args:
         table: (n, FIELDS) int64 on the device, one image per row. Rows of zeros are empty.
-        between: uint8 intermediate buffer on the device: three bytes for each pixel of the `Scaling.between` of all
-            images.
+        between: uint8 intermediate buffer on the device, at least 3 · (sum of `Scaling.between` over all images) bytes.
         out: (images, side, side, 3) uint8, written.
     """
     grid, side = (_PROGRAMS, len(table)), out.shape[1]

@@ -51,8 +51,8 @@ class StoredTensor:
         shape: shape of the tensor that `read` returns.
         read: function that reads and returns the dequantized tensor.
         dtype: stored dtype, as named in safetensors files.
-        scale: float32 scales (experts, outputs) of an FP8 tensor (experts, outputs, inputs); otherwise None.
-        codes: function that returns the FP8 tensor without dequantization; otherwise None.
+        scale: for FP8 experts (experts, outputs, inputs), their float32 scales (experts, outputs); otherwise None.
+        codes: for FP8 experts, a function that reads them without dequantization; otherwise None.
     """
 
     shape: tuple[int, ...]

@@ -240,7 +240,7 @@ class AdapterBank:
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return a mask (rows, columns) that is True for the columns of all adapter slots except the row's own."""
+        """Return a mask (rows, columns of A) that is True for the columns of all slots except the row's own slot."""
         return self._column_slots != slots.unsqueeze(1)
 
 

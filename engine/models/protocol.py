@@ -64,7 +64,7 @@ class ReasoningTokens:
         suffix: tokens between the reasoning and the answer. The first one is `answer`.
         forbidden: tokens that must not be sampled during the reasoning, except as its first token.
         coord: token that precedes a coordinate.
-        grounds: tokens that start a piece of text with coordinates.
+        grounds: tokens that start a passage that refers to points in the image.
         end: token that ends both reasoning and answer if it is sampled during the reasoning, unless it is `forbidden`.
             -1 if the model has no such token.
     """
@@ -185,7 +185,7 @@ class Prompts(Protocol):
             refs: points and boxes that show where to search, as fractions of the image.
 
         Raises:
-            PromptError: if the model does not support references.
+            PromptError: if `refs` is not empty and the model does not support reference points and boxes.
         """
         ...
 
@@ -219,7 +219,7 @@ class Prompts(Protocol):
         ...
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Return the token IDs of the gaze prompt, and the eye's coordinates by position in the prompt.
+        """Return the token IDs of the gaze prompt, and the eye's coordinates keyed by position in the prompt.
 
         `eye` is the position (x, y) of an eye of the person, as fractions of the image.
         """

@@ -8,9 +8,9 @@ temperatures, region heads and the output head are not quantized.
 stores e4m3 instead. Other GPUs, such as Ada, store bfloat16 weights for the prefill and e4m3 weights for decoding.
 Experts are stored only in e4m3.
 
-Each key vector has its own scale, because in many models one key channel has far larger values than the others. In a
-test with 760 keys and one value of 100 in each key, the attention error is 4 % with a scale per vector, and 28 %
-without.
+Each key vector has its own scale, because in many models one channel of the keys has far larger values than the other
+channels. In a test with a channel that is 100 times as large, the relative error of the attention output is 4 % with a
+scale per vector, and 28 % without scales.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def round_to_fp8(model: Model) -> None:
 
 
 def _round(*layers: nn.Linear) -> None:
-    """Round linear layers to FP8 values in place. Layers passed together get common scales."""
+    """Round linear layers to FP8 values in place. The layers of one call share one scale per output."""
     packed, scale = quantize(torch.cat([layer.weight for layer in layers], dim=1))
     parts = dequantize(packed, scale, layers[0].weight.dtype).split([layer.in_features for layer in layers], dim=1)
     for layer, part in zip(layers, parts, strict=True):

@@ -280,7 +280,7 @@ def sample(
         temperature: (rows,) float32, at least 0. None if all rows are greedy; no noise is then computed.
         top_p: (rows,) float32, above 0 and at most 1. None if no row uses it; no sort is then needed.
         seed: (rows,) int64 seed of the request.
-        step: (rows,) int64, unique within the request.
+        step: (rows,) int64 number of the sampling step within the request.
         mask: (rows, vocab) bool, True for allowed tokens, at least one per row.
 
     Returns:

@@ -159,7 +159,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Delay later work until another stream has reached an event. An error of the event also fails this stream."""
+        """Delay later work until another stream has reached an event. If that stream failed, this stream fails too."""
 
         def wait() -> None:
             try:
@@ -174,7 +174,7 @@ class CpuStream:
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """If `wait` is True, wait for all submitted work. Finished work is already reported to the watcher."""
+        """If `wait` is True, wait for all submitted work. The worker thread itself reports work to the watcher."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))

@@ -185,7 +185,9 @@ class Track:
 
 
 class Monitor:
-    """Counters of one step loop. Reading is thread-safe. Only the loop may write, unless a method says otherwise.
+    """Counters of one step loop. Reading is thread-safe.
+
+    Only the step loop's thread may change counters, unless a method is documented as thread-safe.
 
     Attributes:
         doing: the step part that is being launched.

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
         block_k: number of inputs per tile.
         stages: number of pipeline stages.
         warps: number of warps per program.
-        prefetch_bytes: number of bytes of each output of fc2 to load into L2 while fc1 runs.
+        prefetch_bytes: number of fc2 weight bytes per output to load into L2 while fc1 runs.
     """
 
     block_n: int

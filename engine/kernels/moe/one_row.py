@@ -62,7 +62,7 @@ def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
 
     Args:
         weights: tiles of weights.
-        inputs: for each tile of weights, its inputs, without the first dimension. If SCALED, they come from `shrunk`.
+        inputs: input values of each weight tile, one vector per tile. If SCALED, they come from `shrunk`.
         SCALED: whether the weights are FP8.
     """
     kind: tl.constexpr = tl.float16 if SCALED else tl.float32
@@ -314,8 +314,8 @@ class Chosen:
     """The experts that the router has chosen for one row in one layer, and their logits.
 
     Each layer has separate buffers on separate cache lines. With programmatic dependent launch, the L1 cache may return
-    old data for addresses that an earlier kernel of the step has read. Reading without the L1 cache is not an option,
-    because it takes 100 µs for hundreds of programs.
+    old data for addresses that an earlier kernel of the step has read. Bypassing the L1 cache would be too slow: 100 µs
+    for hundreds of programs.
 
     Args:
         logits: float32 (1, experts), owned by this layer.

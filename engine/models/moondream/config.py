@@ -444,7 +444,7 @@ _SEGMENT = {"prefix": [1, 17374, 2], "suffix": [3]}
 
 
 def _heads(text: Any, unsaid: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """Set the default number of key heads to the number of query heads, as the 0.5B model needs."""
+    """Set the default of `n_kv_heads` (key and value heads) to the number of query heads, as the 0.5B model needs."""
     if not isinstance(text, Mapping) or "n_heads" not in text:
         return unsaid
     return {**unsaid, "text": {**unsaid.get("text", {}), "n_kv_heads": text["n_heads"]}}

@@ -31,7 +31,7 @@ class Moondream(nn.Module):
     """The Moondream model. Parameter names are the published names without the prefix `model.`.
 
     Attributes:
-        fp8: whether all block weights are FP8 values, so that kernels may store them only in FP8.
+        fp8: whether all block weights have FP8 values, so that storing them only in FP8 loses no accuracy.
         family: name of the published model and its file format, for display.
     """
 
@@ -113,7 +113,7 @@ def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: 
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, copied if its address is not aligned. Alignment may affect the last bit of a GEMM."""
+    """Return the tensor, copied if its address is not a multiple of 64. Alignment can change the last bit of a GEMM."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 

@@ -131,7 +131,7 @@ class CodePointTokenizer:
 class MoondreamPrompts:
     """Prompts of one model: token IDs of the prompt templates around encoded text.
 
-    A `closed` model (closed vocabulary) supports prompts with labels, but not with reference points or boxes.
+    A `closed` model (closed vocabulary) supports labels, but no reference points or boxes in prompts.
     """
 
     __slots__ = ("_closed", "_config", "_path_tokens", "_templates", "_tokenizer", "_vocab_size", "eos_id")
@@ -158,15 +158,15 @@ class MoondreamPrompts:
         return bool(self._templates.get(skill))
 
     def objects(self, skill: str, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the token IDs of the prompt that asks for all objects with a label. References precede the label.
+        """Return the token IDs of the prompt that asks for all objects with a label.
 
         Args:
             skill: 'detect' or 'point'.
             label: name or phrase that describes the objects.
-            refs: points and boxes that show where to search, as fractions of the image.
+            refs: points and boxes that show where to search, as fractions of the image. They precede the label.
 
         Raises:
-            PromptError: if there are references and the model supports only labels.
+            PromptError: if `refs` is not empty and the model has a closed vocabulary.
         """
         if refs and self._closed:
             raise PromptError("this model does not support references; use only a label")
@@ -176,9 +176,8 @@ class MoondreamPrompts:
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
         """Return the token IDs of the prompt for a question.
 
-        The question is encoded without a leading space, and followed by `query_suffixes` suffixes. With `reasoning`,
-        the thinking token replaces the last suffix. Models with plain-text prompts encode the question with a leading
-        space, and use one suffix.
+        The template's suffix follows the question `query_suffixes` times. With `reasoning`, the thinking token replaces
+        the last suffix. Models with plain-text prompts use one suffix, and a space before the question.
         """
         template, config = self._templates["query"], self._config
         if config.in_words:
@@ -188,7 +187,7 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the token IDs of the outline prompt: references, then the label without a leading space."""
+        """Return the token IDs of the prompt for an outline: placeholders for `refs`, then the label without space."""
         template = self._templates["segment"]
         return [*template["prefix"], *self._marks(refs), *self.ids(label), *template["suffix"]]
 
@@ -213,7 +212,7 @@ class MoondreamPrompts:
         return self._path_tokens
 
     def _marks(self, refs: Sequence[Ref]) -> list[int]:
-        """Return placeholder token IDs for references: two for a point, three for a box.
+        """Return placeholder token IDs for reference points (two each) and reference boxes (three each).
 
         The embeddings of the placeholders are later replaced by embeddings of coordinates and sizes.
         """
@@ -221,7 +220,7 @@ class MoondreamPrompts:
         return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return the centres of all references and the sizes of boxes, by position of their placeholder tokens."""
+        """Return the x and y of points, and the centres and sizes of boxes, keyed by placeholder position."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:
@@ -233,7 +232,7 @@ class MoondreamPrompts:
 
     @property
     def reasoning(self) -> ReasoningTokens | None:
-        """Special tokens for reasoning, or None for older checkpoints that have no answer token."""
+        """Special tokens for reasoning, or None for older checkpoints, which have no token that starts the answer."""
         config, template = self._config, self._templates.get("query") or {}
         suffix = tuple(template.get("post_reasoning_prefix", template.get("suffix", ())))
         if suffix[:1] != (config.answer_id,):
@@ -248,7 +247,7 @@ class MoondreamPrompts:
         )
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Return the token IDs of the gaze prompt, and the eye's coordinates by position in the prompt.
+        """Return the token IDs of the gaze prompt, and the eye's coordinates keyed by position in the prompt.
 
         The prompt is the plain text of `detect_gaze` in the reference implementation.
         """

@@ -43,8 +43,7 @@ def random_moondream_3(
 def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
     """Return a model with random weights, scaled so that each layer preserves the scale of its inputs.
 
-    The model lists a different number of objects in different images, because the random probability of another object
-    depends on the image and on earlier objects.
+    Different images get different numbers of objects, as with a trained model.
     """
     with torch.device("meta"):
         model = Moondream(config)

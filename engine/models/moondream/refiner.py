@@ -5,9 +5,9 @@
           ↑                                                                          → four masks, predicted IoUs
           └──────────────────── probabilities of the best mask ←─────────────────────┘
 
-The head is a mask decoder like that of SAM (Kirillov et al. 2023), with fused features like HQ-SAM (Ke et al. 2023). It
-computes in float32. It is not tested with published weights, because the published file does not define every detail.
-Assumptions: GELU activation, and the IoU token as first token, as in SAM.
+The network is a mask decoder like that of SAM (Kirillov et al. 2023), with fused features like HQ-SAM (Ke et al. 2023).
+It computes in float32. It is not tested with the published weights. Their file leaves details open. As in SAM, the
+activation is assumed to be GELU, and the first token to be the IoU token.
 """
 
 from __future__ import annotations

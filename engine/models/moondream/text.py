@@ -249,7 +249,13 @@ def join(block: Block) -> Joined:
 
 
 def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
-    """Replace the weights of a decoder block's modules by views of its concatenated matrices, of any dtype."""
+    """Make the weights of a decoder block's modules views of the block's concatenated matrices, to save memory.
+
+    Args:
+        block: the decoder block, modified in place.
+        into: (heads and MLP, dim) input matrix, of any dtype.
+        out: (dim, dim + ff_dim) output matrix, of any dtype.
+    """
     attn, mlp = block.attn, block.mlp
     split, dim = attn.qkv.out_features, attn.proj.in_features
     attn.qkv.weight.data, attn.proj.weight.data = into[:split], out[:, :dim]

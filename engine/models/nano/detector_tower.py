@@ -156,8 +156,8 @@ class DetectorTower(CropReader):
     def make_look(self) -> Look:
         """Return a function that computes an appearance vector of an object, to compare the appearance of objects.
 
-        The function pools the feature maps of the detector's neck over the object's pixels. It uses its own copy of the
-        backbone and neck on the CPU, because the engine may be using the originals.
+        The function pools the feature maps of the detector's neck over the object's pixels. It uses its own copy of
+        backbone and neck on the CPU, so that it can run in parallel with the engine.
         """
         stem = copy.deepcopy(self.stem).to("cpu", torch.float32).eval()
         del stem.heads
@@ -266,9 +266,9 @@ class DetectorTower(CropReader):
 def landscape_rows(height: int, width: int, size: int) -> int:
     """Return the number of rows of a crop with `size` columns. Crops of wide images have fewer rows.
 
-    The result is a multiple of 32 that preserves the aspect ratio, and at least 13/20 of `size`. With 416 columns, a
-    crop has 288 rows for aspect ratios of 3:2 and 16:9, and 416 rows for 4:3 and taller images. With 256 rows for 16:9,
-    the detector would miss more distant persons.
+    The number of rows follows the aspect ratio, rounded up to a multiple of 32. It is at least 65 % of `size`, because
+    the detector would miss more people far from the camera with fewer rows. A crop with 416 columns has 288 rows for
+    aspect ratios of 3:2 and 16:9, and 416 rows for 4:3 and taller images.
     """
     if width < _LANDSCAPE * height:
         return size

@@ -29,7 +29,7 @@ class ConvAct(nn.Conv2d):
         self.act = act
 
     def reset_parameters(self) -> None:
-        """Initialize the weights, except on the meta device, where it would waste 0.1 s."""
+        """Initialize the weights, except on the meta device, where initialization has no effect and takes 0.1 s."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
