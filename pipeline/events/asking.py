@@ -1,4 +1,4 @@
-"""Asks a model the questions of rules about image crops. Frame processing is not blocked.
+"""Asks a model the questions of rules about image crops. For live streams, frame processing does not wait for answers.
 
 The number of questions in flight is limited, and each question has a timeout. An answer after the timeout is ignored.
 """
@@ -58,12 +58,12 @@ class AskEngine(Protocol):
 class ModelAskEngine:
     """Answers questions with an engine that supports `Query` tasks.
 
-    For scheduling in the engine, the questions of all streams form one stream. A new question never replaces a queued
-    question.
+    The questions of all streams share one queue and one scheduling weight in the engine. Unlike a frame of a live
+    stream, a queued question is never replaced by a newer question.
 
     Args:
         engine: the engine. The caller closes it.
-        weight: scheduling weight of all questions together. A camera stream has a weight of 1 by default.
+        weight: scheduling weight of all questions together. The default weight of a camera stream is 1.
     """
 
     def __init__(self, engine: Engine, weight: float = 4.0) -> None:
@@ -99,12 +99,13 @@ class _Asked:
 
 
 class Asker:
-    """Asks a model the questions about one stream. Not thread-safe.
+    """Asks a model the questions of one stream's rules. Not thread-safe.
 
     Args:
         engine: answers the questions.
         deadline_s: timeout for an answer, in seconds.
-        wait: whether to block until the answers arrive, as for a video file. Otherwise, answers apply to a later frame.
+        wait: True to wait for the answers before the next frame, for example for a video file. With False, an answer is
+            used for the frames after its arrival.
     """
 
     def __init__(self, engine: AskEngine, *, deadline_s: float = 2.0, wait: bool = False) -> None:
@@ -115,7 +116,13 @@ class Asker:
         self._failing = ""
 
     def ask(self, question: Question, scene: Scene, image: NDArray[np.uint8]) -> bool:
-        """Ask a question about a frame. Return False if too many questions are in flight."""
+        """Ask a question about a frame. Return False, without asking, if too many questions are in flight.
+
+        Args:
+            question: the question.
+            scene: tracks of the frame, with their boxes.
+            image: (height, width, 3) uint8 RGB image of the frame.
+        """
         if len(self._asked) >= MAX_ASKED and not self._wait:
             return False
         track = None if question.track == FRAME else scene.tracks[question.track]
@@ -129,7 +136,7 @@ class Asker:
         return True
 
     def answers(self) -> list[Answer]:
-        """Return the answers that arrived since the last call. The answer to a failed question has no text."""
+        """Return the answers that arrived since the last call. If a question failed, its answer has the text None."""
         done = [one for one in self._asked if self._wait or one.future.done()]
         self._asked = [one for one in self._asked if one not in done]
         return [self._answer(one) for one in done]
@@ -156,7 +163,7 @@ class Asker:
 
 
 def crop(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Return the part of an image inside a box, plus a margin. The box is in fractions of the image size."""
+    """Return the image region inside a box, enlarged by a margin. The box is in fractions of the image size."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = box[0] * width, box[1] * height, box[2] * width, box[3] * height
     dx = max(_MARGIN * (x2 - x1), (_LEAST - (x2 - x1)) / 2)

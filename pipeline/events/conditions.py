@@ -7,7 +7,7 @@
     parcel appeared in porch                   parcel removed from porch
     camera reports motion                      camera reports input for 2s
 
-`GRAMMAR` defines the language, and the library lark parses it. A syntax error names the column and the expected words.
+`GRAMMAR` is the grammar for the parser library lark. A syntax error names the column and the expected words.
 """
 
 from __future__ import annotations
@@ -102,19 +102,19 @@ class Condition:
     """The condition of a rule, such as "person in door for 10s".
 
     Attributes:
-        kind: kind of condition. `present` and `inside` hold for single tracks. `crosses` holds for a track on the frame
-            on which the track crosses a line. `removed` holds for a track on the frame on which its object has been
-            missing for `for_s` seconds, at least `REMOVED_S`. `count` and `absent` hold for the whole frame, and
-            `reports` for the camera.
+        kind: kind of condition. `present` and `inside` are evaluated per track. `crosses` is true for a track on the
+            frame on which it crosses a line. `removed` is true for a track once its object has been missing for `for_s`
+            seconds, at least `REMOVED_S`. `count` and `absent` are evaluated on the whole frame. `reports` is evaluated
+            on the signals of the camera.
         labels: labels of the objects to consider; empty for all labels.
         place: name of the zone, or name of the line for `crosses`; None for the whole image.
         direction: direction of a crossing; None for both directions.
         compare, number: comparison operator and number of a `count` condition.
-        for_s: how long the condition must hold before the event begins, in seconds.
-        between: start and end of the time of day in which the condition can hold. The period spans midnight if the
+        for_s: how long the condition must be true before the event begins, in seconds.
+        between: start and end of the time of day in which the condition can be true. The period spans midnight if the
             start is later than the end.
         place_at: character position of the place name in the text.
-        signal: what the camera reports, for `reports`: `motion`, `input` or `input TOKEN`.
+        signal: signal of the camera, for `reports`: `motion`, `input` or `input TOKEN`.
         motion: consider only objects that are moving, are stationary or have appeared; None for all objects.
     """
 
@@ -131,7 +131,7 @@ class Condition:
     signal: str = ""
 
     def fits(self, count: int) -> bool:
-        """Return whether a number of objects satisfies a `count` condition."""
+        """Return whether a number of objects satisfies the comparison of a `count` condition, such as `> 5`."""
         return _COMPARE[self.compare](count, self.number)
 
     def open_at(self, now: time) -> bool:
@@ -176,13 +176,13 @@ def _parser() -> Lark:
 
 
 class _Reader(Transformer[Token, Condition]):
-    """Builds a condition from a parse tree. Each method handles one grammar rule."""
+    """Builds a condition from the parse tree of its text. Each method handles one grammar rule."""
 
     def name(self, words: list[Token]) -> Token:
         return Token("NAME", words[0].strip('"'), start_pos=words[0].start_pos)
 
     def labels(self, names: list[Token]) -> tuple[str, ...]:
-        """Return the label names as a tuple. The word `any` gives an empty tuple."""
+        """Return the label names as a tuple. The word `any` gives an empty tuple, which means all labels."""
         return tuple(str(name) for name in names if name.type == "NAME")
 
     def present(self, found: list) -> Condition:  # type: ignore[type-arg]

@@ -1,4 +1,4 @@
-"""Publishes the changes of events to all subscribers, in the order in which the changes were queued.
+"""Publishes event changes (begins, updates and ends) to all subscribers, in the order in which they were queued.
 
 A separate thread calls the subscribers, so that a slow subscriber never delays frames.
 
@@ -39,8 +39,8 @@ class ChangeQueue:
     """A bounded FIFO queue of event changes that are not published yet. Not thread-safe.
 
     A full queue rejects changes, with two exceptions. It accepts lists of rules, because they set retention times. It
-    also accepts the end of an event if it accepted the begin. The queue can therefore exceed its limit by one entry per
-    open event. If the begin of an event was rejected, the next accepted update of the event becomes the begin.
+    also accepts the end of an event whose begin it accepted. The queue can therefore exceed its limit by one entry per
+    open event. If the begin of an event was rejected, the next accepted update of the event is published as its begin.
 
     Args:
         limit: number of changes at which the queue is full.
@@ -58,7 +58,7 @@ class ChangeQueue:
     def put(self, item: Change | RuleList | History | threading.Event) -> bool:
         """Add a change to the queue. Return False if the queue is full.
 
-        A `threading.Event`, for which `flush` waits, is always accepted.
+        A `threading.Event` is always accepted. It marks a position in the queue, and `flush` waits until it is reached.
         """
         full = len(self._waiting) >= self._limit
         if isinstance(item, Change):
@@ -100,7 +100,7 @@ class ChangeQueue:
 class EventHub:
     """Publishes the events of all streams to subscribers. Thread-safe.
 
-    Up to 10,000 changes are queued. Further changes are dropped, counted and logged, see `ChangeQueue`.
+    Up to 10,000 changes are queued. If the queue is full, changes are dropped, counted and logged, see `ChangeQueue`.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class EventHub:
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Publish the queued changes and stop. Changes that cannot be published within some seconds are dropped.
+        """Publish the queued changes and stop. Changes that are not published within a few seconds are dropped.
 
         A second call does nothing.
         """

@@ -1,7 +1,8 @@
 """Evaluates one rule in one stream as a state machine.
 
-The state machine receives scenes, and returns begins, updates and ends of events. It reads no clock, because each scene
-contains its times. A rule has at most one open event. The event lists every track that has fulfilled the condition.
+The state machine receives scenes, and returns begins, updates and ends of events. A scene contains its times, so the
+state machine does not read the system clock. A rule has at most one open event. The event lists every track that has
+fulfilled the condition.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Names = Mapping[str, Collection[str]]
 
 
 class Moment(NamedTuple):
-    """A time on three clocks: stream time, `Frame.steady_at` (monotonic), and capture time. All are in seconds."""
+    """A time in seconds on three clocks: stream time, the monotonic clock of `Frame.steady_at`, and capture time."""
 
     seconds: float
     steady_at: float
@@ -86,9 +87,9 @@ class Watch:
         """Evaluate the condition on the next scene.
 
         Returns:
-            For each track ID that fulfils the condition, the time at which the track started to fulfil it. None if no
-            track does. For a condition on the whole frame, the dict contains the counted tracks, and the key -1 with
-            the time at which the condition started to hold.
+            For each track ID that fulfils the condition, the time at which the track started to fulfil it. None if the
+            condition is not fulfilled. For a condition on the whole frame, the dict contains the counted tracks, and
+            the key -1 with the time at which the condition started to be fulfilled.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
@@ -126,9 +127,10 @@ class Watch:
         return held or None
 
     def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Return the tracks of objects that fulfil the condition for the first time, or without interruption.
+        """Return `held` without the objects that already fulfilled the condition at an earlier time.
 
-        Thanks to this filter, a parked car starts only one event, even if its track is lost and found again.
+        An object stays in the result while it fulfils the condition without interruption. A parked car therefore
+        starts only one event, even if its track is lost and found again.
         """
         places = {number: rest.place for number in held if (rest := scene.tracks[number].rest) is not None}
         kept = {n: held[n] for n, place in places.items() if place in self._holding or place not in self._told}
@@ -147,7 +149,7 @@ class Watch:
         return {track.number: now for track in due.values()} if due and self.condition.open_at(scene.clock) else None
 
     def _confirmed_of(self, scene: Scene, tracks: Iterable[Track]) -> Iterable[Track]:
-        """Return the confirmed tracks: tracks that have been detected on k of n frames, now or earlier."""
+        """Return the confirmed tracks. A track stays confirmed after it has been detected on k of n frames."""
         if self._least == 1:
             return tracks
         fresh = {one.number for one in tracks if (one.looks & self._looks).bit_count() >= self._least}
@@ -157,7 +159,7 @@ class Watch:
     def _has_place(self, scene: Scene) -> bool:
         """Return whether the zone or line of the condition exists. Users can remove zones and lines at any time.
 
-        Without its zone, an `absent` condition does not hold.
+        If the zone of an `absent` condition does not exist, the condition is not fulfilled.
         """
         place = self.condition.place
         return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
@@ -180,7 +182,7 @@ class Watch:
         return tracks
 
     def _moves(self, scene: Scene, track: Track) -> bool:
-        """Return whether the object of a track moves, is stationary or has appeared, as the condition requires."""
+        """Return whether the motion of a track's object (moving, stationary or appeared) matches the condition."""
         rest, motion = track.rest, self.condition.motion
         if rest is None:
             return False
@@ -213,8 +215,8 @@ class RuleState:
     Attributes:
         name: name of the rule.
         holds: whether the condition is fulfilled. Answers of the model are not considered.
-        p_yes: the model's probability of "yes", for the track that is closest to the expected answer. None if the model
-            has not answered about any track that fulfils the condition.
+        p_yes: the model's probability of "yes" to the rule's question, for the track that is closest to the expected
+            answer. None if the model has not answered about any track that fulfils the condition.
         event: ID of the open event, or None.
         since: start time of the open event, on the clock of `Frame.captured_at`.
     """
@@ -237,8 +239,8 @@ class RuleMachine:
         chance: returns random numbers from 0 to 1, used for event IDs.
         resumed: last event of the rule on the previous worker of the stream. An open event continues under the same ID
             under two conditions: the first frame on this worker follows the event's last frame within `RESUME_S`, and
-            the condition holds again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its last
-            frame. The cooldown of an ended event continues.
+            the condition is fulfilled again within `SETTLE_S`, regardless of `for`. Otherwise the event ends at its
+            last frame. The cooldown of an ended event continues.
     """
 
     def __init__(
@@ -328,11 +330,17 @@ class RuleMachine:
         return changes
 
     def questions(self, scene: Scene) -> list[Question]:
-        """Return the questions about the last scene. Call `refuse` for each question that cannot be asked."""
+        """Return the questions to ask about the last scene.
+
+        Call `refuse` for each question that cannot be asked now.
+        """
         return self._questions.due(scene, self._held) if self.rule.asks else []
 
     def refuse(self, question: Question) -> None:
-        """Mark a question as not asked, because too many questions are in flight."""
+        """Mark a question as not asked, because too many questions are in flight.
+
+        It is returned again for a later scene.
+        """
         self._questions.refuse(question)
 
     def take(self, answer: Answer) -> None:
@@ -344,13 +352,13 @@ class RuleMachine:
         return self._questions.attributes(track)
 
     def end(self) -> list[Change]:
-        """End the open event, because the stream has ended or no frames arrived for too long."""
+        """End the open event when the stream ends, or when no frame has arrived for too long."""
         return self._stop(self._last_s)
 
     def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Add earlier line crossings to the tracks that fulfil the condition, for a `crosses` rule with questions.
+        """For a `crosses` rule with questions, add tracks that crossed the line on earlier frames to `held`.
 
-        A crossing lasts one frame. It is remembered until the model has answered the questions about it.
+        A track crosses the line on a single frame, but the model answers later. The crossing is stored until then.
         """
         if self.rule.condition.kind != "crosses" or not self.rule.asks:
             return held
@@ -447,9 +455,9 @@ class RuleMachine:
 
 
 def _end_time(event: Event) -> float:
-    """Return the end time of an event: its start time plus its measured duration.
+    """Return the end time of an event, on the capture clock.
 
-    The system clock is not used: a user can set it during the event, and another worker can have a different clock.
+    If the capture clock has jumped, measure with the monotonic clock.
     """
     lasted = event.frame_at - event.start_at
     if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:
@@ -458,8 +466,8 @@ def _end_time(event: Event) -> float:
 
 
 def _soon_after(event: Event, scene: Scene) -> bool:
-    """Return whether the gap after an event's last frame is short enough to continue the event on a new worker.
+    """Return whether an event can continue on a new worker: the gap after its last frame is at most `RESUME_S`.
 
-    Return False for a video file.
+    Always return False for a video file.
     """
     return scene.capture_clock != "file" and abs(scene.captured_at - event.frame_time) <= RESUME_S

@@ -1,7 +1,7 @@
 """Distinguishes moving objects from stationary objects, and remembers the places of stationary objects.
 
-A place is remembered after the track of its object ends. If an object is detected again at the same place with another
-track ID, it is treated as the same object. The caller passes all times.
+A place is remembered after the track of its object ends. If an object is detected at the same place under another
+track ID, it is treated as the same object. The module does not read the system clock; the caller passes all times.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Place:
         box: last box of the object, in fractions of the image size.
         since_s: stream time at which the object arrived, in seconds.
         empty_s: how long the place has been visible without the object, in seconds.
-        left: whether the object was seen to move away.
+        left: whether the object was seen while it moved away.
     """
 
     track: int
@@ -75,7 +75,7 @@ class Place:
 
 
 class Places:
-    """Remembers the places of the objects in one stream: up to `MAX_PLACES` places, each for a day."""
+    """Remembers the places of the objects in one stream: up to `MAX_PLACES` places, each for up to 24 hours."""
 
     def __init__(self) -> None:
         self.clear()
@@ -141,9 +141,9 @@ class Places:
         return self._rests.get(track)
 
     def _recognized(self, label: str, box: Rect, alive: Mapping[int, object]) -> Rest | None:
-        """Return the motion state for a new track, if a lost object with the same label was at this box.
+        """Return the motion state of an earlier object with the same label and box as a new track.
 
-        Otherwise return None.
+        Return None if there is no such object, or its track is still active.
         """
         for number, place in self._places.items():
             lost = place.track not in alive and not place.left and place.label == label
@@ -161,14 +161,14 @@ class Places:
 
 
 def has_moved(old: Rect, new: Rect) -> bool:
-    """Return whether the centre of a box has moved by at least the box's width in x, or its height in y."""
+    """Return whether the centre of a box has moved by the box's width horizontally, or by its height vertically."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1
 
 
 def overlap(a: Rect, b: Rect) -> float:
-    """Return the intersection over union of two boxes."""
+    """Return the intersection over union (IoU) of two boxes."""
     shared = shared_area(a, b)
     return shared / max(rect_area(a) + rect_area(b) - shared, 1e-12)
 

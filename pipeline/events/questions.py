@@ -1,7 +1,7 @@
-"""Decides which questions of a rule to ask the model about its tracks, and evaluates the answers.
+"""Decides which questions of a rule to ask the model about tracks, and evaluates the answers.
 
-The module handles verification, hysteresis and attributes, and stores the answers for each track. It is a pure state
-machine: it receives scenes and answers, and returns questions.
+The module stores the answers for each track, applies the hysteresis of the thresholds, and collects attributes. It is
+a state machine without side effects: it receives scenes and answers, and returns questions.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Question:
 
     Attributes:
         rule: name of the rule.
-        kind: purpose of the question: `verify`, `ask` or `attribute`.
-        name: name of the attribute; empty for the other kinds of question.
+        kind: purpose of the question. `verify` confirms a track, `ask` is the rule's repeated question, and `attribute`
+            asks for an attribute of a track.
+        name: name of the attribute; empty for `verify` and `ask`.
         track: track ID, or `FRAME` for the whole frame.
         text: text of the question.
         choices: the allowed answers; empty for free text.
@@ -67,7 +68,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _State:
-    """The state of one question about one track: the time it was last asked, the object's size then, and the answer."""
+    """The state of one question about one track: when it was last asked, the object's size then, and the answer."""
 
     pending: bool = False
     asked_s: float = float("-inf")
@@ -91,7 +92,7 @@ class Questions:
         self._states: dict[tuple[Kind, str, int], _State] = {}
 
     def due(self, scene: Scene, candidates: Collection[int]) -> list[Question]:
-        """Return the questions to ask now about candidate tracks, and mark the questions as asked."""
+        """Return the questions to ask now about tracks that fulfil the condition, and mark the questions as asked."""
         rule, questions = self._rule, list[Question]()
         self._forget(scene, candidates)
         tracks = [number for number in candidates if number != FRAME] or ([FRAME] if candidates else [])
@@ -143,7 +144,7 @@ class Questions:
             state.pending, state.asked_s = False, float("-inf")
 
     def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
-        """Return the tracks for which the model gave every expected answer.
+        """Return the tracks for which the model gave every answer that the rule expects.
 
         Args:
             held: the tracks that fulfil the condition of the rule.
@@ -160,7 +161,7 @@ class Questions:
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
     def may_agree(self, track: int, there: bool) -> bool:
-        """Return whether the model gave, or can still give, every expected answer about a track.
+        """Return whether the model gave, or can still give, every answer that the rule expects about a track.
 
         Args:
             track: track ID.
@@ -174,7 +175,7 @@ class Questions:
         return there and (asked.text is None or asked.failed)
 
     def lacks(self, track: int, there: bool) -> bool:
-        """Return whether an attribute of a track is unknown, and the model can still be asked for it.
+        """Return whether an attribute of a track is unknown and the model can still answer the question for it.
 
         Args:
             track: track ID.
@@ -184,7 +185,10 @@ class Questions:
         return any(state.pending or (there and state.text is None and not state.failed) for state in states)
 
     def p_yes(self, tracks: Collection[int]) -> float | None:
-        """Return the probability of "yes" to the `ask` question, for the track closest to the expected answer."""
+        """Return the model's probability of "yes" to the rule's question, for the track closest to the expected answer.
+
+        Return None if the model has not answered about any of the tracks.
+        """
         numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
         known = [p for number in numbers if (p := self._state("ask", "", number).p_yes) is not None]
         if not known:
@@ -192,7 +196,7 @@ class Questions:
         return max(known) if self._rule.expect == YES else min(known)
 
     def answers(self, tracks: Collection[int]) -> dict[str, str]:
-        """Return the newest answer to each question about the tracks or the whole frame, by question text."""
+        """Return the newest answers about the given tracks or the whole frame, by question text."""
         found = {}
         for kind, text in (("verify", self._rule.verify), ("ask", self._rule.ask)):
             for number in (FRAME, *tracks):
@@ -235,7 +239,7 @@ class Questions:
         return self._states.get((kind, name, number)) or _State()
 
     def _subject(self, track: int) -> int:
-        """Return the subject of the `ask` question: the track ID, or `FRAME` for the whole frame."""
+        """Return what the rule's question is about: the track ID, or `FRAME` for the whole frame."""
         return FRAME if self._rule.scope == "frame" else track
 
     def _forget(self, scene: Scene, candidates: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""Defines the event, and its JSON record. Files, WebSocket, MQTT, webhooks and the event store use the same record."""
+"""Defines the event and its JSON record. Files, WebSocket, MQTT, webhooks and the event store use the same record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STILL = 0.02  # in image sizes per second; a slower object is stationary
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """An event: a period in which the condition of a rule holds.
+    """An event: a period in which the condition of a rule is fulfilled.
 
     Attributes:
         id: event ID in Frigate's format: start time and six random letters or digits.
@@ -31,9 +31,9 @@ class Event:
         tracks: IDs of the tracks that have fulfilled the condition, at most the newest 1000.
         zones: zones that contain these tracks now.
         entered_zones: zones that these tracks have entered.
-        since: time at which the condition started to hold, in seconds on the capture clock.
-        start_time: time at which the event began, after the condition had held for `for` seconds.
-        end_time: time at which the condition last held; None while the event is open.
+        since: time from which the condition was fulfilled, in seconds on the capture clock.
+        start_time: time at which the event began, after the condition was fulfilled for `for` seconds.
+        end_time: time at which the condition was last fulfilled; None while the event is open.
         frame_time: time of the newest frame that shows the event.
         capture_clock: `rtcp` or `arrival` (Unix time), or `file` (seconds from the start of the file).
         score: current score of the best object, from 0 to 1.
@@ -90,7 +90,7 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class RuleList:
-    """The current rules of a stream, with the retention times that rules set, in seconds."""
+    """The names of a stream's rules, with the retention times in seconds of the rules that set one."""
 
     stream: str
     rules: tuple[str, ...]
@@ -99,7 +99,7 @@ class RuleList:
 
 @dataclass(slots=True, frozen=True)
 class TrackPath:
-    """The path of an ended track. Each point has time, x and y. x and y are fractions of the image size."""
+    """The path of an ended track. Each point is a time in seconds, and x and y in fractions of the image size."""
 
     stream: str
     number: int
@@ -121,7 +121,7 @@ class MinuteCounts:
 
 @dataclass(slots=True, frozen=True)
 class MediaDone:
-    """Reports that a media file of an event is complete, or that writing the file failed (`path` is None)."""
+    """Reports that a media file of an event is complete. If `path` is None, writing the file failed."""
 
     stream: str
     event: str
@@ -143,7 +143,7 @@ _HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media", Even
 
 
 def make_history_record(part: History) -> dict[str, Any]:
-    """Convert a track path, minute counts or another history item to a JSON record."""
+    """Convert a track path, minute counts, a finished media file or an appearance descriptor to a JSON record."""
     return {"type": _HISTORY[type(part)], **asdict(part)}
 
 
@@ -154,7 +154,7 @@ def new_id(start_time: float, chance: Callable[[], float] = random.random) -> st
 
 
 def read_event(record: Mapping[str, Any]) -> Event:
-    """Convert a record from `make_event_record` to an event.
+    """Convert a record that `make_event_record` created back to an event.
 
     Raises:
         KeyError, TypeError: if the record has another format.
@@ -165,7 +165,10 @@ def read_event(record: Mapping[str, Any]) -> Event:
 
 
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:
-    """Convert an event change to a JSON record, with boxes in pixels and in fractions of the image size."""
+    """Convert an event change or a list of rules to a JSON record.
+
+    Boxes are in pixels and in fractions of the image size.
+    """
     if isinstance(change, RuleList):
         listed = {"rules": list(change.rules), "keep_s": dict(change.keep_s)}
         return {"schema": SCHEMA, "type": "rules", "stream": change.stream, **listed}

@@ -1,4 +1,4 @@
-"""Builds scenes, which are the input of rules. A scene contains the tracks, zones and lines of one frame."""
+"""Builds scenes, on which rules are evaluated. A scene contains the tracks, zones and lines of one frame."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Track:
         speed: speed in image sizes per second.
         first_s: stream time of the first detection, in seconds.
         seen_s: stream time of the last detection, in seconds.
-        looks: bit mask of the last 64 frames. A bit is set if the track was detected on the frame. The lowest bit is
+        looks: bit mask of the last 64 frames. A bit is 1 if the track was detected on the frame. The lowest bit is
             the newest frame.
         rest: motion state of the object; None if unknown.
     """
@@ -79,10 +79,10 @@ class Scene:
         zones: for each zone name, the dwell time in seconds of each track inside.
         crossed: for each line name, the direction of each track that crossed the line on this frame, `forward` or
             `backward`.
-        sharpness: function that measures the sharpness of a track's image.
-        empty: for each place ID with a missing object: the object at its last detection, and for how many seconds the
-            place has been visible without the object.
-        signals: what the camera reports, see `OnvifSource.signals`.
+        sharpness: function that measures the sharpness of a track's image, from 0 to 1.
+        empty: for each ID of a place whose object is missing: the object at its last detection, and how long the place
+            has been visible without the object, in seconds.
+        signals: signals that the camera reports, such as motion, see `OnvifSource.signals`.
     """
 
     seconds: float
@@ -105,11 +105,11 @@ class Scene:
 
 
 class SceneReader:
-    """Builds a scene from each frame of one stream and its result. Frames must be passed in order.
+    """Builds a scene from each frame of one stream and its result. Frames must be passed in stream order.
 
     Args:
-        file_began: Unix time at which a video file starts. The time of day is derived from it. Frames of live streams
-            have their own time.
+        file_began: Unix time of the first frame of a video file, to compute the time of day. Ignored for live streams,
+            whose frames contain their capture time.
     """
 
     def __init__(self, file_began: float) -> None:
@@ -202,7 +202,10 @@ class SceneReader:
 
 
 def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> float:
-    """Return the sharpness of an image region, from 0 to 1: the Laplacian's variance, divided by the brightness."""
+    """Return the sharpness of an image region, from 0 (blurred) to 1 (sharp).
+
+    The measure is the variance of the Laplacian relative to the variance of the brightness.
+    """
     height, width = image.shape[:2]
     x1, y1 = int(box[0] * width), int(box[1] * height)
     crop = image[y1 : max(y1 + 2, round(box[3] * height)), x1 : max(x1 + 2, round(box[2] * width))]
@@ -220,7 +223,10 @@ def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float
 
 
 class _Path:
-    """The path of a track, with one point every half second. Every 256 points, the interval between points doubles."""
+    """The path of a track, with one point every 0.5 s. Above 256 points, every second point is removed.
+
+    The interval between new points then doubles.
+    """
 
     def __init__(self, first_time: float) -> None:
         self.first_time = self.last_time = first_time

@@ -17,7 +17,7 @@ MAX_RULES = 64
 
 
 class Threshold(NullIsUnset):
-    """The hysteresis of an answer: a probability between the two thresholds does not change the state."""
+    """Two probability thresholds with hysteresis: a probability between them does not change the rule's answer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,7 +40,7 @@ class Threshold(NullIsUnset):
 
 
 class AttributeSettings(NullIsUnset):
-    """A question that the model is asked once about each track."""
+    """A question about an attribute of an object, such as a colour. The model is asked once per track."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,13 +81,17 @@ Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
 def _require_object(value: object, info: Any, *without: str) -> None:
-    """Raise ValueError if a question is set for a condition of a kind that has no object to ask about."""
+    """Check that a setting with a question is not used with a condition that has no object to ask about.
+
+    Raises:
+        ValueError: if the condition has one of the kinds in `without`.
+    """
     if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in without:
         raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
 
 
 class RuleSettings(NullIsUnset):
-    """The settings of one rule: when an event begins, and when it ends."""
+    """The settings of one rule, such as the condition that begins and ends an event."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -157,7 +161,7 @@ class RuleSettings(NullIsUnset):
 
     @property
     def asks(self) -> bool:
-        """Whether the rule asks a model a question."""
+        """Whether the rule asks the model questions."""
         return bool(self.ask or self.verify or self.attributes)
 
     @property
@@ -167,12 +171,12 @@ class RuleSettings(NullIsUnset):
 
     @property
     def condition(self) -> Condition:
-        """The parsed condition of the key `when`."""
+        """The parsed condition of the rule, from the key `when`."""
         return parse(self.when)
 
 
 def _named(value: object) -> object:
-    """Parse rules from the command line, given as texts such as `name=condition`."""
+    """Parse rules that are given as strings such as `name=condition` on the command line."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):
@@ -266,7 +270,9 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
 
 
 def check_signals(rules: list[RuleSettings], source: str | None) -> None:
-    """Check that the source of a stream supports `camera reports` rules. A file is accepted, but reports no signals.
+    """Check that the source of a stream supports its `camera reports` rules.
+
+    Only ONVIF cameras report signals. Rules on a file pass the check, but are never fulfilled.
 
     Raises:
         PlacedError: if the source is a camera without an ONVIF address.
@@ -301,7 +307,7 @@ AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
 
 
 class KeepSettings(NullIsUnset):
-    """The event settings that all streams share: the model for questions and the event store."""
+    """Settings that all streams share: the model that answers questions, and the event store."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -63,16 +63,17 @@ class EventStage:
         publish: called with every change of an event, in the thread of the stream.
         names: returns the model's labels for a label of a rule.
         asker: asks the model the questions of rules. If None, rules with questions create no events.
-        file_began: Unix time at which a video file starts, used for `between`; default: now.
+        file_began: Unix time of the first frame of a video file, used for `between`; default: now.
         flush: called after the last change of the stream.
-        gap_s: see `RuleMachine`. It must be longer than the longest pause that a motion gate causes between frames.
+        gap_s: maximum time between two frames, in seconds. After a longer gap, the evaluation of rules restarts. It
+            must be longer than the longest pause that a motion gate causes.
         recorder: records clips and snapshots of the events; None disables recording.
         minutes: returns the counts of the minutes that ended since the last call. Called with True, it also returns
             the current minute. If `minutes` is set, the stage also publishes track paths, and counts per minute of live
             streams.
         look: returns the appearance descriptor of an object, see `Engine.look`. If `look` is set, the stage publishes
             the descriptor of the object of each new event.
-        signals: returns what the camera reports, for rules with `camera reports`; None for other sources.
+        signals: returns the signals of the camera, for rules with `camera reports`; None if the source reports none.
     """
 
     def __init__(
@@ -114,7 +115,10 @@ class EventStage:
         """The open events that `close` has left for `resume`."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue each rule's last event, which began on another worker. Call this before the first frame."""
+        """Continue the given events, which began on another worker: the last event of each rule.
+
+        Call before the first frame.
+        """
         self._resumed = {event.rule: event for event in events}
 
     def configure(self, settings: EventSettings) -> None:
@@ -126,7 +130,7 @@ class EventStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of open events, and the size in bytes of the video that is buffered for clips."""
+        """The number of open events (`events`), and counters of the recorder, such as the buffered video in bytes."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 
@@ -142,7 +146,7 @@ class EventStage:
 
     @property
     def seen(self) -> dict[str, float]:
-        """The time at which each open event was last seen, by event ID. Thread-safe."""
+        """The capture time of the newest frame that shows each open event, by event ID. Thread-safe."""
         going = [*self._resumed.values(), *(machine.event for machine in self._machines.values())]
         return {event.id: event.frame_time for event in going if event is not None and event.end_time is None}
 
@@ -188,7 +192,7 @@ class EventStage:
         return result
 
     def close(self) -> None:
-        """End the open events. If the stream moves to another worker, the events stay open."""
+        """End the open events. If the stream is moving to another worker, leave its events open for that worker."""
         if self.moves:
             self.left = self._going()
         else:
@@ -207,7 +211,7 @@ class EventStage:
             self._flush()
 
     def _going(self) -> list[Event]:
-        """Return the last event of each rule, as it was published."""
+        """Return the last event of each rule, with the paths of its media files."""
         found = [*self._resumed.values(), *(one.event for one in self._machines.values() if one.event is not None)]
         return [read_event(make_event_record(Change("update", self._with_media(event)))) for event in found]
 

@@ -1,9 +1,9 @@
 """Suppresses detections that are similar to a false alarm.
 
-A user marks an event as a false alarm. The mark stores the position, the score and the appearance of the event's
+If a user marks an event as a false alarm, the mark stores the position, the score and the appearance of the event's
 object. A later detection is suppressed if it has a similar position and appearance, and its score is not clearly
-higher. The record of its frame lists it as `held_back`. An operator can remove the mark. Without a model that describes
-the appearance, only position and size are compared.
+higher. The JSON record of the frame lists the detection under `held_back`. An operator can remove the mark. If the
+model cannot describe the appearance, only position and size are compared.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Verdict:
     look: bytes | None = None
 
     def lies_like(self, box: Box) -> bool:
-        """Return whether a detection has the label, the position and the size of the false alarm."""
+        """Return whether a detection has the same label as the false alarm, and a similar position and size."""
         return box.label == self.label and overlap(self.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
 
     def looks_like(self, look: NDArray[np.float32] | None) -> bool:
-        """Return whether an object looks like the false alarm. A missing descriptor counts as similar."""
+        """Return whether an object looks like the false alarm. If one of them has no descriptor, return True."""
         if self.look is None or look is None:
             return True
         own = np.frombuffer(self.look, np.float16).astype(np.float32)
@@ -71,7 +71,7 @@ class Verdict:
 
     @property
     def needed(self) -> float:
-        """The score above which a similar detection is not suppressed."""
+        """The score (0 to 1) above which a similar detection is not suppressed."""
         return 1 - CLEARLY * (1 - self.score)
 
 
@@ -104,8 +104,8 @@ class VerdictStage:
     """Suppresses detections that are similar to a false alarm. This stage must run before the analytics stage.
 
     Args:
-        look: returns the appearance descriptor of an object. None compares only position and size.
-        verdicts: false alarms by stream. Other threads may replace a value; it applies from the next frame on.
+        look: returns the appearance descriptor of an object. If None, only position and size are compared.
+        verdicts: false alarms, by stream. Other threads can replace a stream's list; it is used from the next frame.
     """
 
     def __init__(self, look: Look | None, verdicts: Mapping[str, Sequence[Verdict]]) -> None:
@@ -115,11 +115,14 @@ class VerdictStage:
 
     @property
     def held_back(self) -> dict[str, int]:
-        """The number of suppressed detections, by the ID of the false alarm. An object counts again on each frame."""
+        """The number of suppressed detections, by the event ID of the false alarm. An object counts once per frame."""
         return dict(self._held)
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result without the detections that are similar to a false alarm. The extras list them."""
+        """Return the result without the detections that are similar to a false alarm.
+
+        Add them to the extras of the result.
+        """
         verdicts = self._verdicts.get(frame.stream, ())
         if not verdicts:
             return result

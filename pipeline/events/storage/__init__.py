@@ -1,1 +1,1 @@
-"""Stores events: records in SQLite (`store`, `store_reader`), and media files in a folder (`recorder`, `clips`)."""
+"""Stores events: records in SQLite (`store`, `store_reader`), clips and snapshots in files (`recorder`, `clips`)."""

@@ -1,7 +1,7 @@
 """Writes video clips of events from encoded packets. The packets come from a live stream's ring buffer or from a file.
 
-A clip starts at the last keyframe before the requested start. Codecs that browsers can play from MP4 are copied.
-Other codecs, such as a camera's MJPEG or a browser's VP8, are transcoded to H.264.
+A clip starts at the last keyframe before the requested start. Video in a codec that browsers can play from MP4 is
+copied without re-encoding. Video in another codec, such as MJPEG or VP8, is transcoded to H.264.
 """
 
 from __future__ import annotations
@@ -51,18 +51,22 @@ class Moment:
 
     Attributes:
         steady: seconds on the monotonic clock of `Frame.steady_at` and `CodedPacket.arrived_at`.
-        captured: Unix time from the camera's RTCP reports; None if unknown, or if `steady` is exact.
+        captured: Unix time of the capture from the camera's RTCP reports, in seconds. None if unknown or not needed.
     """
 
     steady: float
     captured: float | None = None
 
     def later(self, seconds: float) -> Moment:
-        """Return the time that is a number of seconds later, or earlier if the number is negative."""
+        """Return the time that is `seconds` later. Negative values give an earlier time."""
         return Moment(self.steady + seconds, None if self.captured is None else self.captured + seconds)
 
     def until(self, packet: CodedPacket) -> float:
-        """Return the seconds from this time to a packet. Capture times are used if both are known and plausible."""
+        """Return the seconds from this time to a packet.
+
+        The difference of the capture times is used if both are known and it is close to the difference of the arrival
+        times.
+        """
         passed = packet.arrived_at - self.steady
         if self.captured is None or packet.captured_at is None:
             return passed
@@ -73,11 +77,11 @@ class Moment:
 class PacketRing:
     """A ring buffer of the newest packets of one live stream. Thread-safe.
 
-    The buffer contains the packets of the last `keep_s` seconds and starts at a keyframe. A hold also retains older
-    packets until the hold is released. `keep_s` and holds refer to `CodedPacket.arrived_at`, on a monotonic clock.
+    The buffer contains the packets of the last `keep_s` seconds and starts at a keyframe. `hold` retains older packets
+    until `release` is called. All times are `CodedPacket.arrived_at`, in seconds on a monotonic clock.
 
     Args:
-        keep_s: how long packets are retained without a hold, in seconds.
+        keep_s: how long packets are retained without a call of `hold`, in seconds.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -92,8 +96,8 @@ class PacketRing:
     def add(self, packet: CodedPacket) -> None:
         """Add the next packet to the ring buffer.
 
-        After a jump of the timestamps, for example on a reconnect, packets are ignored until the next keyframe. If
-        the codec parameters have changed, all older packets are deleted.
+        If the timestamps jump, for example on a reconnect, packets are ignored until the next keyframe. If the codec
+        parameters have changed, all older packets are deleted.
         """
         with self._lock:
             if self._packets and jumps(self._packets[-1].pts, self._packets[-1], packet):
@@ -117,7 +121,7 @@ class PacketRing:
 
     @property
     def bytes(self) -> int:
-        """The total size of the packets in bytes, at most 256 MB."""
+        """The total size of the buffered packets in bytes. The limit is 256 MB."""
         return self._bytes
 
     @property
@@ -127,12 +131,17 @@ class PacketRing:
             return self._packets[-1].arrived_at if self._packets else None
 
     def hold(self, name: str, since: float) -> None:
-        """Retain all packets that arrived at or after `since`, until `release` is called with the same name."""
+        """Retain packets until `release` is called with the same name.
+
+        Args:
+            name: name of the hold, such as an event ID.
+            since: arrival time of the oldest packet to retain, by the monotonic clock, in seconds.
+        """
         with self._lock:
             self._held[name] = since
 
     def release(self, name: str) -> None:
-        """Release a hold, so that the buffer can delete the packets that it retained."""
+        """End the retention that `hold` started under this name. The buffer can then delete old packets."""
         with self._lock:
             self._held.pop(name, None)
 
@@ -142,7 +151,10 @@ class PacketRing:
             return bool(self._packets) and time.until(self._packets[-1]) > _ROUNDING_S
 
     def cut(self, begin: Moment, end: Moment) -> list[CodedPacket]:
-        """Return the packets between two times, starting with the keyframe before `begin` if available."""
+        """Return the packets between two times.
+
+        The first packet is the last keyframe at or before `begin`, if available.
+        """
         with self._lock:
             packets = list(self._packets)
         while packets and end.until(packets[-1]) > _ROUNDING_S:  # in decode order, which B-frames need
@@ -167,9 +179,9 @@ class PacketRing:
 
 
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
-    """Return the presentation times of packets, without jumps.
+    """Return the presentation timestamps (PTS) of packets, without jumps.
 
-    A jump of the sender's clock is replaced by the time between the arrivals of the two packets.
+    If the sender's timestamps jump, the difference of the arrival times of the two packets is used instead.
     """
     placed: list[int] = []
     shift, step = 0, round(Fraction(1, 25) / CLOCK)
@@ -193,7 +205,8 @@ def write_clip(packets: Sequence[CodedPacket], path: Path, before: Path | None =
     Args:
         packets: packets in decode order, starting with a keyframe.
         path: path of the new file.
-        before: an earlier clip to prepend. It is ignored if it is unreadable or has another codec or size.
+        before: an earlier clip to insert before the packets. It is ignored if it is unreadable or has another codec or
+            size.
 
     Raises:
         ValueError: if there is no video to write.
@@ -234,9 +247,9 @@ def _matrix_of(packets: Sequence[CodedPacket]) -> tuple[int, ...] | None:
 
 
 def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPacket]:
-    """Return the packets of an earlier clip, with timestamps shifted to end just before `packets`.
+    """Return the packets of an earlier clip, with timestamps shifted so that the clip ends just before `packets`.
 
-    Return an empty list if the formats differ.
+    Return an empty list if the two videos have different formats.
     """
     head = packets[0].parameter_sets + b"".join(packet.data for packet in packets[:2])
     codec, found = packets[0].codec, []
@@ -265,8 +278,8 @@ def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPac
 def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
     """Copy the part of a video file between two times to a clip. Return the duration of the clip in seconds.
 
-    The times are in seconds, on the clock of the file's frames. The clip has the rotation and the pixel aspect ratio
-    of the file.
+    The times are in seconds from the start of the file, as in the frames of the file. The clip has the rotation and the
+    pixel aspect ratio of the file.
 
     Raises:
         ValueError: if the video cannot be copied, or there is no video to write.
@@ -300,7 +313,7 @@ def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
 def _between(packets: Iterable[Packet[VideoStream]], first: int, last: int) -> Iterator[Packet[VideoStream]]:
     """Yield the packets between two timestamps, starting with the last keyframe at or before `first`.
 
-    Without such a keyframe, the packets start with the first keyframe.
+    If there is no such keyframe, start with the first keyframe after `first`.
     """
     held: list[Packet[VideoStream]] | None = []
     for packet in packets:
@@ -342,7 +355,7 @@ def image_at(packets: Sequence[CodedPacket], time: Moment) -> tuple[RgbImage, Fr
 
     Args:
         packets: packets in decode order, starting with a keyframe.
-        time: latest time of the frame.
+        time: time of the wanted frame.
     """
     if not packets:
         return None
@@ -359,12 +372,12 @@ def image_at(packets: Sequence[CodedPacket], time: Moment) -> tuple[RgbImage, Fr
 
 @dataclass(slots=True, frozen=True)
 class _Shown:
-    """A decoded frame that is to be encoded. It is already rotated upright.
+    """A decoded frame to encode, already rotated upright.
 
     Attributes:
         image: (height, width, 3) uint8 RGB.
         time: time in units of `CLOCK`.
-        pixel_aspect: pixel aspect ratio, width by height.
+        pixel_aspect: pixel aspect ratio (width / height of a pixel).
     """
 
     image: RgbImage
@@ -409,7 +422,7 @@ def _frames_of(packets: Sequence[CodedPacket]) -> Iterator[tuple[VideoFrame, Fra
 
 
 def _code(frames: Iterable[_Shown], path: Path) -> float:
-    """Encode frames to an H.264 file. Return the duration in seconds."""
+    """Encode frames to an H.264 file. Return the duration of the file in seconds."""
     with av.open(str(path), "w", format="mp4", options=_OPTIONS) as out:
         stream: VideoStream | None = None
         muxer, reformatter = Muxer(out), VideoReformatter()

@@ -1,6 +1,6 @@
-"""The SQLite file of an event store: schema migrations, and recovery from a corrupt file.
+"""The SQLite file of an event store: migrates its schema, and recovers from a corrupt file.
 
-`PRAGMA user_version` is the number of migrations that have been applied.
+`PRAGMA user_version` stores the number of migrations that have been applied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TROUBLE = {
 
 
 class NewerError(Exception):
-    """Raised if a newer version of Saccade has written the database. The database was not changed."""
+    """Raised if a newer version of Saccade wrote the database. The database is not changed."""
 
 
 def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
@@ -47,12 +47,14 @@ def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
 
 
 def check_version(path: Path, ladder: Ladder) -> None:
-    """Check that no newer version of Saccade has written a database. Call this before any other access to the file.
+    """Check that the database was not written by a newer version of Saccade.
 
-    A missing or unreadable file passes, because opening it reports the error.
+    Call this before any other access to the file.
+
+    No error is raised for a missing or unreadable file, because opening it later reports the error.
 
     Raises:
-        NewerError: if a newer version has written the database.
+        NewerError: if a newer version wrote the database.
     """
     if not path.is_file():
         return
@@ -68,19 +70,19 @@ def check_version(path: Path, ladder: Ladder) -> None:
 def is_damaged(error: Exception) -> bool:
     """Return whether an error means that the database file is corrupt.
 
-    A full disk, for example, does not corrupt the file.
+    Other errors, such as a full disk, do not mean a corrupt file.
     """
     code = _code(error)
     return code & 0xFF in _DAMAGED or code in _DAMAGED_EXTENDED
 
 
 def is_index_damaged(error: Exception) -> bool:
-    """Return whether an error means that a full-text index is corrupt. `is_sound` does not check these indexes."""
+    """Return whether an error means that a full-text index is corrupt. `is_sound` does not check full-text indexes."""
     return _code(error) == sqlite3.SQLITE_CORRUPT_VTAB or "vtable constructor failed" in str(error)
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether SQLite finds every page of the database intact. The check reads the whole file."""
+    """Return whether the integrity check of SQLite finds no error. The check reads the whole database file."""
     try:
         return bool(db.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
     except sqlite3.Error:
@@ -88,7 +90,7 @@ def is_sound(db: sqlite3.Connection) -> bool:
 
 
 def is_trouble(error: Exception) -> bool:
-    """Return whether an error is caused by the disk or another process, so that a retry can succeed."""
+    """Return whether an error comes from the disk or from another process, so that a retry can succeed."""
     return isinstance(error, OSError) or (_code(error) & 0xFF in _TROUBLE and not is_damaged(error))
 
 

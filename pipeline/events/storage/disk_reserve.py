@@ -1,6 +1,6 @@
 """Reserves 1 MB of disk space for an SQLite database.
 
-The reserved space is released when the disk is full, so that SQLite can still record deletions.
+SQLite needs disk space even to delete rows. On a full disk, the reserved space is freed, so that rows can be deleted.
 """
 
 from __future__ import annotations

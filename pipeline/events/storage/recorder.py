@@ -1,8 +1,8 @@
 """Records media files of events: a video clip and a snapshot.
 
-The clip has some seconds of video before and after the event. The snapshot shows the best frame. One thread writes the
-files from a bounded queue, so that a slow disk never delays frames. If the queue is full, files are dropped and
-counted.
+The clip has some seconds of video before and after the event. The snapshot is the frame with the best view of the
+object. One thread writes the files from a bounded queue, so that a slow disk never delays frames. If the queue is
+full, files are dropped and counted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Noted = Callable[[MediaDone], None]
 
 
 class MediaWriter:
-    """Writes media files in a separate thread. While a file is incomplete, its name ends with `.part`.
+    """Writes media files in a separate thread. The name of an incomplete file ends with `.part`.
 
     Args:
         folder: folder for the media files.
@@ -80,8 +80,8 @@ class MediaWriter:
 
         Args:
             file: the media file.
-            work: writes the file to the path that it receives. None if the file already exists; then only `noted` is
-                called.
+            work: function that writes the file to the path in its argument. None if the file already exists; then only
+                `noted` is called.
             whole: whether the file is complete after this call. `noted` is not called for an incomplete file.
         """
         try:
@@ -92,7 +92,10 @@ class MediaWriter:
                 self._noted(file)
 
     def close(self) -> None:
-        """Write the queued files for up to 20 s, and stop. A second call does nothing."""
+        """Write the queued files, then stop. Files that are not written within 20 s are dropped.
+
+        A second call does nothing.
+        """
         if self._thread.is_alive():
             deadline = time.monotonic() + _CLOSE_S
             self._closed = True
@@ -132,7 +135,7 @@ class MediaWriter:
 
 @dataclass(slots=True)
 class _Best:
-    """The frame with the best view of an event's object, used as the snapshot."""
+    """The frame with the best view of an event's object so far. The snapshot is made from it."""
 
     image: NDArray[np.uint8]
     size: tuple[int, int]  # with square pixels
@@ -143,7 +146,7 @@ class _Best:
 
 @dataclass(slots=True)
 class _Recording:
-    """The state of the clip and snapshot of one event while they are recorded."""
+    """The state of the recording of one event: its clip and its snapshot."""
 
     begin: Moment
     end: Moment
@@ -165,7 +168,7 @@ class Recorder:
         before_s, after_s: seconds of video before and after an event.
         file: index of the source file, from `FileSource.index`. None for a live source, which adds packets with
             `ring.add`.
-        second: whether the packets come from a second stream of the camera with a larger image. The two streams are
+        second: whether the packets come from a second, higher-resolution stream of the camera. The two streams are
             aligned by capture times if known, otherwise by arrival times.
     """
 
@@ -191,19 +194,22 @@ class Recorder:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The size in bytes of the video that is buffered for clips, and the number of unwritten clips. Thread-safe."""
+        """The size of the video buffered for clips, in bytes, and the number of clips that are not written yet.
+
+        Thread-safe.
+        """
         return {"clip_bytes": self.ring.bytes, "clips": len(self._recordings) + len(self._ending)}
 
     @property
     def has_clips(self) -> bool:
-        """Whether video for clips is available."""
+        """Whether clips can be recorded, because video is available."""
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:
         """Continue the media files of an event that began on another worker, if the files are on this machine.
 
-        New video is appended to the clip. The snapshot does not change. A snapshot is always written before the
-        clip. A missing snapshot therefore means that another machine has the files, and the event is not recorded here.
+        New video is appended to the clip. The snapshot does not change. A snapshot is always written before its clip,
+        so a missing snapshot means that the files are on another machine. The event is then not recorded here.
         """
         if not self._writer.path(event.id, "snapshot").exists():
             self._stream = event.stream
@@ -239,10 +245,10 @@ class Recorder:
             self._end(event)
 
     def advance(self, now: float) -> None:
-        """Write each clip that has reached its end time. Also save a partial clip of each long event once.
+        """Write each clip whose end time is reached. For a long event, also write a partial clip once.
 
         Args:
-            now: time of the newest frame, as in `Frame.steady_at`.
+            now: time of the newest frame (`Frame.steady_at`), in seconds.
         """
         if self._second:
             self._take_larger(now)
@@ -264,7 +270,7 @@ class Recorder:
                     self._writer.write(file, partial(write_clip, packets), whole=False)
 
     def finish(self, event: Event) -> None:
-        """Finish the recording of an event that has ended without another frame."""
+        """Finish the recording of an event that ended after its last frame was passed to `note`."""
         if event.id in self._elsewhere:
             self._elsewhere.remove(event.id)
             for kind in MEDIA:
@@ -301,7 +307,7 @@ class Recorder:
             self._ending[name] = recording
 
     def _moment(self, event: Event, steady: float, captured: float) -> Moment:
-        """Return a time of an event, with the capture time only if the camera has a second stream."""
+        """Return a time on both clocks. The capture time is included only if a second stream must be aligned."""
         return Moment(steady, captured if self._second and event.capture_clock == "rtcp" else None)
 
     def _is_over(self, time: Moment, now: float) -> bool:
@@ -310,7 +316,7 @@ class Recorder:
         return (now > time.steady and self.ring.reaches(time)) or now > time.steady + _SKEW_S
 
     def _take_larger(self, now: float) -> None:
-        """Copy the packets of the best frames from the camera's second stream, and write the snapshots that are due."""
+        """Find the packets of the best frames in the camera's second stream, and write the snapshots that are due."""
         for going in (self._recordings, self._ending):
             for name, recording in going.items():
                 if (best := recording.best) is None:
@@ -321,7 +327,7 @@ class Recorder:
                     self._write_snapshot(name, recording)
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
-        """Use a frame as the snapshot if its best object has a better score, size and sharpness than before."""
+        """Use a frame for the snapshot if its object has a better quality (score × area × sharpness) than before."""
         if event.frame_at != frame.steady_at:
             return  # this frame does not show the event
         quality = 1e-9

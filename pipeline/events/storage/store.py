@@ -12,7 +12,7 @@ are dropped and counted. If the end of an event was dropped, the store ends the 
 At the next start, the store ends open events, unless a worker can continue them. Media files without an event are
 deleted. Complete media files that are missing in the database are added to it.
 
-A corrupt database is moved aside and replaced by an empty database, at any time.
+If the database is found to be corrupt, it is moved to a folder `damaged-TIME`, and a new, empty database is created.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Job:
     """A job of the thread that writes the database.
 
     Attributes:
-        write: executes the changes.
+        write: function that makes the changes in the database.
         lasting: whether to retry the job later if the disk cannot be written now. No caller waits for the result.
         frees: whether the job deletes data. On a full disk, it runs at once and uses the reserved disk space.
     """
@@ -99,9 +99,10 @@ class EventStore(EventReader):
         folder: folder of the store. It is created if it is missing.
         keep_s: retention time of events in seconds, unless their rule sets a retention time. None retains events
             forever.
-        max_bytes: limit of all media files, in bytes. Beyond the limit, the oldest events and their media files are
-            deleted. None sets no limit.
-        keep_open: keep events open that a previous process left open, because workers may still be writing them.
+        max_bytes: limit of the total size of media files, in bytes. Above the limit, the oldest events and their media
+            files are deleted. None sets no limit.
+        keep_open: whether events stay open that were open when the previous process stopped, because workers may still
+            update them.
 
     Raises:
         StoreError: if the folder is unusable, another process is writing it, or a newer version of Saccade wrote it.
@@ -164,9 +165,9 @@ class EventStore(EventReader):
     # ---- writing
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Queue the record of an event, a track or a minute for storage, without waiting.
+        """Queue the record of an event, a track path or minute counts for storage, without waiting.
 
-        If 10,000 records already wait for the disk, the record is dropped, counted and logged.
+        If 10,000 records are already queued, the record is dropped, counted and logged.
 
         A record of type `rules` is not stored. It sets the retention time of events, by rule.
         """
@@ -199,7 +200,10 @@ class EventStore(EventReader):
             return [json.loads(text) for _, text in db.execute(_OPEN)]
 
     def note_media(self, event: str, kind: str) -> None:
-        """Record in the database that a media file of an event is complete, or that writing the file failed."""
+        """Record in the database whether a media file of an event is complete.
+
+        A missing file means that writing it failed.
+        """
         self._do(lambda db: self._note(db, event, kind), lasting=True)
 
     def delete(self, event: str) -> bool:
@@ -223,9 +227,9 @@ class EventStore(EventReader):
         return found
 
     def verdict_on(self, event: str) -> Verdict | None:
-        """Return the mark that makes a stored event a false alarm, without storing the mark.
+        """Return the false-alarm mark that `judge` would store for an event, without storing it.
 
-        Return None if the ID is unknown.
+        Return None if the event ID is unknown.
 
         Raises:
             ValueError: if the event has no box.
@@ -249,7 +253,7 @@ class EventStore(EventReader):
         return count
 
     def close(self) -> None:
-        """Store the queued records and stop. Records that cannot be stored within some seconds are dropped.
+        """Store the queued records and stop. Records that are not stored within a few seconds are dropped.
 
         A second call does nothing.
         """
@@ -268,7 +272,7 @@ class EventStore(EventReader):
     # ---- within
 
     def _lock(self, folder: Path) -> int:
-        """Create the folders of the store, and lock the store. Return the file descriptor of the lock."""
+        """Create the folder of the store, and lock it. Return the file descriptor of the lock file."""
         folder.mkdir(parents=True, exist_ok=True)
         strange = [path for path in (self.media_folder, folder / "lock") if path.is_dir() != (path.name == "media")]
         if any(path.exists() for path in strange):
@@ -285,7 +289,10 @@ class EventStore(EventReader):
         return lock
 
     def _open(self, keep_open: bool) -> None:
-        """Open and migrate the database. Move a corrupt database aside. Free the reserved space if the disk is full."""
+        """Open and migrate the database. Replace a corrupt database.
+
+        Free the reserved disk space if the disk is full.
+        """
         if os.path.lexists(self._path) and not self._path.is_file():
             self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):
@@ -302,12 +309,12 @@ class EventStore(EventReader):
             self._recover(keep_open)
 
     def _is_empty(self) -> bool:
-        """Return whether the store has never stored a record, judged by the size of its files."""
+        """Return whether the database files are missing or empty, so that no record was ever stored."""
         files = [self._path, self._path.with_name(self._path.name + "-wal")]
         return not any(path.exists() and path.stat().st_size for path in files)
 
     def _replace(self, why: object) -> None:
-        """Move the database and its media files aside."""
+        """Move the unusable database and its media files to a new folder."""
         paths = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
         elsewhere = self.media_folder.is_symlink()  # possibly on another disk; the media stay there
         aside = move_aside(paths if elsewhere else [*paths, self.media_folder])
@@ -329,7 +336,12 @@ class EventStore(EventReader):
         )
 
     def _trouble_with_file(self) -> str | None:
-        """Return why the open database is no longer the file on disk, or None. SQLite does not detect this change."""
+        """Return a message if the database file was deleted, replaced or truncated while it was open.
+
+        Otherwise return None.
+
+        SQLite does not detect these changes.
+        """
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -344,7 +356,10 @@ class EventStore(EventReader):
         return None
 
     def _opened(self) -> sqlite3.Connection:
-        """Open a database connection for the writer thread. Store the identity of the opened file."""
+        """Open a database connection for the writer thread.
+
+        Remember which file was opened, to detect its replacement.
+        """
         db = self._connect()
         migrate(db, LADDER)
         found = self._path.stat()
@@ -460,7 +475,7 @@ class EventStore(EventReader):
         return isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
 
     def _mend(self, error: Exception) -> bool:
-        """Check the database after a read error, which can be temporary. Replace the database if it is corrupt.
+        """After a read error, check the database and replace it if it is corrupt. The read error can be temporary.
 
         Return False if a corrupt database cannot be replaced now.
         """
@@ -482,14 +497,20 @@ class EventStore(EventReader):
         return True
 
     def _end_lost(self) -> None:
-        """End the stored events that lost their end, because the change was dropped. Otherwise they would stay open."""
+        """End stored events whose end was dropped because the queue was full.
+
+        Otherwise they would stay open forever.
+        """
         with self._closing:
             going = set(self._going)
         left = [row for row in self._db.execute(_OPEN).fetchall() if row[0] not in going]
         _end_events(self._db, left)
 
     def _prune_first(self) -> None:
-        """Delete expired events. If this fails on a full disk, delete the files of expired events first and retry."""
+        """Delete expired events.
+
+        If this fails on a full disk, first delete the media files of expired events, then retry.
+        """
         pruning = _Job(self._prune, frees=True)
         self._commit([pruning])
         if pruning.done.exception() is not None and self._deleted_media:
@@ -504,7 +525,7 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Postpone jobs with `lasting` until the disk can be written again. All other jobs fail."""
+        """Postpone jobs that can be retried until the disk can be written again. All other jobs fail."""
         if error is not None:
             if not self._retry_at:
                 log.warning(
@@ -530,19 +551,22 @@ class EventStore(EventReader):
         return db
 
     def _now(self) -> float:
-        """Return the current Unix time, or a slightly later time if an event already has the current time."""
+        """Return the current Unix time for a new event. It is always later than the previous returned time."""
         self._stored_at = max(time.time(), self._stored_at + 1e-6)
         return self._stored_at
 
     def _clock(self) -> float:
-        """Return the time of the store's monotonic clock, in seconds.
+        """Return the store's time in seconds: Unix time that never goes backwards.
 
-        The clock starts at the Unix time or at the newest stored time, whichever is later.
+        It starts at the system time, or at the newest stored time if that is later.
         """
         return self._ahead + elapsed_s()
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
-        """Return the time at which an event expires, or None if the retention time of the store applies."""
+        """Return the time at which the rule's retention time deletes an event.
+
+        None if the rule sets no retention time.
+        """
         keep_s = self._rule_keep_s.get(record["stream"], {}).get(record["rule"])
         return None if keep_s is None else self._clock() + keep_s
 
@@ -644,7 +668,7 @@ class EventStore(EventReader):
         )
 
     def _write_event(self, db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
-        """Insert or update the record of an event. The stored state of its media files does not change."""
+        """Insert or update the record of an event. Do not change the stored state of its media files."""
         zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
         found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
         text = " ".join((record["label"], record["rule"], *found))
@@ -704,7 +728,10 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """End events at their last frame. Each row has the ID and the JSON record of an event."""
+    """Store the time of its last frame as the end time of each event.
+
+    Each row has the ID and the JSON record of an event.
+    """
     for event, text in rows:
         record = json.loads(text)
         record |= {"type": "end", "end_time": record["frame_time"], "count": 0}

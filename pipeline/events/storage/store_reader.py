@@ -1,7 +1,7 @@
 """Reads an event store. Defines the database schema, and queries that return events in pages, newest first.
 
-A query with several conditions first uses the full-text index. The index combines the conditions and starts with the
-rarest condition. Then each match is checked exactly.
+A query with several conditions first finds candidates in the full-text index, which intersects the conditions. Then
+each candidate is checked exactly.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class EventQuery:
 
     Attributes:
         stream, rule, label, zone: exact names.
-        since: lowest `start_time`, in seconds.
+        since: earliest `start_time`, in seconds.
         words: words that must all appear in labels, answers or attributes. The last word can be a prefix of two or
             more letters.
-        after: return only events that were stored before this Unix time. For the next page, use the storage time of
-            the last event.
+        after: return only events that were stored before this Unix time. For the next page, pass the storage time of
+            the last event of the current page.
         until: return only events that were stored at or before this Unix time.
         media: return only events with a snapshot or clip, including files that are still being written.
         limit: maximum number of events.
@@ -135,10 +135,10 @@ class EventQuery:
             raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
     def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
-        """Return an SQL statement that selects `record` and `stored_at` of matching events, and its parameters.
+        """Return the SQL statement of the query and its parameters. It selects the columns `record` and `stored_at`.
 
         Args:
-            first_row: lower bound of the row IDs of matching events, which limits the search; None if unknown.
+            first_row: lowest row ID that a matching event can have, to limit the search; None if unknown.
         """
         where: list[str] = []
         values: list[object] = []
@@ -198,7 +198,7 @@ def walk_pages(
 
     Args:
         query: the query. Its limit is the page size.
-        page: returns the events of one page, plus one more event if there is a next page.
+        page: returns the events of one page, plus the first event of the next page if there is one.
     """
     while True:
         found = page(query)
@@ -228,7 +228,7 @@ def time_of_text(text: str) -> float:
 
 
 def finite(text: str, complaint: str) -> float:
-    """Parse a finite number.
+    """Parse a finite number (not infinite and not NaN).
 
     Args:
         text: text to parse.
@@ -251,7 +251,8 @@ class StoreError(Exception):
 
     Args:
         message: the message.
-        disk: whether the disk causes the error, and not the request. Saccade can then run without a store.
+        disk: True if the disk caused the error, False if the request did. After a disk error, Saccade can run without a
+            store.
     """
 
     def __init__(self, message: str, *, disk: bool = False) -> None:
@@ -391,7 +392,7 @@ class EventReader:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a database connection for reading. A failed read raises StoreError."""
+        """Provide a database connection for reading. If reading fails in the `with` block, StoreError is raised."""
         generation, db = self._generation, None
         try:
             with self._opening:
@@ -415,7 +416,10 @@ class EventReader:
                 self._readers.put((generation, db))
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
-        """Handle a database that cannot be read. Only the writing process can repair it, so a reader does nothing."""
+        """Called if the database cannot be read.
+
+        Does nothing here, because only the writing process can repair the database.
+        """
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)
