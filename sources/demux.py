@@ -36,7 +36,7 @@ class FileDemuxer:
     Args:
         container: the open file, positioned at its beginning or at a keyframe.
         video: the video stream to read; None to read no video.
-        shift: seconds to add to timestamps at this position, because of clock jumps before it; see `KeyFrame`.
+        shift: seconds to add to the timestamps from this position on, to remove earlier clock jumps; see `KeyFrame`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FileDemuxer:
         }
 
     def shift_of(self, stream: av.stream.Stream) -> Fraction:
-        """Return the seconds that were added to the timestamps of the newest packet of `stream`."""
+        """Return the correction in seconds that was added to the timestamps of the newest packet of `stream`."""
         clock = self._clocks[stream.index]
         return clock.shift * (stream.time_base or Fraction(1, av.time_base))
 
@@ -68,7 +68,7 @@ class FileDemuxer:
         """Yield the packets of all streams, and at the end one empty packet per stream to flush its decoder.
 
         Args:
-            damaged: callback for each part of the file that cannot be read.
+            damaged: callback that is called for each part of the file that cannot be read; None for none.
             closed: event; setting it ends the iteration.
         """
         packets, failures = self._container.demux(*self._streams), 0
@@ -107,7 +107,7 @@ class FileDemuxer:
 
 
 def clock_may_jump(container: InputContainer) -> bool:
-    """Return whether this container format, such as MPEG-TS, may contain jumps in its timestamps."""
+    """Return whether the timestamps may jump in this container format, as in MPEG-TS."""
     return bool(Flags(container.format.flags) & Flags.ts_discont)
 
 
@@ -123,10 +123,10 @@ class KeyFrame:
     """Position and time of a keyframe in a file, at which decoding can start.
 
     Attributes:
-        time: presentation timestamp on the file's continuous clock, in units of the video's time base.
+        time: presentation timestamp after removal of clock jumps, in units of the video's time base.
         pts: presentation timestamp as stored in the container.
         position: byte offset in the file; None if unknown.
-        shift: seconds to add to timestamps from this keyframe on, see `InputClock`.
+        shift: seconds to add to the stored timestamps from this keyframe on, to remove clock jumps.
     """
 
     time: int
@@ -141,7 +141,7 @@ class FileIndex:
     Args:
         path: path of the file.
         base: seconds per unit of the video's timestamps.
-        origin: timestamp of the video's beginning.
+        origin: timestamp of the video's beginning, in units of `base`.
     """
 
     def __init__(self, path: Path, base: Fraction, origin: int) -> None:

@@ -137,7 +137,7 @@ def check_source(target: str) -> None:
 
 
 def _check_path(path: Path) -> None:
-    """Raise SourceError if the path is too long, or looks like a URL without its scheme. Passwords are hidden."""
+    """Raise SourceError if the path is too long, or looks like a URL without scheme. The message hides passwords."""
     try:
         if path.exists():
             return
@@ -202,7 +202,7 @@ def _open_onvif(
     name: str,
     largest: bool,
 ) -> LiveConnection:
-    """Connect to an ONVIF device's RTSP stream. The stream URI is read for each connection, because it may change."""
+    """Connect to an ONVIF device's RTSP stream. Ask the device for the stream URI each time, because it may change."""
     from saccade.sources.onvif.device import best_profile, checked_address, largest_profile, read_profiles
 
     profiles = read_profiles(checked_address(device, Dialer(closed, tls, check)), there_only=check is not None)

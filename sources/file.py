@@ -201,7 +201,7 @@ class FileSource(Source):
     def _packets(
         self, container: InputContainer, stream: av.VideoStream, shift: Fraction
     ) -> Iterator[av.Packet[av.VideoStream]]:
-        """Yield timestamped video packets, then an empty one to flush the decoder. Add keyframes to the index."""
+        """Yield the video packets, then an empty packet to flush the decoder. Add keyframes to the index."""
         demuxer = FileDemuxer(container, stream, shift=shift)
 
         def damaged() -> None:
@@ -350,7 +350,7 @@ def _video_of(container: InputContainer, path: Path) -> av.VideoStream:
 
 
 def _cut_off(stream: av.VideoStream, path: Path) -> int:
-    """Return how many packets of the file's index a truncated file lacks. FFmpeg does not report truncation."""
+    """Return the number of packets in the file's index whose data is missing because the file is truncated."""
     try:
         size = path.stat().st_size
     except OSError:  # the file was deleted meanwhile
@@ -364,7 +364,7 @@ def _from_key_frame(
 ) -> Iterator[av.Packet[av.VideoStream]]:
     """Yield the packets from the last keyframe at or before `first_pts`.
 
-    If the clock may jump, a timestamp does not determine a file position. Everything before it must then be read.
+    For files in which timestamps may jump, because such a file cannot be searched by time.
     """
     held: list[av.Packet[av.VideoStream]] = []
     size = 0

@@ -36,7 +36,8 @@ class Frame:
         decode_ms: milliseconds spent on demuxing, decoding and, except for `deferred` images, conversion.
         dropped_before: number of frames dropped between the previously yielded frame of this stream and this
             frame.
-        pixel_aspect: pixel width divided by pixel height. It is not 1 for anamorphic video; `image` is as stored.
+        pixel_aspect: pixel width divided by pixel height. Not 1 for anamorphic video, because `image` is not scaled to
+            square pixels.
         damaged: whether parts of the image are missing or smeared. Set only if damaged frames were requested.
         convert: function that makes a deferred image (see `deferred`); None for other frames.
         size: (width, height) of a deferred image in pixels; None for other frames.
@@ -68,7 +69,7 @@ class Frame:
 
         Args:
             convert: function that returns the image, the same array on each call. It is called from any thread.
-            others: the other attributes.
+            others: the other attributes of the frame, by name.
         """
         frame = cls(None, convert=convert, **others)  # type: ignore[arg-type]
         object.__delattr__(frame, "image")
@@ -99,9 +100,11 @@ class Frame:
 
     @property
     def steady_at(self) -> float:
-        """Capture time on a monotonic clock in seconds. For live streams, `time.monotonic()` on arrival.
+        """Capture time in seconds on a clock that is never adjusted.
 
-        Use it to measure durations, because `captured_at` of a live stream is wall-clock time, which may be adjusted.
+        For live streams, `time.monotonic()` on arrival; for files, seconds from the start.
+
+        Use this time to measure durations. `captured_at` of a live stream is wall-clock time, which may be adjusted.
         """
         return self.captured_at if self.capture_clock == "file" else self.decoded_at - self.decode_ms / 1e3
 
@@ -125,7 +128,7 @@ _OTHERS = tuple(one.name for one in fields(Frame) if one.name != "image")
 
 
 def square_size(width: int, height: int, pixel_aspect: Fraction) -> tuple[int, int]:
-    """Return (width, height) in pixels after scaling to square pixels. Only one of the two changes.
+    """Return (width, height) in pixels after scaling to square pixels. Either the width or the height is kept.
 
     Args:
         width: stored width in pixels.

@@ -59,7 +59,7 @@ def _handle(gpu: int | None) -> HWAccel | None:
 
 @contextmanager
 def primary_context(gpu: int | None) -> Iterator[None]:
-    """Make the GPU's primary CUDA context current in this thread, as a context manager. None does nothing.
+    """Make the GPU's primary CUDA context current in this thread, as a context manager. Does nothing if `gpu` is None.
 
     Raises:
         OSError: if there is no such GPU.

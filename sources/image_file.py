@@ -199,8 +199,8 @@ def read_image(data: bytes, max_pixels: int = MAX_PIXELS) -> RgbImage:
 def is_motion_jpeg(file: BinaryIO) -> bool:
     """Return whether a JPEG file is Motion JPEG, that is, whether a second JPEG of the same size follows.
 
-    Photos of phones are not Motion JPEG, but may also contain several JPEGs: a smaller gain map, or an index and images
-    of the same size.
+    A phone's photo is not Motion JPEG, although its file may contain more JPEGs: a smaller gain map (HDR), or images
+    that a Multi-Picture Format index (MPF) lists.
     """
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -218,7 +218,7 @@ def is_motion_jpeg(file: BinaryIO) -> bool:
 def _walk_jpeg(data: mmap.mmap, at: int) -> tuple[bytes | None, int]:
     """Return the size of the JPEG at offset `at` (encoded height and width), and the offset of its end.
 
-    The size is None if the JPEG is truncated, or if it contains an index of other images in the file.
+    The size is None if the JPEG is truncated, or if it contains a Multi-Picture Format index (MPF).
     """
     size: bytes | None = None
     at += 2
@@ -271,8 +271,8 @@ def _to_rgb(image: Image.Image) -> RgbImage:
 def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
     """Convert greyscale values of another dtype to uint8.
 
-    16-bit integers, and fractions from 0 to 1, are scaled by their range. Other values are scaled by their minimum and
-    maximum.
+    16-bit integers are divided by 256. Floats from 0 to 1 are multiplied by 255. Other values are scaled so that the
+    minimum becomes 0 and the maximum 255.
     """
     if sixteen_bits or (values.dtype.kind in "iu" and values.min() >= 0 and values.max() < 2**16):
         return (values >> 8).astype(np.uint8)

@@ -34,9 +34,9 @@ class ImageSource(Source):
     frames of an animated GIF, PNG, WebP or AVIF, and the pages of a TIFF. If the source is one animation, its frame
     durations are used.
 
-    File names are sorted naturally: `shot9.jpg` before `shot10.jpg`. `pts` and `index` are positions in this order.
-    The EXIF orientation is applied. Unreadable images of a folder are skipped and counted. Codec and size in `info`
-    describe the first image. Subfolders are not read.
+    File names are sorted naturally: `shot9.jpg` before `shot10.jpg`. `Frame.index` is an image's position in this
+    order. The EXIF orientation is applied. Unreadable images of a folder are skipped and counted. Codec and size in
+    `info` describe the first image. Subfolders are not read.
 
     Args:
         path: path of the image file or folder.
@@ -199,7 +199,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _count(path: Path) -> int:
-    """Return the number of images in a file. An unreadable file counts as one image, which is skipped later."""
+    """Return the number of images in a file. An unreadable file counts as one image."""
     try:
         with path.open("rb") as file:
             if not may_hold_several(file.read(HEAD_BYTES)):

@@ -1,4 +1,4 @@
-"""YUV planes of a decoded frame, so that another module can convert them to RGB, for example on the GPU."""
+"""YUV planes of a decoded frame, for conversion to RGB elsewhere, for example on the GPU."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class YuvPlanes:
 
     Attributes:
         planes: the luma plane, followed by one interleaved chroma plane (NV12) or two chroma planes.
-        matrix: four conversion coefficients times 65536, for a luma range of 16 to 235: V to red, U to blue, U to
-            green, V to green. The coefficients to green are subtracted.
-        full_range: whether values range from 0 to 255, instead of 16 to 235 (chroma: 240).
+        matrix: four YUV to RGB coefficients times 65536, for a luma range of 16 to 235: V to red, U to blue, U to
+            green, V to green. The coefficients for green are subtracted.
+        full_range: whether values range from 0 to 255; otherwise luma from 16 to 235 and chroma from 16 to 240.
         gpu: index of the GPU that stores the planes; None for main memory.
     """
 

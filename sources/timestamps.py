@@ -21,8 +21,8 @@ class InputClock:
     - The first stream that jumps continues at its previous time. The necessary correction (shift) is stored.
     - Each other stream gets the same shift when it jumps, so that audio and video stay together. Packets from
       before the jump that are stored after it keep the old shift.
-    - If a stream pauses, and its timestamps then match the other streams, this is no jump.
-    - A timestamp that is far from both neighbours is treated as missing.
+    - An increase after which a stream's timestamps match the other streams is a pause, not a jump.
+    - A timestamp far from those of the previous and the next packet is treated as missing.
 
     Args:
         jumps: whether the format's clock may jump, as in MPEG-TS.
@@ -38,8 +38,8 @@ class InputClock:
         """Add a stream and return its clock.
 
         Args:
-            base: seconds per unit of its timestamps.
-            step: seconds between two packets, used if packets have no duration; None for one unit.
+            base: seconds per unit of the stream's timestamps.
+            step: seconds between two packets, used if packets have no duration; None for one timestamp unit.
 
         Raises:
             ValueError: if `base` or `step` is not positive.
@@ -53,7 +53,7 @@ class StreamClock:
     """Continuous clock of one stream, created by `InputClock.stream`. Packets must come in the file's order.
 
     Attributes:
-        shift: shift of the last packet, in timestamp units.
+        shift: correction that was added to the last packet's timestamps, in timestamp units.
     """
 
     __slots__ = (
@@ -133,11 +133,11 @@ class StreamClock:
         return _plausible(None if pts is None else pts + self.shift), None if dts is None else placed
 
     def _follow(self, time: int, ahead: int) -> None:
-        """Set the shift for a packet whose timestamp has jumped.
+        """Set the timestamp correction (shift) for a packet whose timestamp has jumped.
 
         Args:
             time: the packet's timestamp.
-            ahead: distance of the jump, in timestamp units.
+            ahead: length of the jump in timestamp units; negative for a decrease.
         """
         assert self._end is not None
         others = self._ends_of_others()
@@ -151,7 +151,7 @@ class StreamClock:
         return [end for one in self._input.streams if one is not self and (end := one.end_s) is not None]
 
     def _known_shift(self, time: int) -> tuple[int, int] | None:
-        """Return the shift of another stream that jumped before, if it makes this stream continuous; None otherwise."""
+        """Return number and shift of another stream's earlier jump, if the shift also makes this stream continuous."""
         assert self._end is not None
         best: tuple[int, int, int] | None = None
         for number, seconds in self._input.shifts:

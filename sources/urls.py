@@ -91,7 +91,7 @@ def host_and_port(url: str) -> tuple[str, int | None]:
 
 
 def _is_port(found: str | None) -> bool:
-    """Return whether a port text such as ":554" is valid; True for None."""
+    """Return whether a port such as ":554" is valid. A missing port (None) is valid."""
     digits = (found or "").removeprefix(":")
     return not digits or int(digits) in range(1, 65536)
 

@@ -62,7 +62,7 @@ def _rank(stream: VideoStream) -> tuple[int, bool, bool, int, int]:
 
 
 def _movement(stream: VideoStream) -> int:
-    """Return 2 for a stream of several frames, 0 for a single frame, 1 for an image codec of unknown length.
+    """Rank a stream: 2 for several frames, 1 for an image codec with an unknown number of frames, 0 for a single frame.
 
     Many programs store cover art as a video track of one frame, without a flag.
     """

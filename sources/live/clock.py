@@ -1,4 +1,4 @@
-"""Continuous timestamps for a live source across reconnects. Callers pass the current time."""
+"""Continuous timestamps for a live source across reconnects. The current time is an argument of each method."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class LiveClock:
 class _RateCheck:
     """Checks whether the sender's clock runs at the right rate, in windows of two seconds.
 
-    The rate is wrong if the sender's and the local clock differ by a factor of two in two consecutive windows. A single
-    window may differ, because servers send buffered frames in a burst when a client joins.
+    The rate is wrong if one of the two clocks runs more than twice as fast as the other in two consecutive windows. A
+    single window may differ, because servers send buffered frames in a burst when a client joins.
     """
 
     __slots__ = ("_at", "_timestamp", "_wrong")

@@ -1,6 +1,6 @@
-"""Queue of encoded frames between the network and the decoder, limited in age and memory.
+"""Queue of encoded frames between the network and the decoder, with limited waiting time and memory.
 
-Callers pass the current time. If several threads share a queue, callers must use a lock.
+The current time is an argument of each method. A queue that several threads share must be protected by a lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CodedQueue:
         return self._needs_key
 
     def age(self, now: float) -> float:
-        """Return the age in seconds of the oldest access unit at time `now`; 0 if the queue is empty."""
+        """Return for how many seconds the oldest access unit has waited at time `now`; 0 if the queue is empty."""
         return now - self._units[0].arrived_at if self._units else 0.0
 
     def push(self, unit: AccessUnit, now: float) -> None:
@@ -59,7 +59,7 @@ class CodedQueue:
     def pop(self, now: float) -> AccessUnit | None:
         """Remove and return the oldest access unit; None if the queue is empty. `dropped_before` counts dropped units.
 
-        Access units that are too old at time `now` are dropped first.
+        Access units that have waited too long at time `now` are dropped first.
         """
         self._bound(now)
         if not self._units:
@@ -70,7 +70,7 @@ class CodedQueue:
         return replace(unit, dropped_before=unit.dropped_before + lost) if lost else unit
 
     def note_decode(self, seconds: float) -> None:
-        """Record how many seconds the last access unit took to decode, to estimate the time for the whole queue."""
+        """Record the decoding time of the last access unit in seconds, to estimate the decoding time of the queue."""
         self._decode_s += 0.1 * (seconds - self._decode_s)
 
     def need_key(self) -> None:

@@ -20,7 +20,7 @@ class LiveFrame:
         decoded: the decoded frame, not yet converted to RGB.
         timestamp: the sender's timestamp in units of 1/90000 s, without wrap-around; None if not stated.
         arrived_at: `time.monotonic()` when the first byte arrived, in seconds.
-        captured_at: capture time in Unix seconds, by the sender's RTCP report; None until a report arrives.
+        captured_at: capture time in Unix seconds, from the sender's RTCP report; None until a report arrives.
         lost_before: number of frames lost between the previous frame and this frame.
         damaged: whether a part of the frame, or of a reference frame, is missing.
         pixel_aspect: pixel width divided by pixel height, before rotation.
@@ -44,8 +44,7 @@ class StreamStats:
         received, lost: number of received and of lost video packets.
         late: number of frames that were dropped because decoding was too slow.
         key_interval_s: seconds between the last two keyframes; None before the second keyframe.
-        clock_off_s: seconds that the sender's clock is ahead of the local clock, by RTCP; None before the first
-            RTCP report.
+        clock_off_s: seconds by which the sender's clock is ahead of the local clock; None before the first RTCP report.
     """
 
     transport: str

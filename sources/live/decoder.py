@@ -58,7 +58,7 @@ class Decoder:
 
     @property
     def name(self) -> str:
-        """Name of the decoder, such as "h264" or "h264 (cuda)". Decoding the first frame may change it."""
+        """Name of the decoder, such as "h264" or "h264 (cuda)". The suffix " (cuda)" appears with the first frame."""
         return running(self._context, self._first)
 
     @property
@@ -74,7 +74,7 @@ class Decoder:
             pts: presentation timestamp in units of `LIVE_BASE` (1/90000 s).
 
         Raises:
-            FFmpegError: if the access unit is damaged.
+            FFmpegError: if FFmpeg cannot decode the access unit.
         """
         packet = av.Packet(data)
         packet.pts = packet.dts = pts

@@ -81,7 +81,7 @@ class FfmpegInput:
 
     @classmethod
     def of_url(cls, url: str) -> FfmpegInput:
-        """Return FFmpeg's input for a URL that is not RTSP.
+        """Return the input with FFmpeg's options for a URL of any protocol except RTSP.
 
         Raises:
             SourceError: if the URL is malformed.
@@ -104,7 +104,7 @@ class FfmpegInput:
 
     @classmethod
     def of_rtsp(cls, address: RtspAddress, transport: str) -> FfmpegInput:
-        """Return FFmpeg's input for an RTSP stream with a codec other than H.264 and H.265."""
+        """Return the input with FFmpeg's options for an RTSP stream with a codec other than H.264 and H.265."""
         way = {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport)
         server = None
         if address.tls:
@@ -116,7 +116,7 @@ class FfmpegInput:
 
     @classmethod
     def of_camera(cls, number: int) -> FfmpegInput:
-        """Return FFmpeg's input for the webcam with this number.
+        """Return the input with FFmpeg's options for a webcam, selected by its number from 0.
 
         Raises:
             SourceError: if this build of FFmpeg does not support webcams.
@@ -134,11 +134,11 @@ class FfmpegConnection:
     """A connection to a live source through FFmpeg. The constructor opens the connection.
 
     Args:
-        address: FFmpeg's input.
+        address: URL or device, with FFmpeg's options.
         dialer: opens the network connections.
         hwaccel: whether to decode on the GPU.
         gpu: index of the GPU on which decoded frames stay, see `gpu_decoding`.
-        taps: callbacks that receive the encoded packets, after decoding; None for none.
+        taps: callbacks that receive the encoded packets; None for none.
 
     Raises:
         LiveError: if the connection cannot be opened.
@@ -248,7 +248,7 @@ class FfmpegConnection:
                 self._changed.wait(_WAKE_S)
 
     def _hand_over(self, frame: LiveFrame, *, wait: bool) -> None:
-        """Queue a frame for `read`. If the queue is full, wait for space (`wait`) or drop the oldest frame."""
+        """Queue a frame for `read`. If the queue is full, wait for space if `wait` is set, or drop the oldest frame."""
         with self._changed:
             while wait and len(self._ready) >= _READY and not self._done.is_set() and not self._closed.is_set():
                 self._changed.wait(_WAKE_S)
@@ -298,9 +298,9 @@ class FfmpegConnection:
 
     @contextmanager
     def _reach(self, first: HttpFile | None) -> Iterator[tuple[str, str | None]]:
-        """Yield the URL that FFmpeg opens and its format, or None for the format if FFmpeg must detect it.
+        """Yield the URL for FFmpeg to open, and the name of its format; None as the format if FFmpeg must detect it.
 
-        A TLS relay that the URL needs runs until the iterator is closed.
+        If the server requires TLS, the URL is that of a local TLS relay, which runs until the context ends.
         """
         address, dialer = self._address, self._dialer
         target = address.target
@@ -335,7 +335,7 @@ class FfmpegConnection:
         return options
 
     def _read_jpegs(self, file: HttpFile) -> NoReturn:
-        """Read a Motion JPEG stream and queue each image on arrival. Ends by an exception only."""
+        """Read a Motion JPEG stream and queue each image on arrival. Raises at the end of the stream."""
         what = redact(self._address.target)
         is_image = file.content_type.startswith("image/")
         if not is_image or file.length is None:
@@ -480,7 +480,7 @@ def _with_place(url: str, place: str) -> str:
 
 
 def _rtmp_application(url: str) -> str:
-    """Return the application name of an RTMP URL, by FFmpeg's rules: all path parts but the last of up to three."""
+    """Return the application name of an RTMP URL by FFmpeg's rules, such as "live" or "app/instance"; "" for none."""
     path = urlsplit(url).path
     first, _, rest = path.removeprefix("/").partition("/")
     if not rest:

@@ -1,4 +1,4 @@
-"""Extracts JPEG images from a Motion JPEG stream over HTTP. Callers pass the received bytes and the current time.
+"""Extracts JPEG images from a Motion JPEG stream over HTTP. The received bytes and the current time are arguments.
 
 Headers between the images are ignored, because many cameras send wrong headers. Cameras omit the first boundary or the
 content type, state a wrong length, or use wrong line endings. The JPEG markers determine where each image ends.

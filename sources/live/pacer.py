@@ -1,4 +1,4 @@
-"""Schedules frames at their presentation times if they arrive in bursts. Callers pass the current time."""
+"""Schedules frames at their presentation times if they arrive in bursts. The current time is an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Pacer:
     - If a timestamp decreases, repeats or jumps forward, the frame follows the previous frame by the usual interval.
     - A late frame is shown at once. Later frames are delayed by the same time. Playback then runs 10 % faster until the
     delay is recovered.
-    - If faster playback makes frames late again, the delay is permanent, and the faster playback stops.
+    - If faster playback makes frames late again, playback returns to normal speed and keeps the delay.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Pacer:
         return 0.0
 
     def _follow(self, offset: float, taken: float) -> float:
-        """Return the next frame's difference between due time and timestamp, from the previous difference `offset`."""
+        """Return a frame's due time minus its timestamp `taken`, in seconds; `offset` is the last frame's value."""
         step = taken - self._taken
         if not 0 < step <= max(_JUMP_S, _JUMP_STEPS * self._step):
             self._step = step if step > 0 else self._step

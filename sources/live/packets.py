@@ -41,7 +41,7 @@ class CodedPacket:
         key: whether the frame is a keyframe, at which decoding can start.
         display_matrix: the container's display matrix, 9 numbers; None for no rotation.
         pixel_aspect: pixel width divided by pixel height, from the container; None if only `data` can state it.
-        captured_at: capture time by the sender's RTCP report, as in `Frame.captured_at`; None without a report.
+        captured_at: capture time in Unix seconds, from the sender's RTCP report; None without a report.
     """
 
     codec: str
@@ -65,7 +65,7 @@ class AudioPacket:
         rate: samples per second.
         channels: number of channels.
         data: the encoded audio; AAC has no ADTS header.
-        pts: presentation timestamp, on the clock of the video packets.
+        pts: presentation timestamp in units of 1/90000 s, on the same clock as the video packets.
         samples: number of samples per channel; 0 if unknown.
     """
 
@@ -116,7 +116,7 @@ def jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
 
 
 def parameters_of(packet: CodedPacket) -> tuple[str, frozenset[bytes]]:
-    """Return the codec and parameter sets of a keyframe. A file can contain only frames with equal values."""
+    """Return the codec and parameter sets of a keyframe. If they change, a recording must start a new file."""
     kinds = _PARAMETER_SETS.get(packet.codec)
     if kinds is None:
         return packet.codec, frozenset((packet.parameter_sets,))
@@ -145,7 +145,7 @@ class PacketTap:
     def packets(
         self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
     ) -> Iterator[CodedPacket]:
-        """Yield `packet` as a `CodedPacket`. The call may empty `packet`. A missing timestamp is the arrival time."""
+        """Yield `packet` as a `CodedPacket` and may empty `packet`. The arrival time replaces a missing timestamp."""
         if not packet.size:
             return
         pts = round(arrived_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)

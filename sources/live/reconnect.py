@@ -1,6 +1,6 @@
 """State machine of the connection to a live source: states, timeouts and retry delays.
 
-Callers pass the current time and random numbers.
+The current time and the random number generator are arguments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LinkStatus:
 
     @property
     def explanation(self) -> str | None:
-        """Reason of the failure, with the next attempt's time if over a minute away; None without a failure."""
+        """Reason for the failure, with the delay before the next attempt if at least 60 s; None without a failure."""
         if not self.reason:
             return None
         later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""
@@ -64,7 +64,7 @@ class Link:
     final. A source that was never live stays `connecting`.
 
     Args:
-        chance: random number generator from 0 to 1, for the jitter that spreads the reconnects of many cameras.
+        chance: function that returns random numbers from 0 to 1, for the jitter of the retry delays.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -119,8 +119,8 @@ class Link:
 
         The limits are 4 s or four frame intervals without video (the longer applies), and 20 s without a frame. While
         the frame interval is unknown, the limit is 4 s without any data, or 20 s with `frames_only`. Before the first
-        frame, the limit is 4 s without data. Each failed attempt doubles the limits that do not depend on the frame
-        interval, up to four times. A camera with one image a minute therefore connects eventually.
+        frame, the limit is 4 s without data. The first two failed attempts each double the limits that do not depend on
+        the frame interval. A camera with one image a minute therefore connects eventually.
         """
         patience = 1 << min(self._attempts, 2)
         if self._state == "live":

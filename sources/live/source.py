@@ -42,7 +42,7 @@ class LiveSource(Source):
 
     An unreachable source is retried without limit (see `Link`); `status` shows the current state. Timestamps are
     strictly increasing integers in units of 1/90000 s, also across reconnects. Codec and size in `info` describe the
-    newest frame; they are "" and 0 before the first.
+    newest frame; they are "" and 0 before the first frame.
 
     Args:
         url: the URL that the user typed; shown only without its credentials.

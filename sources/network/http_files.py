@@ -97,8 +97,9 @@ class HttpFiles:
     """Opens files over HTTP. The files share cookies, credentials and connections.
 
     Attributes:
-        failure: error of a later file, such as a segment. It is stored because FFmpeg reports only that reading failed.
-        refused: error of a forbidden address or rejected certificate; no file is opened afterwards. None otherwise.
+        failure: error of a file opened after the first, such as a segment; None without an error. FFmpeg reports only
+            that reading failed.
+        refused: error of a forbidden address or rejected certificate, after which no file is opened; None without one.
 
     Args:
         dialer: opens the connections.
@@ -350,8 +351,8 @@ class HttpFile:
     def seekable(self) -> bool:
         """Return whether `seek` is possible.
 
-        The server must support range requests, or the file must be an MP4 small enough to download again. Most cameras
-        write an MP4's index at its end, and simple servers do not support range requests.
+        The server must support range requests, or the file must be a small MP4, which is then downloaded again. Most
+        cameras write an MP4's index at its end, and simple servers do not support range requests.
         """
         if self._text is not None or self._length is None:
             return self._text is not None
@@ -363,7 +364,7 @@ class HttpFile:
         """Read up to `size` bytes of the HTTP file; return b"" at its end.
 
         Raises:
-            LiveError: if the connection fails and the file is not nested.
+            LiveError: if the connection fails and `nested` is False (see `HttpFile`).
             SourceError: if an address is forbidden.
         """
         try:

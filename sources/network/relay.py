@@ -1,6 +1,6 @@
 """Local TLS relay: accepts plaintext connections on 127.0.0.1 and forwards them to a server over TLS.
 
-It is for protocols whose library cannot apply the user's certificate policy.
+The relay applies the user's certificate policy for libraries that cannot, such as FFmpeg.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class StreamSocket:
 
 
 def wait_for(readers: list[int], timeout_s: float, writers: list[int] | None = None) -> list[int]:
-    """Return the file descriptors that are ready within `timeout_s` seconds. Unlike select, has no limit of 1024."""
+    """Return the file descriptors that are ready within `timeout_s` seconds. Descriptors above 1023 are supported."""
     poll = select.poll()
     for descriptor in readers:
         poll.register(descriptor, select.POLLIN)

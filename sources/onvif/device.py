@@ -139,7 +139,8 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
         there_only: see `ask_device`.
 
     Raises:
-        SourceError, LiveError: see `ask_device`; also if the device has no video.
+        SourceError: see `ask_device`.
+        LiveError: see `ask_device`; also if the device has no video.
     """
     profiles = ask_device(address, profiles_of, there_only=there_only)
     if not profiles:
@@ -159,7 +160,7 @@ def ask_device(
     Args:
         address: address of the device.
         ask: coroutine function that sends requests to the device (an `onvif.ONVIFCamera`).
-        there_only: whether to contact only this host and port, even if the device names other addresses.
+        there_only: whether to contact only the host and port of `address`, even if the device reports other addresses.
         limit_s: time limit in seconds; None for no limit.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The signals of an ONVIF camera: motion that it detects, and digital inputs. Saccade reads them from a PullPoint."""
+"""Signals of an ONVIF camera: motion that the camera detects, and its digital inputs, from a PullPoint subscription."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _STATES = ("State", "IsMotion", "LogicalState")
 
 
 class CameraSignals:
-    """Follows the signals of a camera in a thread, which starts with the first `read`.
+    """Receives the signals of a camera in a thread, which the first call of `read` starts.
 
     Args:
         name: name of the stream, for the log.
-        closed: ends the thread when set.
-        ask: connects to the camera and awaits the coroutine of a function; see `ask_device`. Without a time limit.
+        closed: event; setting it ends the thread.
+        ask: function like `ask_device`, without a time limit: connects to the camera and runs a coroutine function.
     """
 
     def __init__(self, name: str, closed: threading.Event, ask: Callable[[Callable[[Any], Any]], object]) -> None:
@@ -47,9 +47,9 @@ class CameraSignals:
         self._off_at: dict[tuple[str, str], float] = {}
 
     def read(self) -> frozenset[str] | None:
-        """Return the active signals: `motion`, `input` and, for each active input, `input TOKEN`.
+        """Return the active signals by name, such as `input`, and by name and token, such as `input DigitInput_1`.
 
-        A signal stays active for a second after its end. None if the camera's events are not received. Thread-safe.
+        A signal stays active for a second after its end. Returns None if no camera events can be received. Thread-safe.
         """
         with self._lock:
             if self._thread is None:
@@ -80,7 +80,7 @@ class CameraSignals:
             self._closed.wait(delay_s)
 
     async def _pull(self, device: Any) -> None:
-        """Read the messages of a connected device until the source is closed."""
+        """Receive the event messages of a connected device until the source is closed."""
         lost: list[bool] = []
         manager = await device.create_pullpoint_manager(timedelta(seconds=_SUBSCRIBED_S), lambda: lost.append(True))
         try:
@@ -117,6 +117,6 @@ class CameraSignals:
 
 
 def _items(content: Any, part: str) -> list[tuple[str, str]]:
-    """Return the names and values in a part of a message."""
+    """Return the (name, value) pairs in a part of an ONVIF event message, such as "Source" or "Data"."""
     items = getattr(getattr(content, part, None), "SimpleItem", None) or []
     return [(str(item.Name), str(item.Value)) for item in items]

@@ -1,4 +1,4 @@
-"""The source `onvif://…`: its video, the PTZ presets and the signals of the camera."""
+"""Source for `onvif://` URLs: the camera's video, PTZ presets and signals such as motion."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class OnvifSource(LiveSource):
         self._signals = CameraSignals(stream, self._closed, partial(self._ask_device, limit_s=None))
 
     def signals(self) -> frozenset[str] | None:
-        """Return what the camera reports now; see `CameraSignals.read`. The first call subscribes to its events."""
+        """Return the camera's active signals, such as "motion". The first call subscribes to the camera's events.
+
+        Returns None if no camera events can be received; see `CameraSignals.read`.
+        """
         return self._signals.read()
 
     def presets(self) -> list[Preset]:

@@ -63,7 +63,7 @@ class RtspClient:
         check: raises SourceError for a forbidden address; None to allow any address.
 
     Attributes:
-        heard_at: `time.monotonic()` when a packet or reply last arrived.
+        heard_at: `time.monotonic()` in seconds when a packet or reply last arrived.
 
     Raises:
         LiveError: if the server does not answer.
@@ -178,7 +178,7 @@ class RtspClient:
 
         Raises:
             LiveError: if the connection has failed.
-            RedirectError: if the server redirects the client while it plays.
+            RedirectError: if the server redirects the client during playback.
         """
         found: list[Datagram] = list(self._early)
         self._early.clear()
@@ -203,7 +203,7 @@ class RtspClient:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send an RTCP packet about the first stream to the server."""
+        """Send an RTCP packet to the server, for the stream that was set up first."""
         if self._udp:
             self._udp[0].send_rtcp(data)
         else:

@@ -1,7 +1,7 @@
 """Connection to an RTSP camera with H.264 or H.265 video. Each frame is decoded when its last packet arrives.
 
-FFmpeg's RTSP client would return a frame only when the next frame begins. It is used for the other codecs
-(`saccade.sources.live.ffmpeg`).
+FFmpeg's RTSP client would return a frame only when the next frame begins. It is used only for codecs other than H.264
+and H.265 (`saccade.sources.live.ffmpeg`).
 """
 
 from __future__ import annotations

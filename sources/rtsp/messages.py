@@ -46,7 +46,7 @@ class Reply:
 class MessageParser:
     """Splits a byte stream into RTP packets, RTSP replies and RTSP requests.
 
-    After the first valid reply, invalid bytes are skipped. Before, they raise `ProtocolError`.
+    Invalid bytes raise `ProtocolError` before the first valid reply. After that reply, they are skipped.
 
     Attributes:
         channels: numbers of the interleaved channels in use. After invalid bytes, only packets of these

@@ -17,7 +17,7 @@ _AES_CM, _AES_GCM = 1, 6
 
 
 class _Reader:
-    """Reads consecutive fields from bytes. Reading past the end raises ValueError."""
+    """Reads consecutive fields of a MIKEY message. Reading past the end raises ValueError."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -109,7 +109,7 @@ class Receiver:
         return self._queue.dropped
 
     def backlog_s(self, now: float) -> float:
-        """Return the age in seconds, at time `now`, of the oldest access unit in the queue."""
+        """Return for how many seconds the oldest access unit has waited for the decoder at time `now`."""
         with self._changed:
             return self._queue.age(now)
 
@@ -133,7 +133,7 @@ class Receiver:
         return None
 
     def note_decode(self, seconds: float) -> None:
-        """Record how many seconds the last access unit took to decode, to estimate the time for the queue."""
+        """Record the decoding time of the last access unit in seconds, to estimate the decoding time of the queue."""
         with self._changed:
             self._queue.note_decode(seconds)
 

@@ -77,7 +77,7 @@ class Session:
 def parse_sdp(text: str, base: str) -> Session:
     """Parse a session description (SDP). Malformed lines are ignored.
 
-    An `m=` line with several payload types returns one `Media` per payload type, in the same order. All share one URL.
+    An `m=` line with several payload types becomes one `Media` per payload type, all with the same URL.
 
     Args:
         text: the session description.
@@ -140,7 +140,7 @@ def _read_attribute(media: Media, name: str, value: str) -> None:
 
 
 def _mikey(value: str) -> list[str]:
-    """Return the SRTP key from an `a=key-mgmt` value as a list of one; an empty list if the key is unusable."""
+    """Return the SRTP key of an `a=key-mgmt` value, in a list; an empty list if the key is unusable."""
     protocol, _, text = value.strip().partition(" ")
     try:
         return [crypto_of(base64.b64decode(text.strip().strip('"')))] if protocol == "mikey" else []

@@ -1,7 +1,8 @@
-"""Audio of an RTSP session: packets in order, with timestamps on the video's clock.
+"""Audio of an RTSP session: restores the order of packets and converts their timestamps to the video's clock.
 
 RTCP sender reports align the audio clock with the video clock. Before the reports arrive, the RTP timestamps in the
-reply to PLAY align them. Without such timestamps, arrival times do. Callers pass the current time.
+reply to PLAY align the clocks. If the reply has no timestamps, the arrival times align the clocks. The current time is
+an argument.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class UdpPair:
     """Two UDP sockets, for RTP and RTCP.
 
     Only packets from the hosts given to `announce` are accepted. If these hosts send nothing for 1 s, for example
-    because of NAT, the next sender is accepted instead and receives the RTCP reports.
+    because of NAT, the next host that sends a packet replaces them. RTCP reports are then sent to that host.
 
     Args:
         local_host: local IP address of the route to the server.
