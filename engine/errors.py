@@ -24,7 +24,7 @@ class UnknownClassError(EngineError):
     """Error: a label matches no class of a model with a closed vocabulary.
 
     Attributes:
-        label: the unknown label.
+        label: the label that matches no class.
     """
 
     def __init__(self, label: str, model: str, classes: Iterable[str], hint: str | None = None) -> None:

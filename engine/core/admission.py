@@ -69,8 +69,8 @@ class StreamSettings:
     """Scheduling weight and limits of a stream in the engine. The settings can be replaced at any time.
 
     Attributes:
-        weight: share relative to other streams. While both streams have queued requests, a stream of weight 4 gets four
-            times as many prefill windows as a stream of weight 1.
+        weight: share relative to other streams. While both streams have queued requests, the engine processes four
+            times as many images of a stream of weight 4 as of a stream of weight 1.
         max_fps: maximum number of requests started per second, or None for no limit.
         in_flight: maximum number of concurrent requests. It applies only to streams with `newest`.
         newest: whether a newer request supersedes the queued request. Otherwise all requests run in order.
@@ -133,9 +133,9 @@ class Stream(Generic[ImageT]):
 
     Attributes:
         settings: scheduling weight and limits of the stream.
-        waiting: queued requests in order of arrival. A request stays queued until its last prefill window is admitted.
+        waiting: queued requests in order of arrival. A request stays queued until its last image or tile is admitted.
         running: number of running requests.
-        credit: number of prefill windows that the stream may start now.
+        credit: number of images and tiles that the stream may start now.
         next_at: time in seconds from which `max_fps` allows the next request.
         service: estimated time from admission to result.
         memory: earlier answers by prompt, used as drafts of later answers (speculative decoding).
@@ -172,7 +172,7 @@ class Admission(Generic[ImageT]):
         self._ready: tuple[float, list[Request[ImageT]]] | None = None
 
     def __len__(self) -> int:
-        """Return the number of queued prefill windows. A request without prefill windows so far counts as one."""
+        """Return the number of queued images and tiles (prefill windows). Undivided requests count as one."""
         return self._length
 
     @property
@@ -224,7 +224,7 @@ class Admission(Generic[ImageT]):
         self._backlog[stream] = self._ready = None
 
     def planned(self, request: Request[ImageT]) -> None:
-        """Update the number of queued prefill windows after the windows of a request were created.
+        """Update the queue length after a request was divided into images and tiles (prefill windows).
 
         Call this method once per request.
         """
@@ -246,7 +246,7 @@ class Admission(Generic[ImageT]):
         return min(able, key=self._rank, default=None)
 
     def admit(self, request: Request[ImageT], now: float) -> PrefillWindow[ImageT]:
-        """Return the next prefill window of a request that `next` returned, and charge its stream one credit."""
+        """Return the next image or tile of a request that `next` returned, and charge its stream one credit."""
         stream, window = self._streams[request.stream], request.windows[request.n_admitted]
         request.n_admitted += 1
         self._length -= 1
@@ -501,12 +501,12 @@ class AdapterSlots:
 
 
 class Resources:
-    """Allocates KV cache pages, batch slots and adapter slots for prefill windows and their sequences.
+    """Allocates KV cache pages, batch slots and adapter slots for the images of requests and their answers.
 
     Args:
         config: page size, number of batch slots and number of adapter slots.
-        pool: KV cache pages.
-        prefix_length: number of tokens of an image prefix.
+        pool: pool of free KV cache pages.
+        prefix_length: number of tokens of an image prefix (BOS and image tokens).
     """
 
     def __init__(self, config: EngineConfig, pool: PagePool, prefix_length: int) -> None:
@@ -530,7 +530,7 @@ class Resources:
         return pages and slots and self._adapters.n_free == self.n_adapters
 
     def measure(self, window: PrefillWindow[Any]) -> None:
-        """Compute the number of KV cache pages that a prefill window needs.
+        """Compute the number of KV cache pages that a prefill window (image or tile with its prompts) needs.
 
         If the window reads a cached image prefix, a reference to the prefix pages is added. If the window creates a
         cached image prefix, the prefix pages are reserved. `drop` undoes both.
@@ -563,14 +563,14 @@ class Resources:
         window.state = State.PLANNED
 
     def drop(self, window: PrefillWindow[Any]) -> None:
-        """Undo `measure`: release the page references and reservations of a window without allocated resources."""
+        """Undo `measure` for a prefill window that was never admitted: release its page references and reservations."""
         self.pool.release(window.pages)
         window.pages = ()
         if window.request.keeps is not None:
             self._kept_pages -= self._prefix_pages
 
     def allocate(self, window: PrefillWindow[Any]) -> bool:
-        """Allocate all resources of a prefill window, enough for the longest possible answers.
+        """Allocate all resources for an image or tile, its prompts and their longest possible answers.
 
         Returns:
             False if too few resources are free. In this case nothing is allocated.
@@ -601,7 +601,7 @@ class Resources:
         return True
 
     def keep(self, window: PrefillWindow[Any], kept: KeptPrefix) -> None:
-        """Transfer the image prefix pages of a prefilled window to a cached prefix."""
+        """Transfer the KV cache pages of a prefilled image to the cached prefix `kept`."""
         self._adapters.release(window.adapter_slot)
         kept.pages = window.pages
 

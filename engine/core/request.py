@@ -52,7 +52,7 @@ NO_SLOT = 0
 
 
 class State(Enum):
-    """Scheduling state of a request or prefill window."""
+    """Scheduling state of a request, or of one of its prefill windows (images or tiles with their prompts)."""
 
     WAITING = "waiting"  # queued; no work is done
     PLANNED = "planned"  # its pages are computed; it has a reference to its cached prefix, if any
@@ -66,8 +66,8 @@ class Sequence(Generic[ImageT]):
 
     Attributes:
         prompt: token IDs of the prompt.
-        values: numbers that replace token embeddings, by position in the prompt. A tuple of one number is a coordinate,
-            a tuple of two numbers is a size.
+        values: (coordinate,) or (width, height), keyed by position in the prompt. Their embeddings replace the token
+            embeddings at these positions.
         output: state machine that decodes the answer.
         trunk: for a branch (see `OutputState.branches`), the earlier sequence whose prompt it continues; otherwise
             None. The branch shares the full KV cache pages of that prompt.
@@ -79,7 +79,7 @@ class Sequence(Generic[ImageT]):
         position: position of the next token in the context.
         inflight_refs: number of running steps that contain the sequence.
         finalized: whether the sequence needs no more steps. Samples of its steps that are still running are ignored.
-        memory: earlier answers to this prompt, used as drafts, or None.
+        memory: earlier answers to this prompt, used as drafts (speculative decoding), or None.
         found: detections from which the executor drafts the answer, each (unused, x, y, width, height).
         feed: decoder inputs of the next step that the host supplies: the last sampled value, then draft values. Empty
             if there is no draft; the device then uses the last sampled value, which it stores.
@@ -121,7 +121,7 @@ class KeptPrefix:
     `Scheduler.release_prefix` frees it.
 
     Attributes:
-        pages: KV cache pages; empty before the prefill is committed and after release.
+        pages: KV cache pages; empty until the prefill has ended, and after release.
     """
 
     pages: tuple[int, ...] = ()
@@ -179,7 +179,7 @@ class PrefillWindow(Generic[ImageT]):
         self.image = self.prepare = None
 
     def recall(self, memory: dict[abc.Hashable, DraftMemory], most: int) -> None:
-        """Set the drafts of all sequences from earlier answers of the stream, unless the caller supplied drafts.
+        """Use earlier answers of the stream as drafts (speculative decoding), unless the caller supplied drafts.
 
         Args:
             memory: earlier answers of the stream, keyed by prompt. The method adds an entry for each new prompt.
@@ -196,14 +196,14 @@ class PrefillWindow(Generic[ImageT]):
                 sequence.memory = known
 
     def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
-        """Set the drafts of all sequences from the answers in an earlier result, keyed by prompt."""
+        """Use the answers of an earlier result, keyed by prompt, as drafts (speculative decoding)."""
         for sequence in self.sequences:
             if sequence.output.draftable:
                 kept = drafts.get(self._draft_key(sequence))
                 sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
 
     def drafts(self) -> dict[abc.Hashable, DraftMemory]:
-        """Return the finished answers, keyed by prompt, as drafts for the next image."""
+        """Return the finished answers, keyed by prompt, as drafts for the next image (speculative decoding)."""
         kept: dict[abc.Hashable, DraftMemory] = {}
         for one in self.sequences:
             if one.output.draftable:
@@ -289,9 +289,9 @@ class Request(Generic[ImageT]):
 
     @property
     def n_waiting(self) -> int:
-        """Number of prefill windows that are not admitted yet.
+        """Number of images and tiles (prefill windows) that are not admitted yet.
 
-        A request whose windows are not created yet counts as one window.
+        A request counts as one before it is divided into images and tiles.
         """
         return max(1, len(self.windows)) - self.n_admitted
 
@@ -307,15 +307,15 @@ class StepKind(StrEnum):
 class ScheduledSequence(Generic[ImageT]):
     """One row of a batch step: an input of a sequence, its position, and what the step samples for it.
 
-    A sequence has one row in a step, or several if the step verifies a draft.
+    A sequence has one row in a step, or several if the step verifies a draft (speculative decoding).
 
     Attributes:
-        sequence: the sequence.
+        sequence: the prompt and its growing answer.
         phase: what the step samples for this row, for example a coordinate or a token.
         position: position of the input token (decode), or of the first token of the prompt (prefill).
         rule: constraints on the sampled token, set by `Scheduler.finalize`.
-        value: decoder input that the host supplies, such as a draft value. None if the input is the prompt, or the
-            last sample, which the device stores. The executor replaces `FROM_IMAGE` by a detection.
+        value: decoder input that the host supplies, such as a draft value. None if the input is the prompt, or the last
+            sample, which the device stores. The executor replaces `FROM_IMAGE` by a detection.
         alone: whether this is the only row of its sequence in the step.
     """
 
@@ -364,7 +364,7 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """Prefill windows of the step that have an image for the vision encoder. Valid until the step is committed."""
+        """Prefill windows of the step that have an image for the vision encoder. Valid until the step has ended."""
         return [window for window in self.windows if window.image is not None]
 
     @property
@@ -464,7 +464,7 @@ class RequestMaker(Generic[ImageT]):
     # ---- prefill windows
 
     def plan(self, request: Request[ImageT]) -> list[PrefillWindow[ImageT]]:
-        """Tokenize the prompts of a request and create its prefill windows. The image is not read yet.
+        """Tokenize the prompts of a request and divide it into images and tiles. The image is not read yet.
 
         Raises:
             PromptError: if a prompt is too long, or if the model has no token for a part of it.
@@ -495,7 +495,7 @@ class RequestMaker(Generic[ImageT]):
         return made
 
     def prepare(self, request: Request[ImageT]) -> None:
-        """Create the prefill windows of a request and crop their images, in the caller's thread.
+        """Divide a request into images and tiles, and crop them, in the caller's thread.
 
         Raises:
             PromptError: if a prompt is too long, or if the model has no token for a part of it.
@@ -553,7 +553,7 @@ class RequestMaker(Generic[ImageT]):
         return Sequence(ids, output, values)
 
     def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:
-        """Return additional sequences (branches) that decode parts of the answers in parallel."""
+        """Return additional sequences that decode parts of the answers in parallel; see `OutputState.branches`."""
         beside: list[Sequence[ImageT]] = []
         for one in sequences:
             for tokens, output in one.output.branches(self.max_branches - len(sequences) - len(beside)):
@@ -620,7 +620,7 @@ class RequestMaker(Generic[ImageT]):
 
 
 class _Source(Generic[ImageT]):
-    """The image of a request, which is read once for all its prefill windows. Thread-safe."""
+    """The image of a request. It is read once, and then cropped for each tile. Thread-safe."""
 
     def __init__(self, request: Request[ImageT], maker: RequestMaker[ImageT], *, as_array: bool) -> None:
         self._request, self._maker, self._as_array = request, maker, as_array
@@ -640,7 +640,7 @@ class _Source(Generic[ImageT]):
         return self._maker.on_device(pixels)
 
     def cut(self, number: int) -> ImageT:
-        """Crop and prepare the image for one prefill window. Index 0 is the whole image, higher indices are tiles.
+        """Crop and prepare the whole image (index 0), or one of its tiles (higher indices).
 
         Raises:
             DeadlineError: if there is not enough time before the deadline.
@@ -679,7 +679,7 @@ class _Source(Generic[ImageT]):
         return cast("Pixels", image)
 
     def crops(self, number: int) -> abc.Callable[[], ImageT]:
-        """Return a function that crops the image for prefill window `number`. Repeated calls return the same crops."""
+        """Return a function that crops the image (`number` 0) or a tile. Repeated calls return the same crops."""
         self._uncut += 1
         lock, made = threading.Lock(), list[ImageT]()
 

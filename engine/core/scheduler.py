@@ -77,7 +77,7 @@ class Scheduler(Generic[ImageT]):
         admission: queued requests by stream.
         resources: allocator of pages and slots.
         speculation: speculative decoding and its statistics.
-        zombies: number of times that a committed step contained a sequence that had already ended.
+        zombies: number of times that a step computed a sequence that had already ended.
         soonest: lower bound of the earliest deadline, as a time in seconds.
     """
 
@@ -107,7 +107,7 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def waiting(self) -> int:
-        """Number of queued prefill windows that are not yet admitted."""
+        """Number of queued images and tiles (prefill windows)."""
         return len(self.admission)
 
     @property
@@ -144,8 +144,8 @@ class Scheduler(Generic[ImageT]):
     def submit(self, request: Request[ImageT], stream: abc.Hashable = None) -> None:
         """Queue a request.
 
-        A request that needs more resources than the engine has in total ends with an error. If its prefill windows are
-        already created, it ends at once.
+        A request that needs more resources than the engine has in total ends with an error: at once if it is already
+        divided into images and tiles, otherwise before its admission.
         """
         if request.windows and not self._measure(request):
             return
@@ -174,7 +174,7 @@ class Scheduler(Generic[ImageT]):
         self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
-        """End all requests that have no admitted prefill window."""
+        """End all requests that have not started (no image or tile is admitted) with an error."""
         for request in self.admission.requests:
             if request.begun_at is None:
                 self.cancel(request, error)
@@ -199,7 +199,7 @@ class Scheduler(Generic[ImageT]):
     # ---- admission
 
     def admit(self, *, early: bool = False) -> None:
-        """Admit prefill windows for the next prefill.
+        """Admit images and tiles for the next prefill.
 
         During a prefill, nothing is admitted unless `early` is set (see `AdmissionLead`).
         """
@@ -217,17 +217,17 @@ class Scheduler(Generic[ImageT]):
                 self._take(self.admission.admit(request, now))
 
     def take_unprepared(self) -> list[PrefillWindow[ImageT]]:
-        """Return the prefill windows that were admitted since the last call and whose image must be prepared."""
+        """Return the images and tiles (prefill windows) that were admitted since the last call and must be cropped."""
         taken, self._unprepared = self._unprepared, []
         return taken
 
     def prepared(self, window: PrefillWindow[ImageT], image: ImageT) -> None:
-        """Store the prepared image of a prefill window, or drop it if the request has ended."""
+        """Store the cropped image of a prefill window, or drop it if the request has ended."""
         if window.state is not State.OVER:
             window.image, window.prepare = image, None
 
     def _plan(self, request: Request[ImageT]) -> None:
-        """Create the prefill windows of a queued request, or end the request with an error."""
+        """Divide a queued request into images and tiles (prefill windows). On failure, end it with an error."""
         try:
             request.windows = request.make_windows(request)
         except Exception as error:  # an error in a task fails only its request
@@ -251,7 +251,7 @@ class Scheduler(Generic[ImageT]):
         return True
 
     def _take(self, window: PrefillWindow[ImageT]) -> None:
-        """Add an admitted prefill window to the next prefill. A window without prompts is finished at once."""
+        """Add an admitted image or tile to the next prefill. If it has no prompts, it is finished at once."""
         request = window.request
         if not window.sequences and request.keeps is None:
             window.drop_image()
@@ -269,7 +269,7 @@ class Scheduler(Generic[ImageT]):
     def next_step(self) -> Step[ImageT] | None:
         """Return the next batch step to launch, or None.
 
-        If a decode step is due, the method admits no windows, so that the step can launch at once. Call `admit` after
+        If a decode step is due, no images are admitted first, so that the step can launch at once. Call `admit` after
         the launch.
         """
         step = None
@@ -425,7 +425,7 @@ class Scheduler(Generic[ImageT]):
             self._complete.append(request)
 
     def _stop(self, window: PrefillWindow[ImageT]) -> None:
-        """Stop planning steps for a prefill window, and free its resources that no running step uses."""
+        """Stop planning steps for an image or tile, and free its resources that no running step uses."""
         before, window.state = window.state, State.OVER
         launched = before is State.ADMITTED and window not in self._admitted
         if not launched:
@@ -469,7 +469,7 @@ class Scheduler(Generic[ImageT]):
 
 
 class SlotState(Enum):
-    """State of a step slot: free, launched or finalized."""
+    """State of a step slot, which contains the buffers of one batch step: free, launched or finalized."""
 
     FREE = "free"
     LAUNCHED = "launched"

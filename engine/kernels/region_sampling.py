@@ -202,7 +202,7 @@ def sample(
         coord_features: float32 (1, n) Fourier frequencies.
         size_features: float32 (2, m) Fourier frequencies.
         size_values: (bins,) float32 size of each bin as a fraction of the image.
-        sampled: (rows, 3) float32 output for `OutputState.commit`.
+        sampled: (rows, 3) float32 sampled values, overwritten; see `OutputState.commit`.
         features: (rows, 2 m) output: cosines and sines. Coordinates use the first 2 n columns.
         pdl: whether to use programmatic dependent launch, see `kernels.common`.
     """

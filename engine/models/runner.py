@@ -156,7 +156,7 @@ class Runner:
             batch_slots: (rows,) rows of `state` that receive the embeddings of the samples.
             coords: whether any row has the phase X_OR_EOS or Y.
             sizes: whether any row has the phase SIZE.
-            sampled: (rows, 3) float32 output for `OutputState.commit`.
+            sampled: (rows, 3) float32 sampled values, overwritten; see `OutputState.commit`.
             state: (batch slots, dim) next input embeddings, overwritten.
         """
         region, phase = self._model.region, phases.unsqueeze(1)

@@ -117,7 +117,7 @@ class CudaExecutor(Executor[PreparedImage]):
                 progress(done, len(jobs))
 
     def _jobs(self, images: CudaImageEncoder, texts: bool) -> Iterator[Job]:
-        """Yield the key and the work of each CUDA graph to capture at startup."""
+        """Yield the key and the function of each CUDA graph to capture at startup."""
         yield from images.jobs()
         yield self._prefill_job(1, PROMPT_TOKEN_SIZES[0])
         common = [size for size in PROMPT_TOKEN_SIZES[1:] if size <= _COMMON_TOKENS]

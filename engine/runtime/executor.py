@@ -277,8 +277,8 @@ class Executor(Generic[PreparedT]):
     def finalize(self, slot: int, step: Step[PreparedT]) -> None:
         """Sample the rows that are not greedy, then queue the copy of all samples to the host.
 
-        If any row samples text, the previous step must be committed first, because the allowed tokens depend on its
-        samples.
+        If any row samples text, `Scheduler.commit` must first be called for the previous step, because its samples
+        determine the allowed tokens.
         """
         held, count = self._slots[slot], len(step.sequences)
         try:

@@ -185,7 +185,7 @@ class CudaImageEncoder:
                 self.tokens[number].copy_(self._joined)
 
     def jobs(self) -> list[Job]:
-        """Return the key and the work of each CUDA graph to capture at startup.
+        """Return the key and the function of each CUDA graph to capture at startup.
 
         There is one graph for each batch size of single-crop images.
 

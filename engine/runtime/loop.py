@@ -5,7 +5,7 @@
     report    deliver finished results and admit the next images while the device is busy
     wait      until the oldest step has run, another thread posts an action, or a deadline passes
     commit    add the samples of the oldest step to its sequences
-    finalize  queue the sampling of a text step, which depends on the samples just committed
+    finalize  queue the sampling of a text step, which depends on the samples of the committed step
 
 With two step slots, the device runs a forward pass while the host reads the samples of the previous step. With one
 slot, host and device take turns. If a step fails, only the requests in this step fail. Other threads post actions,
@@ -44,7 +44,7 @@ class Flight(Generic[ImageT]):
 
     Attributes:
         slot: index of the step slot.
-        step: the step.
+        step: the batch step that uses the slot.
         launched_at: time of the launch in seconds.
         finalized: whether sampling and the copy of the samples are queued.
     """
