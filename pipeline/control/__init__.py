@@ -1,4 +1,1 @@
-"""The control layer of a run.
-
-It stores the desired state of the streams, and starts, changes and stops streams to match this state.
-"""
+"""Controls a run: stores which streams are desired, and starts, changes and stops streams to match."""

@@ -1,4 +1,4 @@
-"""The configuration file of a run. Saccade reloads the file after a change, and can save streams to the file."""
+"""The configuration file of a run. Saccade reloads the file when it changes, and can save streams to it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class ConfigFile:
         return stamp is not None and stamp != self._stamp
 
     def due(self) -> bool:
-        """Return whether the file should be reloaded: two checks, at least one second apart, found a change.
+        """Return whether the file should be reloaded: two checks, at least one second apart, found it changed.
 
-        The second check avoids reading a file that an editor is still writing.
+        The second check avoids reading a file while an editor is still writing it.
         """
         now = time.monotonic()
         if now < self._looked_at + _LOOK_S:
@@ -53,7 +53,7 @@ class ConfigFile:
         return self._was_changed and before
 
     def _now(self) -> tuple[int, int, int] | None:
-        """Return modification time, size and inode of the file. Return None if the file is missing.
+        """Return the modification time, size and inode of the file. Return None if the file is missing.
 
         The file can be missing for a moment while an editor replaces it.
         """
@@ -67,7 +67,7 @@ class ConfigFile:
     def names_streams(self) -> bool:
         """Whether the configuration file defines the streams.
 
-        If the command line defines the streams, the file only provides other settings.
+        If the command line defines a stream, the file only provides other settings.
         """
         return not self._overrides.keys() & {"source", "streams"}
 
@@ -81,7 +81,7 @@ class ConfigFile:
         return load(self.path, self._overrides)
 
     def parse(self, text: str) -> RunConfig:
-        """Parse a text as the content of the configuration file, and apply the command-line values.
+        """Parse text in the format of the configuration file, and apply the command-line values.
 
         Raises:
             ConfigError: if the text is invalid.

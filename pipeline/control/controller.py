@@ -11,17 +11,17 @@
         controller.remove("door")
 
 `apply` validates a change, **stores it and then acts**. A completed change therefore survives `kill -9`. `apply`
-accepts a configuration, or a function that returns the next configuration from the desired configuration.
+accepts a configuration, or a function that computes the next desired configuration from the current one.
 
 The desired state and the actual state are separate. `config` and `stream(name)` return the desired state.
 `runner.statuses()` returns the actual state of each stream. The desired state is never derived from the actual state.
 
 Every error is an exception with a message of one line:
-    `ConfigError`   a setting is invalid; its subclass `NotKeptError` means that the disk failed
+    `ConfigError`   a setting is invalid; its subclass `NotKeptError` means that writing to the disk failed
     `SourceError`   a source cannot be opened; its subclass `NotAllowedError` means that the policy forbids it
     `EngineError`   the model rejects a prompt or fails
     `SinkError`     an output cannot be opened
-    `StreamError`   the stream does not exist, its name is taken, or it does not stop
+    `StreamError`   the stream does not exist, its name is in use, or it does not stop
 
 Other methods:
     `reload()`      reloads the file and returns one line per change
@@ -30,7 +30,7 @@ Other methods:
     `attach(…)`     runs a stream whose source has no address, such as a browser camera; this stream is never stored
 
 All methods are thread-safe. Methods that open, stop or restart a stream wait for its source and outputs. Changes of
-other streams do not wait.
+different streams do not wait for each other.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Edit = Callable[[RunConfig], RunConfig]
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """The result of changing one stream: the new status of the stream, or the error."""
+    """The result of a change to one stream: the new status of the stream, or the error."""
 
     change: Change
     status: StreamStatus | None = None
@@ -79,8 +79,8 @@ class Applied:
     """The result of applying a configuration with `Controller.apply`.
 
     Attributes:
-        outcomes: results of the stream changes, in the order of the changes.
-        keys: changed settings of the whole run that have been applied. Other changed settings of the run require a
+        outcomes: results of the stream changes, in the order in which they were applied.
+        keys: changed settings of the whole run that are now in effect. Other changed settings of the run require a
             restart of Saccade.
     """
 
@@ -100,7 +100,7 @@ class Applied:
 
 
 class _Turn:
-    """A lock that serializes the changes of one stream. It is deleted when no change uses it."""
+    """A lock that serializes the changes of one stream. It exists only while a change uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -116,7 +116,7 @@ class Controller:
         runner: runs the streams.
         base: configuration from the command line and the file.
         desired: desired configuration, if earlier changes made it differ from `base`.
-        first: opened streams that `start` starts first.
+        first: opened streams that `start` starts before all other streams.
         file: configuration file, or None.
         state: file that stores changes, or None.
         save_at_once: save each change to the configuration file.
@@ -162,7 +162,7 @@ class Controller:
 
     @property
     def local(self) -> Local:
-        """The runner of this process. Raises an AssertionError if the streams run on workers."""
+        """The runner of this process. Raises AssertionError if the streams run on workers instead."""
         assert isinstance(self.runner, Local)
         return self.runner
 
@@ -189,8 +189,8 @@ class Controller:
     def start(self) -> list[Run]:
         """Start all desired streams. Return the runs of the configured streams that run in this process.
 
-        A stream that a client added before a restart of Saccade can fail to open now. The stream is then listed as
-        failed, and no exception is raised.
+        A stream that a client added in an earlier run may fail to open now. Such a stream is listed as failed, and no
+        exception is raised.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream of the configuration cannot be
@@ -214,8 +214,7 @@ class Controller:
 
         All other methods that change streams call this method.
 
-        A stream can pass validation and then fail to open. The stream is then listed as failed, and its outcome has the
-        error.
+        If a stream passes validation but cannot be opened, it is listed as failed, and its outcome contains the error.
 
         Args:
             wanted: new configuration of the command line and file, or a function that returns the next desired
@@ -225,8 +224,7 @@ class Controller:
             again: names of streams to reopen even if their configuration has not changed.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if validation fails. Nothing has changed
-                then.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if validation fails. No change has been made.
         """
         if isinstance(wanted, RunConfig):
             base = wanted = wanted.resolved()
@@ -254,11 +252,11 @@ class Controller:
             return Applied(self._act(changes, prepared), keys)
 
     def add(self, config: StreamConfig) -> StreamStatus:
-        """Add a stream. A stream without a name gets a free name that is derived from its source.
+        """Add a stream. If the configuration has no name, an unused name is derived from the source.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened.
-            StreamError: if the name is taken, or too many streams are running.
+            StreamError: if the name is in use, or too many streams are running.
         """
         if config.nothing:
             raise ConfigError(config.nothing)
@@ -284,7 +282,8 @@ class Controller:
             stream: stream from `Local.open`.
 
         Raises:
-            ConfigError, SinkError, StreamError: if the stream cannot be started. The stream is then closed.
+            ConfigError, SinkError, StreamError: if the stream cannot be started. This method has then closed the
+                stream.
         """
         name = stream.config.name
         assert name is not None
@@ -333,7 +332,7 @@ class Controller:
         """Stop a stream and remove it from the desired state.
 
         Raises:
-            StreamError: if the stream does not exist or does not stop in time.
+            StreamError: if the stream does not exist, or has not stopped before the timeout.
         """
         if name not in self.config.named():
             self.runner.remove(name)  # a stream of a program, or an error
@@ -346,7 +345,7 @@ class Controller:
         Raises:
             ConfigError, EngineError, SinkError, SourceError: if the stream cannot be opened. The stream is then listed
                 as failed.
-            StreamError: if the stream does not exist or does not stop in time.
+            StreamError: if the stream does not exist, or has not stopped before the timeout.
         """
         wanted = self.config.named().get(name)
         if wanted is None or name in self._attached:
@@ -360,12 +359,14 @@ class Controller:
     # ---- the file
 
     def reload(self) -> list[str]:
-        """Reload the configuration file and apply it. Return one line per change, or one line that nothing changed.
+        """Reload the configuration file and apply it.
 
-        Changes that were made over HTTP remain, unless the edited file changes the same settings.
+        Return one line per change, or a line that says that nothing changed.
+
+        Changes that were made over HTTP are preserved, unless the edit of the file changes the same settings.
 
         Raises:
-            ConfigError: if the file cannot be applied. Nothing has changed then.
+            ConfigError: if the file cannot be applied. No change has been made.
         """
         file = self._required_file()
         try:
@@ -387,7 +388,7 @@ class Controller:
             return [str(error)]
 
     def save(self) -> str:
-        """Save all changes since the last load to the configuration file. Return the name of the file.
+        """Save all changes since the last load or save to the configuration file. Return the name of the file.
 
         Raises:
             ConfigError: if the file cannot be written.
@@ -416,13 +417,19 @@ class Controller:
     # ---- how a change is made
 
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
-        """Return a `Reopen` if the change opens a stream that is listed in `again`. Otherwise return the change."""
+        """Convert an `Open` to a `Reopen` if its stream is listed in `again` and is running.
+
+        Return other changes as they are.
+        """
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)
         return change
 
     def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[Outcome]:
-        """Apply stream changes in order. Each stream gets its desired configuration at the time of the change."""
+        """Apply stream changes in order.
+
+        If a later change of the same stream was stored meanwhile, apply the later change.
+        """
         outcomes = []
         for change in changes:
             name = change.name
@@ -450,7 +457,7 @@ class Controller:
             yield
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
-        """Store the next desired state on disk, then in memory. The caller holds the lock."""
+        """Store the next desired state on disk, then in memory. The caller must hold the lock."""
         kept = self._stored(desired)
         changed = bool(plan(self._stored(self._desired), kept))
         if self._save_at_once and self._file is not None and changed:
@@ -462,7 +469,7 @@ class Controller:
         self._base, self._desired = base, desired
 
     def _undo(self, name: str, before: ListedStream | None) -> None:
-        """Restore the desired state of a stream that failed to start."""
+        """Restore the desired state that a stream had before a failed start. `before` is None for a new stream."""
         with self._lock:
             desired = _without([name], self._desired)
             self._store(self._base, desired if before is None else _with(desired, before))
@@ -470,7 +477,10 @@ class Controller:
                 self._over.add(name)
 
     def _stored(self, desired: RunConfig) -> RunConfig:
-        """Return the desired configuration without attached streams, which cannot be reopened after a restart."""
+        """Return the desired configuration without attached streams.
+
+        An attached stream, such as a browser camera, cannot be reopened after a restart.
+        """
         if not self._attached:
             return desired
         return desired.with_streams(stream for name, stream in desired.named().items() if name not in self._attached)
@@ -499,13 +509,20 @@ class Controller:
                         self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
-        """Remove an attached stream from the desired state, unless another stream has its name. Needs the lock."""
+        """Remove an attached stream from the desired state, unless a new stream uses its name.
+
+        The caller must hold the lock.
+        """
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
             self._desired = _without([name], self._desired)
 
     def _wanted(self, name: str, desired: RunConfig) -> ListedStream:
-        """Return the desired configuration of a stream, or raise StreamError."""
+        """Return the desired configuration of a stream.
+
+        Raises:
+            StreamError: if the stream does not exist, or was started from Python without a configuration.
+        """
         self.runner.status(name)
         wanted = desired.named().get(name)
         if wanted is None:
@@ -523,7 +540,7 @@ class Controller:
         return given is None or (given.source, given.record_source) != (wanted.source, wanted.record_source)
 
     def _gone(self) -> set[str]:
-        """Return the names of ended and failed streams. A new stream can use these names."""
+        """Return the names of ended and failed streams. New streams can use these names."""
         failed = {status.name for status in self.runner.statuses() if status.state == "failed"}
         return (self._over | failed) - set(self.runner.names)
 
@@ -542,7 +559,7 @@ class Controller:
 
 
 def _listed(config: StreamConfig, name: str) -> ListedStream:
-    """Convert the configuration of a stream to an entry of the stream list, with a new name."""
+    """Convert the configuration of a single stream to an entry of the list `streams`, under a new name."""
     values = {key: getattr(config, key) for key in config.model_fields_set}
     return ListedStream.model_construct(config.model_fields_set | {"name"}, **{**values, "name": name})
 

@@ -1,4 +1,4 @@
-"""Measures the load of workers, and selects the worker for the next stream."""
+"""Measures the load of workers, and selects the worker with the least load for a new stream."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ _UNMEASURED = 1.0 / MAX_STREAMS
 
 
 class Load:
-    """Computes the utilization of an engine from its busy-time counter, at most once a second."""
+    """Computes the utilization of an engine from a counter of its busy time. Updated at most once per second."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
         self._share = 0.0
 
     def share(self, busy_s: float, now_s: float) -> float:
-        """Return the busy fraction of an engine since the previous update, from 0 to 1. The first call returns 0.
+        """Return the fraction of time that an engine was busy since the last update, from 0 to 1.
+
+        The first call returns 0.
 
         Args:
-            busy_s: busy time of the busiest engine since its start, in seconds.
-            now_s: time on a monotonic clock, in seconds.
+            busy_s: value of the busy-time counter of the engine, in seconds.
+            now_s: current time on a monotonic clock, in seconds.
         """
         last = self._last
         if last is not None and now_s - last[1] < _LEAST_S:
@@ -40,13 +42,13 @@ class Load:
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """The load of a ready worker, which is a candidate for the next stream.
+    """A ready worker that the next stream can be assigned to, with its load.
 
     Attributes:
         name: name of the worker.
-        busy: busy fraction of the worker's engine in the last report, from 0 to 1.
+        busy: fraction of time that the worker's engine was busy, in the last report, from 0 to 1.
         streams: number of streams on the worker.
-        new: number of streams that were opened after the last report.
+        new: number of these streams that were opened after the last report.
     """
 
     name: str
@@ -58,8 +60,8 @@ class Candidate:
 def least_loaded(workers: Iterable[Candidate]) -> str | None:
     """Return the name of the worker with the least load. Return None if every worker has `MAX_STREAMS` streams.
 
-    The load of a stream that was opened after the last report is unknown. It is estimated as the average load of the
-    worker's streams. Streams that are opened together are therefore spread over the workers.
+    The load of a stream that was opened after the last report is not measured yet. It is estimated as the average load
+    of the worker's streams, so that streams that are opened together are distributed over the workers.
     """
     able = [worker for worker in workers if worker.streams < MAX_STREAMS]
 
@@ -72,7 +74,7 @@ def least_loaded(workers: Iterable[Candidate]) -> str | None:
 
 
 def rss_bytes() -> int:
-    """Return the resident memory of this process in bytes. Outside Linux, return the peak resident memory."""
+    """Return the resident memory (RSS) of this process in bytes. Outside Linux, return the peak value."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):  # not Linux

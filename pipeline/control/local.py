@@ -3,8 +3,8 @@
 All streams share one engine and the shared outputs. Each stream can also have its own outputs.
 
 `Local.follow` opens, changes, reopens or stops a stream until it matches a configuration. Only the controller starts
-and changes streams. Checks that can fail quickly run first, before any file is created. Each worker process also has
-a `Local`.
+and changes streams. Fast checks run first, so that an invalid change creates no files. Each worker process also has a
+`Local`.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Local:
         videos: sink that shows the streams to viewers, or None.
         store: event store, or None.
         asks: engine that answers questions.
-        started: runs that `start` has started.
+        started: runs of the streams that `start` started.
         on_end: called when a stream ends, see `Runner`.
 
     Args:
-        streams: runs the streams. It is closed with this object.
+        streams: runs the streams. `close` closes it.
         each: outputs that are opened once per stream.
         shared: open outputs that all streams share.
-        events: receivers of events; None creates them. They are closed with this object.
+        events: receivers of events; None creates them. `close` closes them.
         store: event store. The caller closes it.
         ask: engine for questions of rules and clients; None uses the engine of the streams.
         policy: sources that clients can open; None allows all sources.
@@ -158,7 +158,7 @@ class Local:
         """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.
 
         Raises:
-            PlacedError: if a rule is unsupported, see `runtime.tasks.check_rules`.
+            PlacedError: if a rule cannot be used, see `runtime.tasks.check_rules`.
         """
         check_rules(self.engine, self.asks, stream)
 
@@ -167,11 +167,11 @@ class Local:
 
         Args:
             change: change of the stream.
-            checked: whether the source policy applies.
+            checked: whether to check that the source is one of the allowed sources.
 
         Returns:
-            The opened stream if the change adds a stream, otherwise None. The caller passes it to `follow` or closes
-            it.
+            The opened stream if the change adds a stream, otherwise None. The caller passes the stream to `follow` or
+            closes it.
 
         Raises:
             ConfigError, EngineError, SourceError: if the change is not possible.
@@ -190,11 +190,11 @@ class Local:
         return None
 
     def open(self, stream: ListedStream, *, checked: bool = False, source: Source | None = None) -> OpenedStream:
-        """Open a stream without starting it. The caller passes it to `start` or closes it.
+        """Open a stream without starting it. The caller passes the stream to `start` or closes it.
 
         Args:
             stream: configuration of the stream. It must have a name.
-            checked: whether the source policy applies.
+            checked: whether to check that the source is one of the allowed sources.
             source: an open source to use, or None to open the source of the configuration.
 
         Raises:
@@ -209,10 +209,10 @@ class Local:
         return open_stream(stream, self.engine, ask=self.asks, events=self.events, source=source, check=check)
 
     def start(self, stream: OpenedStream) -> Run:
-        """Start a stream with open outputs. If the start fails, the caller closes the stream.
+        """Start a stream whose outputs are open. If the start fails, the caller closes the stream.
 
         Raises:
-            StreamError: if the name is taken, or too many streams are running.
+            StreamError: if the name is in use, or too many streams are running.
         """
         name = _name(stream)
         self._note(name, self._files(stream.config, name))
@@ -227,8 +227,8 @@ class Local:
         Args:
             name: name of the stream.
             wanted: desired configuration; None stops the stream.
-            prepared: result of `prepare`. It is closed if it was opened for another configuration.
-            checked: whether the source policy applies.
+            prepared: result of `prepare`. It is closed if it does not match `wanted`.
+            checked: whether to check that the source is one of the allowed sources.
 
         Returns:
             The status of the stream, or None if the stream was stopped.
@@ -262,7 +262,7 @@ class Local:
             return self._status_of(self.begin(self.open(wanted, checked=checked)))
 
     def begin(self, stream: OpenedStream) -> Run:
-        """Open the outputs of a stream and start the stream. On an error, the stream is closed."""
+        """Open the outputs of a stream and start the stream. If this fails, close the stream."""
         name = _name(stream)
         with stream, self.streams.reserve(name):
             self._begin(name, stream)
@@ -278,12 +278,12 @@ class Local:
         """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
-            StreamError: if the stream does not exist or does not stop in time.
+            StreamError: if the stream does not exist, or has not stopped before the timeout.
         """
         self.streams.remove(name)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Return an empty list, because the engine and the shared outputs of a running process cannot be changed."""
+        """Return an empty list: settings of the whole run, such as the model, cannot change while this process runs."""
         return []
 
     def _begin(self, name: str, stream: OpenedStream) -> None:
@@ -324,7 +324,7 @@ class Local:
         return self.streams.idle and not self._begun
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Tell all streams to stop, without waiting. Return how long stopping can still take, in seconds."""
+        """Request that all streams stop, without waiting. Return how long stopping can still take, in seconds."""
         runs = self.streams.stop()
         if abandon:
             self.streams.abandon()
@@ -359,7 +359,7 @@ class Local:
         return self._status_of(self.streams.get(name)) if found is None else self._with_prompts(found)
 
     def workers(self) -> list[WorkerStatus]:
-        """Return the status of this process, as the status of the only worker."""
+        """Return the status of this process as the only worker, in a list."""
         counters = {engine: engine.counters() for engine in dict.fromkeys((self.engine, self.asks))}
         busy_s = max(one.get("busy_seconds_total", 0.0) for one in counters.values())
         return [
@@ -393,7 +393,7 @@ class Local:
         return None if stage is None or run.config is None else list(stage.states)
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total object counts of a stream, and the counts of each minute after `since`.
+        """Return the total object counts of a stream, and its counts for each minute after the Unix time `since`.
 
         Raises:
             StreamError: if the stream is not running or has no zones.
@@ -404,7 +404,7 @@ class Local:
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events by a text with the model.
+        """Search stored events by a text. The model scores their snapshots.
 
         Raises:
             ConfigError, EngineError: if no events are stored, or the model does not support search.
@@ -424,7 +424,7 @@ class Local:
         return stream
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed; see `Runner.held_back`."""
+        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
         run = self._running(stream)
         stage = None if run is None else verdict_stage(run.stages)
         return {} if stage is None else stage.held_back
@@ -448,7 +448,7 @@ class Local:
         """Stop every stream, and close the engine and all shared outputs. A second call does nothing.
 
         Raises:
-            RunFailed: if a stream does not stop in time, or an output could not be finished.
+            RunFailed: if a stream has not stopped before the timeout, or an output could not write its last data.
         """
         try:
             with ExitStack() as everything:  # in reverse order, even if one of them raises
@@ -475,7 +475,7 @@ class Local:
         return [*_own_targets(stream, self._each, name), *_written_by_stages(stream, name)]
 
     def _check_files(self, name: str, targets: Sequence[Target], source: str) -> None:
-        """Check that no output of a stream overwrites a source or a file of another stream."""
+        """Check that no output of a stream overwrites a source or an output file of another stream."""
         others = [status.source for status in self.streams.snapshot() if status.name != name]
         check_targets(targets, [source, *others])
         going = {_EVERY, *self.streams.names} - {name}
@@ -507,15 +507,15 @@ def opened_local(
         streams: initial streams, by name.
         policy: sources that clients can open; None allows all sources.
         watched: whether viewers can watch the streams.
-        progress: called with (done, total) while a GPU is prepared.
+        progress: progress callback (steps done, total steps) for the preparation of a GPU.
 
     Yields:
-        The `Local`, and the opened streams for `Local.start`.
+        The `Local`, and the opened streams, which the caller passes to `Local.start`.
 
     Raises:
         ConfigError: if an output would overwrite a source or another output, or the model does not support a task.
         SourceError, EngineError, SinkError: if a source, the model or an output cannot be opened.
-        RunFailed: if a stream does not stop in time, or an output could not be finished.
+        RunFailed: if a stream has not stopped before the timeout, or an output could not write its last data.
     """
     targets = targets_of(config)
     each = [target for target in targets if target.each]
@@ -573,7 +573,10 @@ def opened_local(
 
 
 def verdicts_of(store: StoredEvents, stream: str | None = None) -> Sequence[Verdict]:
-    """Return the false alarms of one or all streams. Return an empty sequence if the event store cannot be read."""
+    """Return the false alarms of a stream, or of all streams.
+
+    Return an empty sequence if the event store cannot be read.
+    """
     try:
         return store.verdicts(stream)
     except StoreError as error:
@@ -582,7 +585,7 @@ def verdicts_of(store: StoredEvents, stream: str | None = None) -> Sequence[Verd
 
 
 def max_bytes_of(config: RunConfig) -> int | None:
-    """Return the size limit of all clips and snapshots in bytes. Return None without a limit."""
+    """Return the limit of the total size of all clips and snapshots, in bytes. None means no limit."""
     return None if config.store_max_gb is None else round(config.store_max_gb * 1e9)
 
 
@@ -595,7 +598,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
         keep_open: see `EventStore`.
 
     Raises:
-        ConfigError: if the store cannot be used for another reason.
+        ConfigError: if the store cannot be used, for example because another process uses it.
     """
     if config.store is None:
         yield None
@@ -615,7 +618,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
 
 
 def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
-    """Open the outputs of one stream. The stream closes its outputs, even if a later output fails to open."""
+    """Open the outputs of one stream, and assign them to the stream. The stream closes them, even after an error."""
     for target in _own_targets(stream.config, each, _name(stream)):
         output = open_output(target, stream.source, stream.config.vid_stride)
         stream.outputs.append(output)
@@ -636,5 +639,8 @@ def _own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> lis
 
 
 def _written_by_stages(stream: ListedStream, name: str) -> list[Target]:
-    """Return the output files that the stages of a stream write. These files are not opened as sinks."""
+    """Return the output files that the stages of a stream write, such as heatmaps.
+
+    No sink is opened for these files.
+    """
     return [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []

@@ -1,8 +1,8 @@
 """Tracks the open events of each stream outside its worker, so that another worker can continue the events.
 
 The worker of a stream begins, updates and ends the stream's events. When the stream moves, the next worker receives
-the records of the open events, and continues or ends the events. Without a next worker, this module ends the events.
-Each event therefore has exactly one begin and one end.
+the records of the open events, and continues or ends the events. If there is no next worker, this module ends the
+events. Each event therefore has exactly one begin and one end.
 
 An event is stored on the machine of the worker that began it, even after the stream moves to another machine.
 """
@@ -23,7 +23,7 @@ MISSED = 5
 
 
 class OpenEvents:
-    """Forwards event records to their store, and remembers the open events. Thread-safe.
+    """Forwards event records to the store of each event, and remembers the open events. Thread-safe.
 
     Args:
         publish: called with each record and the name of the machine that stores it.
@@ -51,9 +51,9 @@ class OpenEvents:
             return {stream for stream, events in self._open.items() if events}
 
     def load(self, records: Iterable[Record], machine: str = "") -> None:
-        """Load open events that a previous process left in a store.
+        """Load events that were still open in a store when the previous process ended.
 
-        If no worker reports an event soon, the event is ended.
+        An event that no worker reports within a few seconds is ended.
 
         Args:
             records: last record of each event.
@@ -99,11 +99,11 @@ class OpenEvents:
     def see(self, stream: str, times: Mapping[str, float]) -> None:
         """Process a worker's report of the open events of a stream.
 
-        An event that is missing in `MISSED` consecutive reports is ended, because its end record was lost.
+        An event that is missing in `MISSED` consecutive reports is ended, because its end record must have been lost.
 
         Args:
             stream: name of the stream.
-            times: time at which each event was last seen, by event ID.
+            times: capture time of the newest frame that shows the event, by event ID.
         """
         lost: list[tuple[Record, str]] = []
         with self._lock:
@@ -135,7 +135,7 @@ class OpenEvents:
         self._report(stream, files)
 
     def end(self, stream: str) -> int:
-        """End the open events of a stopped stream, each at the time it was last seen.
+        """End the open events of a stopped stream. Each event ends at its newest frame.
 
         Return the number of ended events.
         """
@@ -183,7 +183,7 @@ class OpenEvents:
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """Remove the incomplete media files of selected events. Return event ID, file kind and machine of each file."""
+        """Forget the incomplete media files of selected events. Return the event ID, kind and machine of each file."""
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]
         for event, kind, _ in taken:

@@ -3,7 +3,7 @@
 The result of a comparison is a list of stream changes:
     Close(name)                 the stream stops
     Update(name, stream, keys)  the running stream gets new values; only `LIVE` keys have changed
-    Reopen(name, stream, keys)  the stream restarts, because a changed key needs another source, queue or output
+    Reopen(name, stream, keys)  the stream restarts, because a changed key affects its source, queue or outputs
     Open(name, stream)          a new stream starts
 
 Streams are matched by their names in `RunConfig.named`.
@@ -68,7 +68,7 @@ Change = Open | Update | Reopen | Close
 
 
 def plan(old: RunConfig, new: RunConfig) -> list[Change]:
-    """Return the stream changes from one configuration to another: stops first, new streams last."""
+    """Return the changes that lead from one configuration to another. Streams are stopped first and opened last."""
     before, after = old.named(), new.named()
     closed: list[Change] = [Close(name) for name in before if name not in after]
     kept = [change_of(name, before[name], stream) for name, stream in after.items() if name in before]
@@ -92,7 +92,7 @@ def differences(old: ListedStream, new: ListedStream) -> frozenset[str]:
 
 
 def later(old: RunConfig, new: RunConfig) -> list[str]:
-    """Return the changed settings of the whole run, sorted. These changes take effect after a restart of Saccade."""
+    """Return the names of changed settings of the whole run, sorted. They take effect after a restart of Saccade."""
     streams = ListedStream.model_fields.keys() - {"sinks"} | {"streams"}
     return sorted(key for key in RunConfig.model_fields.keys() - streams if getattr(old, key) != getattr(new, key))
 
@@ -100,7 +100,7 @@ def later(old: RunConfig, new: RunConfig) -> list[str]:
 def merge(base: RunConfig, edited: RunConfig, desired: RunConfig) -> RunConfig:
     """Merge an edited configuration file with changes that were made over HTTP.
 
-    If both changed the same key, the value in the file wins. Every other key has its value from `desired`.
+    If both changed the same key, the value from the file is used. All other keys have their values from `desired`.
 
     Args:
         base: the file before the edit.

@@ -1,8 +1,8 @@
 """Runs streams on workers. A worker is a Ray actor on this machine or in a cluster, and runs streams with a `Local`.
 
-The controller uses `RayWorkers` like a `Local`. If an actor dies, Ray restarts it. Its live streams are reopened on
-the least-loaded worker, and their open events continue under the same IDs. Its file streams fail, because their
-results would have a gap.
+The controller uses `RayWorkers` in the same way as a `Local`. If an actor dies, Ray restarts it. Its live streams are
+reopened on the least-loaded worker, and their open events continue under the same IDs. Its streams from files fail,
+because their results would have a gap.
 
 The controller process contains the event store of its machine and the shared outputs, and assigns streams to workers.
 """
@@ -67,7 +67,7 @@ _CHANGES = ("begin", "update", "end", "rules", "media")
 class _Prepared:
     """A stream change that a worker has prepared.
 
-    Leaving the `with` block tells the worker to discard an unused change.
+    At the end of the `with` block, the worker discards the change if it was not applied.
     """
 
     def __init__(self, worker: WorkerSlot, name: str) -> None:
@@ -87,8 +87,8 @@ class RayWorkers:
     Args:
         settings: settings of each worker.
         actor_of: returns the actor of a worker, by worker name; can block.
-        wanted: names of the desired streams. Any other running stream is stopped.
-        outputs: shared outputs. They are closed with this object.
+        wanted: names of the desired streams. Workers stop all other streams.
+        outputs: shared outputs. `close` closes them.
         store: event store of this machine, or None. The caller closes it.
     """
 
@@ -132,7 +132,7 @@ class RayWorkers:
         """Start the workers, and wait until each worker is ready or has failed to start.
 
         Args:
-            given_up: returns whether to stop waiting.
+            given_up: returns True to stop waiting, for example after Ctrl-C.
 
         Raises:
             EngineError, ConfigError: if no worker can start.
@@ -153,10 +153,12 @@ class RayWorkers:
     # ---- what the controller has done
 
     def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
-        """Prepare a change of a stream on the stream's worker, or on the least-loaded worker.
+        """Prepare a change of a stream on the worker of the stream.
 
-        If no worker is ready, a change of an existing stream is accepted without a check, and the stream can fail
-        later. A new stream is rejected, because its source cannot be checked.
+        A new stream is prepared on the least-loaded worker.
+
+        If no worker is ready, a new stream is rejected, because its source cannot be checked. A change of an existing
+        stream is accepted without a check, and the stream can fail later.
         """
         if isinstance(change, Close):
             return None
@@ -251,11 +253,17 @@ class RayWorkers:
             self._streams[stream.name or ""] = PlacedStream(stream, error=one_line(str(error)) or type(error).__name__)
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check on any worker that a stream supports its rules: the labels, questions, zones and lines in them."""
+        """Check that a stream supports its rules: the labels, questions, zones and lines in them.
+
+        Any worker can run the check.
+        """
         self._call(self._any_worker(), "local.check_rules", stream)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Restart the engines of the workers one after another, if their settings changed. Return the applied keys."""
+        """Apply changed settings, such as the model, by replacing the workers' engines one after another.
+
+        Return the keys of the settings that are now in effect.
+        """
         settings = [replace(one.settings, values=worker_values(config)) for one in self._workers.values()]
         before, after = next(iter(self._workers.values())).settings.values, settings[0].values
         keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
@@ -377,7 +385,7 @@ class RayWorkers:
         return states
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total object counts of a stream, and the counts of each minute after `since`."""
+        """Return the total object counts of a stream, and its counts for each minute after the Unix time `since`."""
         found: tuple[Totals, list[Minute]] = self._call(
             self._worker_of(name), "local.counts", name, since, timeout_s=_ASK_S
         )
@@ -390,7 +398,7 @@ class RayWorkers:
         return self._any_worker(full=True).address()
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events on all machines by a text, with the model."""
+        """Search the stored events of all machines by a text. Workers score the snapshots with the model."""
         if self.store is None:
             raise ConfigError("no events are stored: restart Saccade with --store DIR")
         return search_workers(self.store, self._match_at, len(self._workers), text, query, progress)
@@ -398,7 +406,7 @@ class RayWorkers:
     def judge(self, event: str, *, false_alarm: bool) -> str | None:
         """Mark an event as a false alarm, or remove the mark; see `Runner.judge`.
 
-        If the stream has no worker now, its next worker gets the false alarms when it opens the stream.
+        If no worker runs the event's stream now, the next worker receives the mark when it opens the stream.
         """
         name = None if self.store is None else self.store.judge(event, false_alarm=false_alarm)
         with self._changed:
@@ -412,7 +420,7 @@ class RayWorkers:
         return name
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed; see `Runner.held_back`."""
+        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
         try:
             found: dict[str, int] = self._call(self._worker_of(stream), "local.held_back", stream, timeout_s=_ASK_S)
         except StreamError:
@@ -420,9 +428,12 @@ class RayWorkers:
         return found
 
     def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
-        """Let a worker compute how well the snapshots of events match a text. Return None if no worker is available.
+        """Call a worker that computes how well the snapshots of events match a text.
 
-        The worker runs on the machine that stores the snapshots. The worker with the fewest running searches is used.
+        Return None if no worker is available.
+
+        The worker must be on the machine that stores the snapshots. The worker with the fewest running searches is
+        called.
         """
         with self._changed:
             able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
@@ -440,7 +451,7 @@ class RayWorkers:
     # ---- the end
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Tell all workers to finish, without waiting. Return how long this can still take, in seconds."""
+        """Request that all workers stop, without waiting. Return how long this can still take, in seconds."""
         if self._closing.is_set():
             return 0.0
         self._closing.set()
@@ -456,7 +467,7 @@ class RayWorkers:
         """Stop all streams and workers, and close the shared outputs. A second call does nothing.
 
         Raises:
-            RunFailed: if an output could not be finished.
+            RunFailed: if an output could not write its last data.
         """
         self.stop()
         deadline = time.monotonic() + timeout_s
@@ -483,7 +494,7 @@ class RayWorkers:
     # ---- a worker's thread
 
     def _serve(self, worker: WorkerSlot) -> None:
-        """Receive the messages of a worker until everything is closed. Restart the worker each time it ends."""
+        """Receive the messages of a worker until `stop` is called. If the worker dies, restart it."""
         while not self._closing.is_set():
             reason = "its actor died"
             try:
@@ -513,7 +524,7 @@ class RayWorkers:
                 self._closing.wait(min(_MOST_BACKOFF_S, 0.5 * 2**worker.failures))
 
     def _on(self, worker: WorkerSlot) -> dict[str, PlacedStream]:
-        """Return the streams that are assigned to a worker. The caller holds the lock."""
+        """Return the streams that are assigned to a worker. The caller must hold the lock."""
         return {name: stream for name, stream in self._streams.items() if stream.worker == worker.name}
 
     def _names_of(self, worker: WorkerSlot) -> list[str]:
@@ -610,13 +621,13 @@ class RayWorkers:
         self.on_end(ended)
 
     def _grant(self, worker: WorkerSlot, wish: Wish) -> None:
-        """Apply a change that a viewer requested through a worker, and send the result to the worker."""
+        """Apply a stream change that a viewer requested through a worker, and send the result to the worker."""
         answer = told(lambda: self.on_wish(wish.stream, wish.values))
         with contextlib.suppress(ray.exceptions.RayError):
             worker.actor.call.remote("answer", wish.number, answer)
 
     def _lose(self, worker: WorkerSlot, reason: str) -> None:
-        """Handle the end of a worker. Its live streams wait for another worker, and its file streams fail."""
+        """Handle the death of a worker. Its live streams wait for another worker. Its streams from files fail."""
         over: list[Ended] = []
         with self._changed:
             was_ready, worker.ready, worker.reason = worker.ready, None, reason
@@ -683,7 +694,10 @@ class RayWorkers:
                 self._fail(name, stream, one_line(str(error)) or type(error).__name__)
 
     def _open_at(self, name: str, stream: PlacedStream, place: WorkerSlot | None, *, checked: bool) -> StreamStatus:
-        """Open or change a stream on `place` or on the least-loaded worker. The caller holds the lock of the stream."""
+        """Open or change a stream on its worker, on `place`, or on the least-loaded worker.
+
+        The caller must hold the lock of the stream.
+        """
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
             if worker is None or worker.ready is None:
@@ -723,7 +737,7 @@ class RayWorkers:
         self.events.end(name)
 
     def _least_loaded(self, *, full: bool = False) -> WorkerSlot | None:
-        """Return the ready worker with the least load, or None. The caller holds the lock."""
+        """Return the ready worker with the least load, or None. The caller must hold the lock."""
         counts = Counter(stream.worker for stream in self._streams.values())
         ready = [worker for worker in self._workers.values() if worker.ready is not None]
         name = least_loaded(
@@ -763,7 +777,7 @@ class RayWorkers:
     def _call(
         self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float = _CALL_S, **options: Any
     ) -> Any:
-        """Call a method of a worker and return its result. An error of the method is raised here."""
+        """Call a method of a worker and return its result. If the method returns an error, raise the error."""
         return self._ask(worker, "call", method, *arguments, timeout_s=timeout_s, **options)
 
     def _ask(self, worker: WorkerSlot, method: str, *arguments: Any, timeout_s: float, **options: Any) -> Any:
@@ -793,7 +807,10 @@ class RayWorkers:
         return stream is None or stream.status is None or stream.status.live
 
     def _load(self, records: Sequence[Mapping[str, Any]], machine: str) -> None:
-        """Load the open events in the event store of a machine. End the events of streams that no longer exist."""
+        """Load the events that are still open in the event store of a machine.
+
+        End the events of streams that no longer exist.
+        """
         self.events.load(records, machine)
         for stream in {record["stream"] for record in records} - {*self._wanted, *self.names}:
             self.events.end(stream)

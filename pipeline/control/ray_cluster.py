@@ -1,4 +1,4 @@
-"""Connects to Ray, reserves resources for the workers, and creates and stops their actors."""
+"""Connects to Ray, reserves resources for the workers, and creates and stops the workers' actors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ processes, which exist only while the command runs.
 
 
 class RayCluster:
-    """A connection to Ray. The constructor opens the connection, and `close` ends it.
+    """A connection to Ray. The constructor connects, and `close` disconnects.
 
     Args:
         config: configuration. `config.ray` is the address of a cluster, or `auto` for a cluster on this machine. None
@@ -116,11 +116,11 @@ class RayCluster:
 
     @property
     def node(self) -> str:
-        """Ray's node ID of this machine."""
+        """The node ID that Ray assigned to this machine."""
         return str(ray.get_runtime_context().get_node_id())
 
     def place(self) -> None:
-        """Reserve resources for the workers, spread over the machines of the cluster.
+        """Reserve resources for the workers, distributed over the machines of the cluster.
 
         Do nothing if workers of this run already exist.
 
@@ -149,7 +149,7 @@ class RayCluster:
             )
 
     def _gpus_each(self, workers: int) -> float:
-        """Return the number of GPUs that Ray reserves for each worker on this machine, from 0 to 1.
+        """Return the fraction of a GPU that Ray reserves for each worker on this machine, from 0 to 1.
 
         Workers are distributed evenly over the GPUs.
         """
@@ -158,11 +158,9 @@ class RayCluster:
         return 0.0 if self._config.device == "cpu" or not gpus else 1.0 / -(-workers // gpus)
 
     def actor_of(self, name: str, kind: type) -> Any:
-        """Return the actor of a worker.
+        """Return the actor of a worker. Create the actor on the resources reserved for the worker if it does not exist.
 
-        A missing actor is created in the worker's bundle of the placement group.
-
-        If the actor dies, Ray restarts it. On a cluster, the actor continues after this process ends.
+        If the actor dies, Ray restarts it. On a cluster, the actor continues to run after this process ends.
 
         Args:
             name: name of the worker, a number from 1.
@@ -234,14 +232,17 @@ def _group() -> Any:
 
 
 def _guard() -> subprocess.Popen[bytes] | None:
-    """Start a process that kills the child processes of this process when it ends. Return None outside Linux."""
+    """Start a helper process that kills the child processes of this process when this process ends.
+
+    Return None on systems other than Linux.
+    """
     if sys.platform != "linux":
         return None
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", _GUARD], stdin=subprocess.PIPE)
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:
-    """Restore the signal handlers of Saccade, because Ray replaces them by handlers that dump the stack and exit."""
+    """Restore the signal handlers of Saccade. Ray replaces them with handlers that print the stack and exit."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)

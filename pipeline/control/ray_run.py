@@ -1,4 +1,4 @@
-"""Opens a run with workers: starts or joins Ray, opens the shared outputs and starts the workers."""
+"""Opens a run with workers: starts Ray or joins a cluster, opens the shared outputs and starts the workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from saccade.processors import usable_processors
 def shared_targets(config: RunConfig) -> list[Target]:
     """Return the outputs that all streams share.
 
-    A video file of a single stream is excluded, because the stream's worker writes it.
+    If there is only one stream, its video file is excluded, because the stream's worker writes this file.
     """
     alone = len(config.named()) == 1
     return [target for target in targets_of(config) if not target.each and not (alone and is_video(target))]
@@ -44,14 +44,14 @@ def check_workers(config: RunConfig) -> None:
 
 
 def is_file(source: str) -> bool:
-    """Return whether a source is a path, rather than a URL or a webcam."""
+    """Return whether a source is a file path, and neither a URL nor a webcam."""
     return not ("://" in source or source.startswith("webrtc:") or source.isdecimal())
 
 
 def threads_each(workers: int) -> int:
-    """Return the number of CPU threads for the engine of each worker. 0 means the default number.
+    """Return the number of CPU threads for the engine of each worker. 0 means the default of PyTorch.
 
-    The engines of all workers together use half of the CPU cores. Video decoders and encoders use the other half.
+    The engines of all workers together use half of the CPU cores. The other half is for video decoders and encoders.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return 0
@@ -68,7 +68,9 @@ def opened_workers(
     open_by_default: bool = True,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[RayWorkers]:
-    """Start or join Ray, open shared outputs, and start the workers. Close everything when the `with` block ends.
+    """Start Ray or join a cluster, open shared outputs, and start the workers.
+
+    Close everything when the `with` block ends.
 
     Args:
         config: configuration of the run.
@@ -76,14 +78,14 @@ def opened_workers(
         kind: actor class of a worker.
         state: file that identifies this run in a cluster.
         open_by_default: see `SourcePolicy`.
-        given_up: returns whether to stop waiting for workers.
+        given_up: returns True to stop waiting for workers.
 
     Raises:
         ConfigError: if Ray does not start or lacks resources, or if an output would overwrite a source or another
             output.
         SourceError: if a local file cannot be read.
         EngineError, SinkError: if the model cannot be loaded, or an output cannot be opened.
-        RunFailed: if an output could not be finished at the end.
+        RunFailed: if an output could not write its last data.
     """
     check_workers(config)
     shared = shared_targets(config)

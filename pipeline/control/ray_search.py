@@ -1,7 +1,7 @@
-"""Searches the stored events of a run with workers. The stores list candidates, and workers score their snapshots.
+"""Searches the stored events of a run with workers. Event stores list candidates, and workers score their snapshots.
 
-A worker scores the snapshots of its own machine, so only IDs and probabilities cross the network. If the worker dies,
-another worker of the machine, or the restarted worker, continues.
+A worker scores only snapshots of its own machine, so that only IDs and probabilities are sent over the network. If
+the worker dies, another worker of the machine, or the restarted worker, continues the search.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def search_workers(
     Args:
         store: lists the events.
         match_at: scores snapshots on workers.
-        workers: maximum number of concurrent requests.
+        workers: maximum number of concurrent requests to workers.
         text: text to search for.
         query: filters for events.
-        progress: called with (done, total), also while no worker responds. An exception from it stops the search.
+        progress: progress callback (snapshots scored, total snapshots). It is also called while no worker responds. If
+            it raises an exception, the search stops.
 
     Raises:
         ConfigError, EngineError: if the text is empty, or the model does not support search.
@@ -96,7 +97,10 @@ def _match(
 
 
 def _ask(match: Callable[[], list[float | None] | None], gone: threading.Event) -> list[float | None] | None:
-    """Ask a worker how well snapshots match a text. Return the match probabilities, or None if no worker responds."""
+    """Call a worker that scores snapshots, with retries.
+
+    Return the match probabilities, or None if no worker responds.
+    """
     tries, until = 0, time.monotonic() + AWAY_S
     while not gone.is_set() and tries < _TRIES and time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""The state of streams and workers on Ray. `ray.py` changes the state under its lock."""
+"""The state of streams and workers on Ray. `RayWorkers` protects it with a lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class PlacedStream:
     Attributes:
         wanted: desired configuration.
         worker: name of the worker; None while the stream waits for a worker.
-        status: status of the stream in the worker's last report, received at `told_at`.
+        status: status of the stream in the worker's last report.
+        told_at: time at which `status` was received, on a monotonic clock, in seconds.
         error: reason of a failure, or None.
         opened: number of times that a worker has opened the stream.
         lock: held while the stream is opened, changed or closed.
@@ -42,7 +43,10 @@ class PlacedStream:
     closed: threading.Event = field(default_factory=threading.Event)
 
     def now(self) -> StreamStatus:
-        """Return the last reported status of the stream, or the reason why no worker reports a status."""
+        """Return the last reported status of the stream.
+
+        If no worker reports a status, return the reason as a status.
+        """
         status = self.status
         if status is None:
             name, source = self.wanted.name or "", redact(self.wanted.source)
@@ -64,7 +68,7 @@ class PlacedStream:
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """A worker of the run. The slot exists for the whole run, while the worker's actor can be restarted.
+    """A worker of the run. The slot exists for the whole run, even if the worker's actor is restarted.
 
     Attributes:
         ready: message that the worker sent when it became ready; None while the worker is not ready.
@@ -72,7 +76,7 @@ class WorkerSlot:
         failures: number of consecutive failed starts.
         ended: whether the worker has sent its last message.
         loading: whether the worker is loading another engine.
-        strays: streams in the last report that should not run on this worker.
+        strays: streams in the worker's last report that are not assigned to this worker.
     """
 
     name: str
@@ -92,7 +96,11 @@ class WorkerSlot:
     thread: threading.Thread | None = None
 
     def status(self, streams: Sequence[str]) -> WorkerStatus:
-        """Return the status of the worker, given the names of the streams that run on it."""
+        """Return the status of the worker.
+
+        Args:
+            streams: names of the streams that run on the worker.
+        """
         ready, report = self.ready, self.report
         counters = Counter(self.counted)
         counters.update(report.counters)

@@ -1,6 +1,6 @@
 """Transfers results from the workers to the shared sinks in the controller process.
 
-A transfer contains the result, the latency, and the time and size of the frame, but no image.
+A transferred record contains the result, its latency, and the timestamp and size of the frame, but no image.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _CARRIED = (
 class RelaySink:
     """A sink in a worker process that sends the results of every stream to the controller process.
 
-    If too many results wait to be sent, `write` blocks. A file is then processed more slowly, and a live stream drops
-    its oldest results.
+    If too many results are queued for sending, `write` blocks. A file is then processed more slowly, and a live stream
+    drops its oldest results.
 
     Args:
         send: sends a pickled result; can block.
@@ -58,7 +58,7 @@ class RelaySink:
         self._send((head, frame.width, frame.height, result, latency))
 
     def end(self, stream: str) -> None:
-        """Tell the controller that a stream has ended."""
+        """Notify the controller that a stream has ended."""
         self._send(stream)
 
     def close(self) -> None:
@@ -69,9 +69,9 @@ class RelaySink:
 
 
 class ResultReceiver:
-    """Receives results from workers in the controller process, and writes them to the shared sinks.
+    """Receives results from workers in the controller process, and writes them to the shared sinks. Thread-safe.
 
-    Each stream has one queue per sink, like a stream that runs in this process. Thread-safe.
+    Each stream has one queue per sink, as in a run without workers.
 
     Args:
         outputs: the shared sinks. The caller closes them.
@@ -87,7 +87,7 @@ class ResultReceiver:
         self._changed = threading.Condition(self._lock)  # notified when a stream has ended
 
     def take(self, data: bytes) -> None:
-        """Process a pickled result or stream end that a worker sent."""
+        """Process a pickled message of a worker: a result, or the end of a stream."""
         what = pickle.loads(data)  # trusted: it comes from our own process
         if isinstance(what, str):
             self.end(what)
@@ -98,12 +98,12 @@ class ResultReceiver:
         self._delivery(head["stream"]).put(delivery, head["dropped_before"])
 
     def wait_end(self, stream: str, timeout_s: float) -> None:
-        """Wait until the shared sinks have written all results that a worker sent for an ended stream."""
+        """Wait until the shared sinks have written all results of an ended stream, at most `timeout_s` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: stream not in self._streams and stream not in self._ending, timeout_s)
 
     def end(self, stream: str) -> None:
-        """Write the remaining results of an ended stream, and tell the sinks that the stream has ended."""
+        """Write the queued results of an ended stream, and notify the sinks that the stream has ended."""
         with self._lock:
             known = self._streams.pop(stream, None)
             if known is None:
@@ -118,7 +118,7 @@ class ResultReceiver:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End all streams that still send results."""
+        """End all streams. Call this after the last result was received."""
         with self._lock:
             names = list(self._streams)
         for name in names:

@@ -1,7 +1,7 @@
-"""Defines the interface of runners, which run streams: `Local` in this process, `RayWorkers` on Ray actors.
+"""Defines the interface `Runner`, which runs streams. `Local` runs them in this process, `RayWorkers` on Ray actors.
 
-Only the controller starts, changes and stops streams. Servers and terminals read the state and do not depend on the
-class of the runner. Requests that need video frames or the engine are sent to `address`.
+Only the controller starts, changes and stops streams. Servers and terminals use only this interface. Requests that
+need video frames or the engine are sent to `Runner.address`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Address:
 
     Attributes:
         url: URL, such as http://127.0.0.1:40123.
-        headers: HTTP headers that every request must have.
+        headers: HTTP headers that every request must have, such as the worker's secret.
     """
 
     url: str
@@ -45,7 +45,7 @@ class ModelInfo:
         device: device that the model runs on, such as `cpu`.
         classes: labels that the model can detect; None if it accepts any phrase.
         skills: supported skills, such as detection.
-        talks: whether a model answers questions.
+        talks: whether this model or a separate model answers questions.
     """
 
     name: str
@@ -66,9 +66,9 @@ class WorkerStatus:
         pid: process ID on the worker's machine.
         machine: name of the machine that stores the worker's events; empty for the controller's machine.
         streams: names of the worker's streams.
-        busy: busy fraction of the engine, from 0 to 1; None if unknown.
+        busy: fraction of time that the engine is busy, from 0 to 1; None if unknown.
         rss_bytes: resident memory, in bytes.
-        starts: number of starts.
+        starts: number of times that the worker was started.
         restarted_in_s: duration of each restart, in seconds.
         counters: counters of the engine, see `Engine.counters`.
     """
@@ -110,10 +110,13 @@ class StoredEvents(Protocol):
 
     @property
     def away(self) -> Sequence[str]:
-        """The names of machines with an unreachable event store."""
+        """The names of the machines whose event store cannot be reached."""
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return matching events with their storage times, newest first: at most `query.limit` + `more` events."""
+        """Return matching events and the times at which they were stored, newest first.
+
+        At most `query.limit` + `more` events are returned.
+        """
 
     def rules(self, stream: str | None = None) -> list[str]:
         """Return the names of rules that have stored events."""
@@ -135,10 +138,10 @@ class StoredEvents(Protocol):
         """
 
     def verdicts(self, stream: str | None = None) -> list[Verdict]:
-        """Return the false alarms of one or all streams, oldest first."""
+        """Return the false alarms of a stream, or of all streams, oldest first."""
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the stored object counts of a stream, for each minute since a Unix time."""
+        """Return the stored object counts of a stream for each minute that starts at or after the Unix time `since`."""
 
     def media(self, event: str, kind: str) -> Path | Address | None:
         """Return the path of an event's clip or snapshot. Return None if the file does not exist.
@@ -163,9 +166,9 @@ class Runner(Protocol):
     # ---- what the controller has done: errors are those of `Local`
 
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
-        """Check whether a change of a stream is possible.
+        """Check whether a change of a stream is possible, and prepare it.
 
-        Pass the result to `follow`, or leave its `with` block to discard it.
+        Pass the result to `follow`, or leave its `with` block to discard the prepared change.
         """
 
     def follow(
@@ -183,7 +186,7 @@ class Runner(Protocol):
         """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
-            StreamError: if the stream does not exist or does not stop in time.
+            StreamError: if the stream does not exist, or has not stopped before the timeout.
         """
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
@@ -193,18 +196,18 @@ class Runner(Protocol):
         """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.
 
         Raises:
-            PlacedError: if a rule is unsupported.
+            PlacedError: if a rule cannot be used for this stream.
         """
 
     def take(self, config: RunConfig) -> list[str]:
         """Apply changed settings of the whole run. Restart streams if needed.
 
         Returns:
-            The applied keys. Other changed settings require a restart of Saccade.
+            The keys of the settings that are now in effect. Other changed settings require a restart of Saccade.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if the settings cannot be applied. Nothing
-                has changed then.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if the settings cannot be applied. The old
+                settings then remain in effect.
         """
 
     # ---- how it is doing
@@ -218,7 +221,7 @@ class Runner(Protocol):
         """Whether no stream is running or waiting to be opened."""
 
     def stop(self, *, abandon: bool = False) -> float:
-        """Tell every stream to stop, without waiting. Return how long stopping can still take, in seconds.
+        """Request that every stream stops, without waiting. Return how long stopping can still take, in seconds.
 
         Args:
             abandon: drop the frames that are being processed.
@@ -247,49 +250,55 @@ class Runner(Protocol):
         """
 
     def workers(self) -> list[WorkerStatus]:
-        """Return the status of all workers, which are processes with an engine."""
+        """Return the status of all workers. A worker is a process with an engine."""
 
     def sink_statuses(self) -> list[tuple[str, SinkStatus]]:
-        """Return each sink's status with the name of its stream. The name is empty for a shared sink."""
+        """Return the status of every sink, with the name of its stream. The name is empty for a shared sink."""
 
     def lost_changes(self) -> dict[str, int]:
         """Return the number of dropped event changes, by queue: `hub` and `store`."""
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """Return the state of each rule of a stream. Return None if the stream has no rules. Can block.
+        """Return the state of each rule of a stream. Return None if the stream has no rules. The call can block.
 
         Raises:
             StreamError: if the stream is not running.
         """
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total object counts of a stream, and the counts of each minute after `since`. Can block.
+        """Return the total object counts of a stream, and its counts for each minute after the Unix time `since`.
+
+        The call can block.
 
         Raises:
             StreamError: if the stream is not running or has no zones.
         """
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events by a text with a model. Blocks until the search ends.
+        """Search stored events by a text. The model scores their snapshots. The call blocks until the search ends.
 
         Raises:
             ConfigError, EngineError: if no events are stored, or the model does not support search.
         """
 
     def judge(self, event: str, *, false_alarm: bool) -> str | None:
-        """Mark an event as a false alarm, or remove the mark. Its stream then applies the change. May block.
+        """Mark an event as a false alarm, or remove the mark. The event's stream then applies the change.
+
+        The call can block.
 
         Returns:
-            The stream of the event, or None if the ID is unknown.
+            The stream of the event, or None if the event ID is unknown.
 
         Raises:
             ValueError: if the event has no box.
             StoreError: if the store cannot be used.
-            StreamError: if the stream does not respond in time. The change is stored.
+            StreamError: if the stream does not respond before the timeout. The mark is stored nevertheless.
         """
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed, by event ID of the false alarm. May block.
+        """Return the number of detections that a stream has suppressed, by event ID of the false alarm.
+
+        The call can block.
 
         The result is empty if the stream is not running.
         """
@@ -298,8 +307,8 @@ class Runner(Protocol):
         """Return the address of the worker that runs a stream, or of any ready worker if `stream` is None.
 
         Returns:
-            None if this process handles the request itself.
+            The address, or None if this process handles requests itself.
 
         Raises:
-            StreamError: if no worker has the stream, or no worker is ready.
+            StreamError: if no worker runs the stream, or no worker is ready.
         """

@@ -1,12 +1,13 @@
-"""The source policy: which paths, addresses and networks clients of the HTTP API can open as video sources.
+"""The source policy: which paths, URLs and networks clients of the HTTP API can open as video sources.
 
     allow_sources: ["/srv/videos/*.mp4", "rtsp://camera-*.example.org/*", 192.168.7.0/24]
 
-A path is allowed if its resolved form, without symbolic links, matches a glob of the list.
+A path is allowed if its resolved form, without symbolic links, matches a glob pattern of the list.
 
-An address is allowed in two cases:
+A URL is allowed in two cases:
     1. its host is in a network of the list
-    2. the address without user name and query matches a glob, and its host is public or has no wildcard in the glob
+    2. the URL without user name and query matches a glob pattern, and either its host is a public address or the
+       host part of the pattern has no wildcard
 
 The second case rejects names that resolve to a private address (DNS rebinding). `*` also matches `/`.
 """
@@ -37,7 +38,7 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class NotAllowedError(SourceError):
-    """Raised if the source policy rejects a source. The message does not tell the client why."""
+    """Raised if the source policy rejects a source. The message does not include the reason."""
 
     def __init__(self, line: str = _NOT_ALLOWED) -> None:
         super().__init__(line)
@@ -47,9 +48,9 @@ class SourcePolicy:
     """Decides which video sources the clients of an HTTP server can open.
 
     Args:
-        allowed: globs of paths and addresses, and networks.
-        open_by_default: whether an empty list allows every source, except sources that listen on a port. Set it if
-            only this machine can reach the server. Otherwise, an empty list allows no source.
+        allowed: glob patterns of paths and URLs, and networks such as 192.168.7.0/24.
+        open_by_default: whether an empty list allows every source, except sources that listen on a port. If False, an
+            empty list allows no source. True is safe only if the server accepts only requests from this machine.
 
     Raises:
         ConfigError: if an entry is empty or an invalid network.
@@ -74,13 +75,13 @@ class SourcePolicy:
         """Check that a client is allowed to open a source.
 
         Args:
-            source: path or address.
-            addresses: resolved IP addresses of the host, to which the caller will connect. None resolves the host,
+            source: path or URL.
+            addresses: IP addresses of the host, to which the caller will connect. If None, the host name is resolved,
                 which can take seconds.
 
         Raises:
             NotAllowedError: if the policy rejects the source.
-            SourceError: if the address is malformed.
+            SourceError: if the URL is malformed.
         """
         source = with_plain_zone(source)
         live = "://" in source or source.startswith("webrtc:")
@@ -117,7 +118,7 @@ def _network(entry: str) -> Network | None:
 
 
 def _resolved_glob(entry: str) -> str:
-    """Make a path glob absolute, and resolve symbolic links in the part before its first wildcard."""
+    """Make the path of a glob pattern absolute, and resolve the symbolic links before its first wildcard."""
     if entry.isdecimal():
         return entry
     parts = os.path.abspath(entry).split(os.sep)
@@ -126,12 +127,16 @@ def _resolved_glob(entry: str) -> str:
 
 
 def _authority(address: str) -> str:
-    """Return host and port of an address as FFmpeg parses them: up to the first of `/?#`, and after an `@`."""
+    """Return the host and port of a URL, parsed like FFmpeg: before the first `/`, `?` or `#`, after the last `@`."""
     return re.split(r"[/?#]", address.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
 
 
 def _host(source: str) -> str:
-    """Return the host in the address of a live source. Raise SourceError if the host is missing or ambiguous."""
+    """Return the host in the URL of a live source.
+
+    Raises:
+        SourceError: if the host is missing or ambiguous.
+    """
     if source.startswith("webrtc:"):
         rest = source.removeprefix("webrtc:")
         return urlsplit(rest).hostname or "127.0.0.1" if rest.startswith("//") else "127.0.0.1"

@@ -1,7 +1,7 @@
 """Stores the desired streams in an SQLite file, with one transaction per change.
 
-Only the owner can read the file, because sources contain credentials. Stored changes survive `kill -9` and a power
-failure.
+Only the owner of the file can read it, because sources contain credentials. Stored changes survive `kill -9` and a
+power failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BASE, _DESIRED = "base", "desired"
 
 
 class StateFile:
-    """Stores the desired streams of a run, and the streams of the configuration file at the last save.
+    """Stores the desired streams of a run, and the streams that the configuration file had at the last save.
 
     Thread-safe. Only one process can use a file at a time.
 
@@ -46,7 +46,7 @@ class StateFile:
         """Return the saved base configuration and the saved desired configuration. Return None if nothing is saved.
 
         Args:
-            config: provides the settings of the whole run, which this file does not store.
+            config: configuration with the settings of the whole run, which the state file does not store.
 
         Raises:
             ConfigError: if the file is not a valid state file.
@@ -68,7 +68,7 @@ class StateFile:
         return (config.with_streams(kept[_BASE]), config.with_streams(kept[_DESIRED])) if saved else None
 
     def save(self, base: RunConfig, desired: RunConfig) -> None:
-        """Save the base configuration and the desired configuration in one transaction.
+        """Save the base configuration (command line and file) and the desired configuration in one transaction.
 
         Raises:
             ConfigError: if the file cannot be written.
@@ -128,7 +128,7 @@ def _rows(of: str, streams: Iterable[ListedStream]) -> Iterable[tuple[str, int, 
 
 
 def plain(stream: ListedStream) -> dict[str, Any]:
-    """Return the keys that are set in a stream configuration, as JSON values."""
+    """Return the explicitly set keys of a stream configuration, with their values as JSON values."""
     values: dict[str, Any] = stream.model_dump(mode="json", exclude_unset=True)
     return values
 

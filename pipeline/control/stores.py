@@ -56,7 +56,7 @@ class StoreActor:
 
     Args:
         folder: base folder of a relative store path. It is ignored if it does not exist on this machine.
-        store: path of the store's folder.
+        store: path of the event store's folder.
         keep_s, max_bytes: see `EventStore`.
     """
 
@@ -71,7 +71,10 @@ class StoreActor:
             self._problem = one_line(str(error))
 
     def media(self) -> tuple[str | None, str]:
-        """Return the folder of clips and snapshots and an empty text, or None and the reason."""
+        """Return the folder of clips and snapshots and an empty string.
+
+        If the store failed, return None and the reason.
+        """
         return (None, self._problem) if self._store is None else (str(self._store.media_folder), "")
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -81,7 +84,7 @@ class StoreActor:
         return getattr(self._store, method)(*arguments)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Store event records. They are on disk when the call returns, unless the disk is full."""
+        """Store event records. When the call returns, they are on disk, unless the disk is full."""
         if self._store is None:
             raise StoreError(self._problem)
         for record in records:
@@ -101,9 +104,10 @@ class StoreActor:
 def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | None]:
     """Return the machine that stores the events of a worker: machine name, Ray's node ID, and media folder.
 
-    The function runs on the worker's machine and creates the store actor if needed. If the controller stores the
-    events, machine name and node ID are empty. This is the case on the controller's machine, and if the folder cannot
-    be used here, for example because the machines share the folder.
+    The function runs on the worker's machine and creates the store actor if needed.
+
+    If the controller stores the events, the machine name and node ID are empty. This is the case on the controller's
+    machine, and if the store's folder cannot be used here, for example because it is on a shared file system.
     """
     node = ray.get_runtime_context().get_node_id()
     if settings.store is None or node == settings.node:
@@ -141,7 +145,7 @@ def end_stores() -> None:
 class RemoteStore:
     """Sends event records to the event store of another machine, oldest first.
 
-    The open events in that store are loaded first.
+    Before the first record is sent, the open events of that store are passed to `load`.
 
     Args:
         machine: name of the machine.
@@ -177,7 +181,7 @@ class RemoteStore:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send the queued records and stop. Records that cannot be sent within `_CLOSE_S` seconds are dropped."""
+        """Send the queued records and stop. Records that are not sent within `_CLOSE_S` seconds are dropped."""
         with self._changed:
             self._closing_at = time.monotonic() + _CLOSE_S
             self._changed.notify_all()
@@ -229,7 +233,10 @@ class RemoteStore:
                     told, self._lost = False, 0
 
     def _next(self, loaded: bool) -> list[Record] | None:
-        """Wait for records and return them. Return an empty list until `loaded` is set, and None at the end."""
+        """Wait for the next records to send.
+
+        Return an empty list while `loaded` is False, and None when the sender should end.
+        """
         with self._changed:
             if not loaded:
                 return None if self._is_over() else []
@@ -245,7 +252,8 @@ class RemoteStore:
 class MachineStores:
     """Reads and writes the event stores of all machines. It has the reading methods of an `EventStore`. Thread-safe.
 
-    The controller's machine stores all false alarms, so that they remain available if another machine dies.
+    False-alarm marks of all machines are stored on the controller's machine, so that they survive the failure of
+    another machine.
 
     Args:
         local: event store of the controller's machine. The caller closes it.
@@ -265,11 +273,11 @@ class MachineStores:
 
     @property
     def away(self) -> list[str]:
-        """The names of machines with an unreachable event store."""
+        """The names of the machines whose event store cannot be reached."""
         return sorted(machine for machine, store in self._stores() if store is not None and store.away)
 
     def meet(self, machine: str, node: str) -> None:
-        """Register a machine that stores its own events, without waiting."""
+        """Register a machine that stores its own events. Return without waiting for the machine."""
         with self._lock:
             if machine not in self._remote:
                 self._remote[machine] = RemoteStore(machine, node, self._load)
@@ -284,7 +292,7 @@ class MachineStores:
             self._local.write(record)
 
     def page(self, query: EventQuery, more: int = 0) -> list[Stored]:
-        """Return the newest matching event records of all machines, with their storage times."""
+        """Return the newest matching event records of all machines, with the times at which they were stored."""
         pages = self._ask_all("page", query, more)
         found = sorted(chain(*pages.values()), key=lambda one: (one[1], one[0]["id"]), reverse=True)
         return found[: query.limit + more]
@@ -294,7 +302,7 @@ class MachineStores:
         return sorted(set(chain(*self._ask_all("rules", stream).values())))
 
     def counts(self, stream: str, since: float) -> list[dict[str, Any]]:
-        """Return the stored object counts of a stream, for each minute since a Unix time."""
+        """Return the stored object counts of a stream for each minute that starts at or after the Unix time `since`."""
         minutes: list[dict[str, Any]] = list(chain(*self._ask_all("counts", stream, since).values()))
         return sorted(minutes, key=lambda minute: minute["start"])
 
@@ -327,7 +335,7 @@ class MachineStores:
         return found[0].stream
 
     def verdicts(self, stream: str | None = None) -> list[Verdict]:
-        """Return the false alarms of one or all streams; see `EventReader.verdicts`."""
+        """Return the false alarms of a stream, or of all streams, oldest first."""
         return self._local.verdicts(stream)
 
     def media(self, event: str, kind: str) -> Path | Address | None:
@@ -363,7 +371,10 @@ class MachineStores:
         return heapq.merge(*begun, key=lambda one: one[1], reverse=True)
 
     def close(self) -> None:
-        """Send the queued records to all machines and stop. Records that cannot be sent in time are dropped."""
+        """Send the queued records to all machines and stop.
+
+        Records that are not sent before the timeout are dropped.
+        """
         for _, store in self._stores():
             if store is not None:
                 store.close()

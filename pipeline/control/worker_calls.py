@@ -1,4 +1,4 @@
-"""Defines the messages between the controller and its workers. They are sent as method calls of the worker's actor."""
+"""Defines the messages between the controller and its workers, which are arguments and results of Ray actor calls."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class WorkerSettings:
     Attributes:
         values: values of a `RunConfig`, without streams, servers and shared outputs.
         index: index of the worker, from 0. It selects a GPU if the configuration names none.
-        threads: number of CPU threads of the engine; 0 for the default.
+        threads: number of CPU threads of the engine; 0 for the default of PyTorch.
         results: whether the worker sends results for shared outputs.
         media: folder of clips and snapshots on the controller's machine, or None.
-        keep_s, max_bytes: limits of the event store on another machine, see `EventStore`.
+        keep_s, max_bytes: retention time in seconds and size limit in bytes of an event store on another machine, see
+            `EventStore`.
         store: folder of the event store on another machine; None if no events are stored.
         node: Ray's node ID of the controller. The controller stores the events of workers on its own machine.
         folder: base folder of relative paths.
@@ -60,7 +61,7 @@ class Ready:
 
     Attributes:
         url: URL of the worker's HTTP server.
-        secret: token that requests to the server must have.
+        secret: token that every request to the server must contain.
         pid: process ID of the worker.
         model: model of the worker's engine.
         streams: streams that a previous controller started and that still run, by name.
@@ -83,7 +84,7 @@ class Report:
 
     Attributes:
         statuses: status of each stream of the worker.
-        seen: for each stream, the time at which each open event was last seen, by event ID.
+        seen: for each stream, the capture time of the newest frame of each open event, by event ID.
         sinks: status of each sink that belongs to one stream.
         busy, rss_bytes, counters: see `WorkerStatus`.
         dropped: number of dropped event changes.
@@ -122,9 +123,10 @@ class Batch:
 
 
 def told(call: Callable[[], T]) -> T | Exception:
-    """Call a function and return its result. If the function raises an error for the user, return the error.
+    """Call a function and return its result.
 
-    The returned error can be pickled and sent to another process.
+    If the function raises an error with a message for the user, return the error instead. The returned error can be
+    pickled and sent to another process.
     """
     try:
         return call()
@@ -144,7 +146,7 @@ def taken(answer: T | Exception) -> T:
 
 
 def worker_values(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration values that a worker needs: no streams, and no settings of the controller."""
+    """Return the configuration values that a worker needs, without streams and settings of the controller."""
     ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
     ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
     values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)

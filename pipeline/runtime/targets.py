@@ -1,8 +1,7 @@
 """Opens the outputs of a configuration.
 
-All streams share an output, unless it contains `{stream}` or is set for a stream.
-
-An address or path with `{stream}` is opened once per stream, with `{stream}` replaced by the name of the stream.
+All streams share an output, unless it is set for one stream or its address or path contains `{stream}`. With `{stream}`,
+one output is opened per stream, with `{stream}` replaced by the name of the stream.
 """
 
 from __future__ import annotations
