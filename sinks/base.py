@@ -26,7 +26,7 @@ class SinkError(Exception):
 
 
 class SinkClosedError(SinkError):
-    """Raised if the user ends the run through a sink, for example by closing the display window. This is no failure."""
+    """Raised if the user ends the run through a sink, for example by closing the display window. Not an error."""
 
 
 class ReaderGoneError(SinkClosedError):
@@ -44,7 +44,7 @@ class SinkStats:
         connected: whether the sink's server can be reached.
         clients: number of connected clients.
         backlog: number of messages waiting to be sent.
-        backlog_age_s: age of the oldest waiting message in seconds; 0 if none waits.
+        backlog_age_s: seconds that the oldest unsent message has waited; 0 if no message waits.
         sent: number of messages sent so far.
         dropped: number of messages never sent, because the receiver was offline, was too slow or rejected them.
     """
@@ -63,7 +63,7 @@ class SourceHints:
 
     Attributes:
         rate: frames per second; None if unknown.
-        audio_from: file whose audio a video copies; it is never overwritten. None if there is no such file.
+        audio_from: media file from which a video sink copies the audio; sinks never overwrite it. None for no file.
         listen: function that registers a callback for the audio packets of a live source, see `LiveSource.listen`. None
             for other sources.
     """
@@ -130,12 +130,12 @@ class SupportsEvents(Protocol):
     """Interface of a shared sink that also accepts events of rules."""
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Write the record of a rule's event that begins, changes or ends. Thread-safe; does not block.
+        """Write a message about a rule's event that begins, changes or ends. Thread-safe; does not block.
 
         Args:
-            event: JSON values with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`.
-                The type `rules` lists the current rules of `stream` in `rules`. The type `media` states that a
-                file of the event `event` is at `path`; its `kind` is `clip` or `snapshot`.
+            event: JSON values with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`. A message
+                of type `rules` lists the current rules of `stream` in its field `rules`. A message of type `media`
+                states that a file (`kind` `clip` or `snapshot`) of the event with ID `event` was saved at `path`.
 
         Raises:
             SinkError: if the event could not be delivered.

@@ -15,7 +15,8 @@ from saccade.sources.frame import Frame
 class CallbackSink:
     """Calls `function(frame, result, latency)` for each frame, one call at a time, also with several streams.
 
-    If the function raises an exception, the run ends with an error. `SinkClosedError` ends it without an error.
+    If the function raises `SinkClosedError`, the run ends without an error. Any other exception ends the run with an
+    error.
 
     Args:
         function: called in a thread of the pipeline. It should return quickly, because it delays later results.

@@ -73,8 +73,8 @@ def open_sink(
 ) -> Sink:
     """Open a sink from the text that a user typed.
 
-    - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: the same in segments.
-    - `out.jsonl`: records; `out.jsonl?max_mb=100&keep=5`: rotated by size. `-`: records on standard output.
+    - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: split into several files.
+    - `out.jsonl`: JSON records; `out.jsonl?max_mb=100&keep=5`: rotated by size; `-`: written to standard output.
     - `display`: a window.
     - `ws://HOST:PORT`, `wss://…`: a WebSocket server; see `WebSocketSink`.
     - `mqtt://HOST/PREFIX`, `mqtts://…`: an MQTT broker; see `MqttSink`.
@@ -83,7 +83,7 @@ def open_sink(
     Args:
         target: one of the targets above.
         rate: approximate frames per second of the source, for videos.
-        audio_from: file whose audio a video copies; it is never overwritten.
+        audio_from: media file from which a video sink copies the audio; sinks never overwrite it.
         listen: function that registers a callback for the audio packets of a live source, see `LiveSource.listen`.
 
     Raises:
@@ -108,7 +108,7 @@ def open_sink(
 
 
 def kind_of(target: str) -> SinkKind | None:
-    """Return the kind of sink for an address or path, or None."""
+    """Return the kind of sink for an address or path; None if it is unknown."""
     scheme, separator, _ = target.partition("://")
     if separator:
         return next((kind for kind in SINKS if scheme.lower() in kind.schemes), None)

@@ -1,4 +1,4 @@
-"""File locks that allow one writer per file, so that another run cannot truncate or replace the file."""
+"""File locks that allow one writer per file, so that another process cannot truncate or replace the file."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class SinkGuard:
     The first failure is logged and pauses the sink. While the sink is paused, results are counted as lost. After a
     back-off of 0.5 to 30 s, the next result is written as a trial. The sink is `ok` again after 5 s without a failure.
     The next written frame adds the number of lost results to `dropped_before`. Only `SinkClosedError` and the errors of
-    a `CallbackSink` are raised. The latter come from the user's program.
+    a `CallbackSink`, which come from the user's program, are raised.
 
     Args:
         sink: the sink. The caller opens and closes it.
@@ -120,7 +120,7 @@ class SinkGuard:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
     def _lose(self, frame: Frame, taken: int = 0) -> None:
-        """Count a frame and `taken` accepted results as lost. The next written frame reports all losses."""
+        """Count a frame and `taken` results that the sink had accepted as lost. The next written frame reports them."""
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
         self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken

@@ -30,7 +30,7 @@ class JsonlSink:
     """Writes the record of each frame as one line of JSON in UTF-8. Lines are not buffered.
 
     A line is written completely or not at all, also on a full disk. If the file is deleted or moved, a new file is
-    created. A file that another run is writing is not replaced.
+    created. A file that another process is writing is not replaced.
 
     Args:
         path: path of the file; "-" for standard output. An existing file is replaced, or continued if `max_bytes`
@@ -182,7 +182,7 @@ def check_standard_output() -> None:
     """Check that records can be written to standard output.
 
     Raises:
-        SinkError: if standard output is closed or is not a file.
+        SinkError: if standard output is closed or accepts no bytes.
     """
     if getattr(sys.stdout, "buffer", None) is None:
         raise SinkError("cannot write standard output: it is closed; name a file instead of -")

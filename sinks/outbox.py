@@ -33,7 +33,8 @@ class Outbox:
     Args:
         newest: whether a new record replaces the queued record of the same stream, at the same position in the queue.
         max_records: maximum number of messages.
-        max_bytes: maximum number of bytes of text. A longer message is dropped together with the whole queue.
+        max_bytes: maximum total size of the messages in bytes. A single message above this size is dropped together
+            with the whole queue.
     """
 
     def __init__(self, *, newest: bool = False, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
@@ -89,7 +90,10 @@ class Outbox:
             self._drop()
 
     def take(self) -> tuple[Message, int] | None:
-        """Remove and return the oldest message, with the number of records of its stream dropped before it; or None."""
+        """Remove and return the oldest message with the number of records of its stream that were dropped before it.
+
+        Returns None if the queue is empty.
+        """
         if not self._waiting:
             return None
         message, lost_before = self._pop()

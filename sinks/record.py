@@ -45,8 +45,8 @@ class Latency:
 def drawn_latency(frame: Frame, latency: Latency) -> float:
     """Return the latency to show on a frame, in milliseconds.
 
-    For a live stream, it is the time since the capture of the frame. For a file, it is the processing time, because
-    files are read ahead of time.
+    For a live stream, this is the total latency. For a file, it is the total without waiting, because files are decoded
+    ahead of the analysis.
     """
     return latency.total - latency.queue if frame.capture_clock == "file" else latency.total
 
@@ -126,7 +126,7 @@ def _over_time(found: Box | Spot) -> dict[str, Any]:
 
 
 def _extras(result: Result, width: int, height: int) -> dict[str, Any]:
-    """Return the JSON values of a result's extras, such as zones. Extras with an empty record are allowed."""
+    """Return the JSON values of a result's extras, such as zones. Empty records, such as of trails, are omitted."""
     recorded = {key: [dict(part.to_record(width, height)) for part in parts] for key, parts in result.extras.items()}
     return {key: full for key, values in recorded.items() if (full := [value for value in values if value])}
 

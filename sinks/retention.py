@@ -1,6 +1,6 @@
 """Retention of a sink's files: deletes the oldest files by age and total size.
 
-File ages are measured with a monotonic clock, so that a change of the wall clock deletes nothing.
+File ages are measured with a monotonic clock, so that setting the system time deletes no files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def elapsed_s() -> float:
 
 
 class FileAges:
-    """Measures the age of files with a monotonic clock. Callers pass the current times.
+    """Measures the age of files with a monotonic clock. The current times are arguments of `update`.
 
     For files that exist at the start, the initial age is computed from the wall clock. If a file is modified later, its
     age is reset to 0. Files are identified by inode, because they are renamed.

@@ -1,6 +1,6 @@
 """Converts detections on single frames to events per label, with begin, update and end messages.
 
-Callers pass the current time.
+The current time is an argument of each method.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A change of an event: its last published state `before`, and its new state `after`. Equal for a new event."""
+    """A change of an event: its last published state `before` and its new state `after`, equal for a new event."""
 
     kind: Kind
     before: Event
@@ -100,10 +100,10 @@ class EventTracker:
 
     The count of a label is the highest number of objects in one frame within the last `hold_s` seconds. Short detection
     gaps therefore do not change the count. An event is open while the count is above 0. It is updated if the count
-    changes, or if the highest score rises by 0.05.
+    changes, or if the highest score rises by at least 0.05.
 
     Args:
-        hold_s: seconds for which an object still counts after its last detection.
+        hold_s: seconds for which an object is still counted after its last detection.
         chance: returns random numbers from 0 to 1, used for event ids.
     """
 
@@ -118,7 +118,7 @@ class EventTracker:
         Args:
             stream: name of the stream.
             at_s: time of the frame on the stream's monotonic clock, in seconds.
-            time: capture time of the frame for the events, in seconds.
+            time: capture time of the frame in seconds, which becomes the start or end time of its events.
             observations: detected objects.
         """
         seen: dict[str, list[Observation]] = {}

@@ -61,16 +61,16 @@ class MqttSink:
     - with `discovery=homeassistant`: `homeassistant/binary_sensor/…/config` of each rule, for Home Assistant.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
-    With MQTT 5, retained `online` states and counts above 0 expire after 60 s and are sent again before. After a crash,
-    the broker therefore deletes them.
+    With MQTT 5, retained `online` states and counts above 0 expire after 60 s unless Saccade repeats them in time. If
+    Saccade crashes, the broker therefore deletes them.
 
     An unreachable broker is retried without limit. Meanwhile, the newest 1000 events and the newest 256 records are
     queued. After reconnecting, the retained topics are updated.
 
     Args:
-        target: the address with options: `records=1`; `hold=3`, the seconds for which an object still counts after
-            its last detection; `discovery=homeassistant`, Home Assistant's discovery prefix; `ca=FILE`,
-            certificates to trust instead of the system's; `protocol=3` for a broker that supports only MQTT 3.1.1.
+        target: the address with options: `records=1`; `hold=3`, the seconds for which an object is still counted after
+            its last detection; `discovery=homeassistant`, Home Assistant's discovery prefix; `ca=FILE`, certificates to
+            trust instead of the system's; `protocol=3` for a broker that supports only MQTT 3.1.1.
 
     Raises:
         SinkError: if the address is invalid, or aiomqtt is not installed.
@@ -315,7 +315,7 @@ class MqttSink:
                 await loop.wait(min(SILENT_S / 6, EXPIRY_S / 6))
 
     def _properties(self, item: Item) -> Properties | None:
-        """Return the MQTT expiry of a message. `online` and counts above 0 expire unless they are repeated."""
+        """Return the MQTT 5 message expiry: `online` and counts above 0 expire unless they are sent again."""
         lasting = item.topic == self._topics.available or item.topic.endswith("/config")
         if self._version < 5 or not item.retain or lasting or item.payload in _OVER:
             return None

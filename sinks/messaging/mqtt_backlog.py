@@ -28,8 +28,8 @@ class Backlog:
     Only `published` removes a message. A message that the broker did not acknowledge before a disconnect is sent again.
 
     Args:
-        over: payloads that mean "not present", such as 0. Topics with these payloads are forgotten after publication,
-            because the number of streams and labels is unlimited.
+        over: payloads that mean "not present", such as 0. Topics with these payloads are removed from memory after
+            publication, because the number of streams and labels is unlimited.
     """
 
     def __init__(self, over: frozenset[str]) -> None:

@@ -48,7 +48,7 @@ def discovery(
         stream: name of the stream, which Home Assistant shows as the device.
         rule: name of the rule.
         state_topic: MQTT topic of the rule's state, `ON` or `OFF`.
-        availability: MQTT topics that must all be `online`, otherwise the sensor is unavailable.
+        availability: MQTT topics that must all be `online`; otherwise Home Assistant shows the sensor as unavailable.
     """
     device, entity = _identifier(f"saccade_{stream}"), _identifier(rule)
     message = {

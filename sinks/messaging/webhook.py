@@ -148,7 +148,7 @@ class WebhookSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Queue a rule's event, and its snapshot if requested, for posting. Ignored if the webhook posts no events."""
+        """Queue a rule's event, and its snapshot if requested. Does nothing if the webhook posts no events."""
         if self._send not in ("events", "rules"):
             return
         if event["type"] in CHANGES:
@@ -302,7 +302,7 @@ class WebhookSink:
         return reason, min(float(retry_after), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
 
     def _log_status(self, message: str) -> None:
-        """Log the webhook's status if it has changed. An empty `message` means that it works."""
+        """Log the webhook's status if it has changed. An empty `message` means that the webhook works."""
         if message != self._last_message:
             log.log(logging.WARNING if message else logging.INFO, "%s: %s", self._address.shown, message or "works")
             self._last_message = message

@@ -42,7 +42,7 @@ def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = No
     Args:
         image: (height, width, 3) uint8 RGB; not changed.
         result: boxes, points, texts and extras to draw. Extras without a drawing function are skipped.
-        latency_ms: shown in the top left corner, in milliseconds; None for no latency.
+        latency_ms: latency to show in the top left corner, in milliseconds; None to show none.
 
     Returns:
         A new (height, width, 3) uint8 RGB image.
@@ -101,7 +101,7 @@ def _draw_box(canvas: NDArray[np.uint8], corners: tuple[float, float, float, flo
 
 
 def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArray[np.int32]:
-    """Return a box's outline with round corners: (points, 1, 2) int32, with `SHIFT` fractional bits."""
+    """Return a box's outline with round corners: (points, 1, 2) int32, in pixels times 2 ** `SHIFT`."""
     angles = np.linspace(0, np.pi / 2, 6)
     quarter = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     turn = np.array([[0.0, -1.0], [1.0, 0.0]])

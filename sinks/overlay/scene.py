@@ -189,7 +189,7 @@ def _of(result: Result, kind: type[P]) -> list[P]:
 
 
 def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
-    """Convert points from fractions to pixels, clamped to ten image sizes, because OpenCV's range is limited."""
+    """Convert points from fractions to pixels, limited to ten times the image size to avoid overflows in OpenCV."""
     return tuple((min(max(x, -10.0), 10.0) * width, min(max(y, -10.0), 10.0) * height) for x, y in points)
 
 
@@ -260,6 +260,6 @@ def _draw_trail(canvas: NDArray[np.uint8], points: tuple[Point, ...], color: Rgb
 
 
 def _fixed(points: Sequence[Point]) -> NDArray[np.int32]:
-    """Convert points to (points, 1, 2) int32 with `SHIFT` fractional bits, for OpenCV."""
+    """Convert points in pixels to OpenCV's fixed-point format: (points, 1, 2) int32, in pixels times 2 ** `SHIFT`."""
     fixed: NDArray[np.int32] = np.round(np.asarray(points, dtype=np.float64) * 2**SHIFT).astype(np.int32)
     return fixed.reshape(-1, 1, 2)

@@ -67,8 +67,8 @@ def best_place(
 ) -> tuple[tuple[int, int], float]:
     """Return the position with the least overlap of a text, and the overlapping fraction of the text from 0 to 1.
 
-    Overlap with rectangles in `spared` counts half as much as with those in `taken`. Areas outside the image count as
-    taken.
+    Overlap with rectangles in `spared` counts half as much as overlap with rectangles in `taken`. The area outside the
+    image counts as taken.
     """
     height, width = canvas.shape[:2]
     corners = np.asarray(places, dtype=np.int64)
@@ -86,7 +86,7 @@ def best_place(
 
 
 def paste(canvas: NDArray[np.uint8], bitmap: Bitmap, x: int, y: int) -> Rect:
-    """Blend a rendered text into the image, moved so that it is inside. Return its rectangle in pixels."""
+    """Blend a rendered text into the image, moved if needed to be fully visible. Return its rectangle in pixels."""
     height, width = canvas.shape[:2]
     x = max(0, min(x, width - bitmap.width))
     y = max(0, min(y, height - bitmap.height))

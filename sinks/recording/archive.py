@@ -44,7 +44,7 @@ class ArchiveError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Fragment:
-    """A fragment of an MP4: byte range, start in seconds from the beginning of the file, and duration in seconds."""
+    """A fragment of an MP4: its byte range in the file, its start time in the file and its duration, in seconds."""
 
     offset: int
     size: int

@@ -20,7 +20,7 @@ _MOST_REORDERED = 64  # packets of one group; more is a clock that stands still
 
 @dataclass(slots=True, frozen=True)
 class TimedPacket:
-    """An encoded frame with its times in the file, in units of `VIDEO_SCALE`.
+    """An encoded frame with its times in the file, in units of 1/90000 s.
 
     Attributes:
         packet: the encoded frame.

@@ -57,7 +57,7 @@ class RecordingPlace:
         return cls(SegmentNames(path.replace(STREAM, stream.replace("%", "%%"))), length_s, retention)
 
     def files(self) -> Iterator[Path]:
-        """Yield all playable files of the recording, including those of earlier runs, in no order."""
+        """Yield all playable files of the recording, including those of earlier runs, in no particular order."""
         below = "/".join("*" for _ in range(self.names.depth + 1))
         with suppress(FileNotFoundError):  # a folder was deleted meanwhile
             yield from (one for one in self.names.root.glob(below) if one.suffix == ".mp4" and self.names.owns(one))

@@ -212,7 +212,7 @@ class PacketRecorder:
         Args:
             file: the current file.
             packet: the keyframe.
-            last: the packet before it, or None.
+            last: the packet before the keyframe, or None.
         """
         gap = self._after is not None or (last is not None and packet.pts - last.pts > GAP_S * VIDEO_SCALE)
         long = packet.pts - file.began.pts >= self._place.length_s * VIDEO_SCALE
@@ -275,7 +275,7 @@ class PacketRecorder:
             self._prune()
 
     def _begin(self, file: _OpenFile, packets: list[TimedPacket]) -> bytes:
-        """Create the MP4 file on disk and return its head."""
+        """Create the MP4 file on disk and return its head (initialization segment)."""
         root = self._place.names.root
         if not root.is_dir():  # not created again: it may be where a disk was mounted
             raise FileNotFoundError(2, f"the folder {root} no longer exists")

@@ -85,7 +85,7 @@ class AudioCopy:
 
         Args:
             time_s: the time in seconds on the source's clock.
-            wanted: whether to count the skipped audio as missing. `close` logs a warning if audio is missing.
+            wanted: whether `close` counts the skipped audio as missing in its warning.
         """
         while self._next is not None and self._next.time_s < time_s:
             if wanted:

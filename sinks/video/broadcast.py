@@ -41,7 +41,7 @@ class View:
         drawn: whether the overlay is drawn.
         codec: video codec.
         width: width in pixels of a smaller video; None for the stream's own width.
-        halvings: number of times that the highest bit rate is halved, for a viewer with a slow connection.
+        halvings: how many times the maximum bit rate is divided by 2, for a viewer with a slow connection.
     """
 
     drawn: bool = True
@@ -87,7 +87,7 @@ class Viewer:
 
     Args:
         stream: the stream.
-        view: requested variant of the video.
+        view: requested settings of the video, such as overlay and codec.
         wake: callback, called in the sink's thread when a frame is available or the stream has ended. It must return at
             once.
     """
@@ -126,7 +126,7 @@ class Viewer:
         """Continue at another bit rate. The viewer's next frame is then a keyframe.
 
         Args:
-            halvings: number of times that the highest bit rate is halved.
+            halvings: how many times the maximum bit rate is divided by 2.
         """
         if self._stream.leave(self._view, self):
             self._view = replace(self._view, halvings=halvings)
@@ -244,7 +244,8 @@ class _Stream:
 class BroadcastSink:
     """Encodes live video of all streams that have viewers. Several streams may share one sink.
 
-    Drawing and encoding run in the thread that calls `write`. Use a queue that keeps only the newest frame.
+    Drawing and encoding run in the thread that calls `write`. The queue in front of the sink should keep only the
+    newest frame.
     """
 
     shared: ClassVar[bool] = True
@@ -298,8 +299,8 @@ class BroadcastSink:
 
         Args:
             stream: name of the stream.
-            view: requested variant of the video.
-            wake: see `Viewer`.
+            view: requested settings of the video, such as overlay and codec.
+            wake: callback that is called when a frame is available or the stream has ended; see `Viewer`.
 
         Raises:
             NoSuchStreamError: if no stream has this name.

@@ -62,9 +62,9 @@ _RETRY_S, _RETRY_MOST_S = 10.0, 600.0
 
 
 class Backoff:
-    """Retry schedule for a failed GPU encoder. Delays grow, because each attempt creates a CUDA context.
+    """Retry schedule for a failed GPU encoder. The retry delay doubles, because each attempt creates a CUDA context.
 
-    Opening may fail temporarily, if the GPU has no free memory or encoding session. Callers pass the current time.
+    Opening an encoder fails temporarily if the GPU has no free memory or encoding session.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Backoff:
         self._failures = min(self._failures + 1, 16)
 
     def worked(self) -> None:
-        """Record that opening the encoder succeeded. Reset the delay."""
+        """Record that opening the encoder succeeded. Reset the retry delay."""
         self._failures, self._at = 0, float("-inf")
 
 
@@ -143,7 +143,7 @@ class _Converter:
             image: (height, width, 3) uint8 RGB, with even sides.
             pts: presentation timestamp in units of `unit`.
             unit: seconds per unit.
-            key: whether it must become a keyframe.
+            key: whether the encoder must make the frame a keyframe.
         """
         frame = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(image, format="rgb24"),
@@ -187,7 +187,7 @@ class VideoFormat:
     Attributes:
         width, height: size in pixels, even numbers.
         pixel_aspect: pixel width divided by pixel height.
-        unit: seconds per unit of the clock.
+        unit: seconds per unit of the timestamps.
         rate: approximate number of frames per second.
     """
 
@@ -229,15 +229,15 @@ class Mp4Encoder:
         return stream
 
     def encode(self, image: RgbImage, pts: int, *, key: bool) -> list[av.Packet[av.VideoStream]]:
-        """Encode one image and return its packets at once.
+        """Encode one image and return its packets without delay.
 
         Args:
             image: (height, width, 3) uint8 RGB, in the size of the format.
-            pts: presentation timestamp in clock units, later than the previous one of the same file.
+            pts: presentation timestamp in units of `VideoFormat.unit`, later than the file's previous timestamp.
             key: whether to encode a keyframe, as the first image of a file must be.
 
         Returns:
-            The encoded packets, with timestamps of the file.
+            The encoded packets, with `pts` as their timestamp.
 
         Raises:
             FFmpegError: if the encoder has failed.
@@ -299,11 +299,11 @@ def bit_rate(width: int, height: int, rate: float) -> int:
 
 
 class LiveEncoder:
-    """Encodes live video. Its settings follow the size and rate of the images. A change forces a keyframe.
+    """Encodes live video. If the image size or rate changes, a new encoder is opened and starts with a keyframe.
 
     Args:
         codec: codec of the stream.
-        halvings: number of times that the highest bit rate is halved.
+        halvings: how many times the maximum bit rate is divided by 2.
     """
 
     def __init__(self, codec: Codec, halvings: int = 0) -> None:
@@ -325,7 +325,7 @@ class LiveEncoder:
 
         Args:
             image: (height, width, 3) uint8 RGB.
-            pts: presentation timestamp in units of 1/90000 s, later than the previous one.
+            pts: presentation timestamp in units of 1/90000 s, later than that of the previous image.
             rate: approximate number of images per second.
             key: whether to encode a keyframe.
 

@@ -150,7 +150,7 @@ def event_of(number: int, at: int, message: bytes) -> bytes:
 
     Args:
         number: number of the message in its stream.
-        at: media time in units of `VIDEO_SCALE`.
+        at: media time in units of 1/90000 s.
         message: content of the message.
     """
     place = struct.pack(">IQII", VIDEO_SCALE, at, 0, number)
@@ -171,7 +171,7 @@ class Timing:
     """Time range of the video in an MP4 fragment.
 
     Attributes:
-        start, duration: decoding time and duration in units of `VIDEO_SCALE`.
+        start, duration: decoding time of the first frame, and duration, in units of 1/90000 s.
         key: whether decoding can start at the first frame.
     """
 

@@ -35,11 +35,11 @@ class LiveAudio:
         self._refused = ""
 
     def take(self, packet: AudioPacket) -> None:
-        """Queue an audio packet whose timestamp is on the clock of the frames. Returns at once."""
+        """Queue an audio packet, with a timestamp on the same clock as the frames. Returns at once."""
         self._taken.append(packet)
 
     def writer(self) -> AudioWriter | None:
-        """Return the writer with all received audio; None before the first packet. A new format has a new writer."""
+        """Return the current audio format's writer with all received audio; None before the first packet."""
         while self._taken:
             packet = self._taken.popleft()
             if self._writer is None or not self._writer.fits(packet):

@@ -32,8 +32,7 @@ class Mp4Sink:
       the first frame's size with black borders.
     - The file is fragmented until it is closed. A killed process loses at most the last group of pictures (2 s).
     - The file is named `path.part` until its first group of pictures is complete.
-    - After an error, or if the file is deleted or moved, the next frame starts a new file, named with `-1` if
-      needed.
+    - After an error, or if the file is deleted or moved, the next frame starts a new file, for example `NAME-1.mp4`.
     - Audio of a file is copied without transcoding, up to the end of the video. Audio of a live source is transcoded
       to AAC, unless it is AAC.
     - The index of all frames stays in memory and grows by 9 MB per hour at 30 fps. Use `RecordingSink` for endless

@@ -94,7 +94,7 @@ class Mp4Writer:
 
     @property
     def unfinished(self) -> int:
-        """Number of frames after the last complete fragment. An error would lose these frames."""
+        """Number of frames after the last complete fragment, which a write error would lose."""
         return self._unfinished
 
     def moved(self) -> bool:
@@ -105,7 +105,7 @@ class Mp4Writer:
         """Copy the audio up to the frame's time, then encode the image.
 
         Args:
-            frame: gives the timestamp.
+            frame: frame with the presentation timestamp.
             image: image to encode, (height, width, 3) uint8 RGB.
         """
         if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:

@@ -1,4 +1,4 @@
-"""The file on disk of an MP4 that is being written: named `NAME.part` until it is playable, repaired after errors."""
+"""The file on disk for an MP4 that is being written. It is named `NAME.part` until it is playable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PartFile:
     - The file is named `path.part` until its first fragment is complete, so a killed process never leaves an
       unplayable `.mp4`.
     - After an error, `give_up` keeps the playable part, or deletes the file if there is none.
-    - The file is locked until it is closed, because two runs would overwrite each other's output.
+    - The file is locked until it is closed, so that two processes cannot overwrite each other's output.
 
     Args:
         path: final path. An existing file is replaced once the new one is playable.
@@ -34,7 +34,7 @@ class PartFile:
         closed: whether FFmpeg must stop writing. If True, FFmpeg omits the end of the MP4.
 
     Raises:
-        OSError: if the file cannot be created, or another run is writing it.
+        OSError: if the file cannot be created, or another process is writing it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class PartFile:
                 self._rename()
 
     def begin_end(self) -> None:
-        """Record that FFmpeg now writes the MP4's end. After an error, `give_up` then removes the incomplete end."""
+        """Record that FFmpeg starts to write the MP4's end. If this fails, `give_up` removes the incomplete end."""
         self._walk()
         self._undo = [(os.fstat(self._file.fileno()).st_size, b"")]
 

@@ -57,10 +57,10 @@ class Segmenter:
         return cut
 
     def is_continuous(self, pts: int, base: Fraction) -> bool:
-        """Return whether the gap before this frame is short enough to show the previous frame until this frame.
+        """Return whether the gap before a frame is short enough to show the previous frame until then.
 
         Args:
-            pts: presentation timestamp of this frame.
+            pts: presentation timestamp of the frame after the gap.
             base: seconds per unit of `pts`.
         """
         return base == self._base and 0 < (pts - self._last) * base <= GAP_S
@@ -94,7 +94,7 @@ class SegmentNames:
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
 
     def at(self, time: datetime, number: int = 0) -> Path:
-        """Return the path of a segment that starts at `time`. `number` (from 0) makes equal times unique."""
+        """Return the path of a segment that starts at `time`. `number` (from 0) distinguishes equal times."""
         path = Path(time.strftime(self.pattern))
         return path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
 

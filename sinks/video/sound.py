@@ -70,7 +70,7 @@ class AudioWriter:
         """Remove and return the audio samples of one fragment.
 
         Args:
-            origin: start of the file on the packets' clock, in units of `VIDEO_SCALE`.
+            origin: timestamp at which the file starts, in units of 1/90000 s.
             until: end of the fragment, counted from `origin`, in the same units.
 
         Returns:

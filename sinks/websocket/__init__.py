@@ -11,7 +11,7 @@ __all__ = ["WebSocketSink"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the server at the first use of its name, because it needs the package websockets."""
+    """Import `WebSocketSink` at its first use, because it needs the optional package websockets."""
     if name == "WebSocketSink":
         from saccade.sinks.websocket.server import WebSocketSink
 

@@ -91,8 +91,8 @@ class FeedTarget:
 
         Args:
             request: path and query of the request.
-            origins: its `Origin` headers.
-            authorizations: its `Authorization` headers.
+            origins: values of the request's `Origin` headers.
+            authorizations: values of the request's `Authorization` headers.
 
         Raises:
             RefusedError: if the client is rejected.

@@ -49,7 +49,7 @@ class Client:
 
         Args:
             message: the message.
-            lost_before: number of records of the stream that were dropped before this message.
+            lost_before: number of records of the stream that were dropped directly before this message.
         """
         if message.stream and not self.subscription.includes(message.stream):
             return
@@ -90,8 +90,7 @@ class Client:
 class Connection(ServerConnection):
     """A WebSocket connection with more limits than the package websockets has.
 
-    It limits the number of connections, the size of a request, and the amount of ping replies that the client has not
-    read.
+    It limits the number of connections, the size of a request, and the number of bytes that the client has not read.
 
     Args:
         connections: all open connections. Each connection adds and removes itself.

@@ -38,7 +38,7 @@ class Subscription:
         """Parse a subscription from a URL query such as `stream=door&stream=yard&mode=newest`. `token` is ignored.
 
         Raises:
-            ValueError: if the query is invalid, in one line for the client.
+            ValueError: if the query is invalid. The message is one line for the client.
         """
         given = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(given.keys() - {"stream", "mode", "token"}):
@@ -50,7 +50,7 @@ class Subscription:
         """Return the subscription changed by a client's JSON message. Fields that are absent or null stay unchanged.
 
         Raises:
-            ValueError: if the message is invalid, in one line for the client.
+            ValueError: if the client's message is invalid. The error message is one line for the client.
         """
         try:
             received = json.loads(text)
