@@ -238,7 +238,7 @@ class Engine:
             tiles: with n > 1, `Detect` tasks also run on n × n overlapping tiles of the image. This finds more small
                 objects at 1 + n² times the cost.
             deadline_s: seconds from now after which the request is dropped and the future fails with DeadlineError. The
-                future fails at once if the deadline cannot be met.
+                future fails immediately if the deadline cannot be met.
             adapter: name of a loaded LoRA adapter, used for the image and the answers.
             stream: hashable key that all frames of one camera have in common. None for a single image.
             previous: result of the same model for a similar image. Its answers are used as drafts for equal tasks
@@ -332,8 +332,8 @@ class Engine:
             adapter: name of a loaded LoRA adapter.
 
         Returns:
-            An iterator over non-empty pieces. Closing or dropping it early cancels the request. The iterator raises
-            errors that occur later.
+            An iterator over non-empty pieces. Closing or dropping it early cancels the request. Errors that occur after
+            this call are raised by the iterator.
         """
         pieces: SimpleQueue[str | None] = SimpleQueue()
         return TextStream(self._submit(image, [task], 1, deadline_s, adapter, on_text=pieces.put), pieces)

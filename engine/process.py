@@ -40,7 +40,7 @@ _frozen_model = False
 
 
 def engine_opened() -> None:
-    """Increment the number of open engines. The first starts the thread that returns freed memory to the kernel."""
+    """Increment the number of open engines. The first one starts the thread that frees heap pages."""
     global _open_engines, _all_closed, _trimming
     with _lock:
         _open_engines += 1
@@ -52,7 +52,7 @@ def engine_opened() -> None:
 
 
 def engine_closed() -> None:
-    """Decrement the number of open engines. After the last, models are garbage-collected again."""
+    """Decrement the number of open engines. At 0, loaded models become subject to garbage collection again."""
     global _open_engines, _frozen_model, _trimming
     ended = None
     with _lock:
@@ -143,7 +143,7 @@ def limit_spinning() -> bool:
     """Reduce the time for which waiting OpenMP threads spin from 5 ms to 0.4 ms. Call this before PyTorch is loaded.
 
     With short spinning, the engine can use one thread per CPU (`cpu.threads.image_threads`). If another process
-    preempts a thread, the thread delays the others only briefly.
+    preempts one of these threads, it delays the other threads only briefly.
 
     | nano on two idle CPUs, time per image | p50 | p99 |
     |---|---|---|

@@ -395,7 +395,7 @@ class ResultFuture(Future[Result]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the request, and return its error or None. Raise the same errors as `result` while waiting."""
+        """Wait for the request, and return its error or None. Cancellation and timeout raise as in `result`."""
         if not self.done():
             self.require_other_thread()
         return super().exception(timeout)
@@ -424,7 +424,7 @@ class ResultFuture(Future[Result]):
             return super().set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Cancel the request if it is not done. All threads that wait for it are notified at once."""
+        """Cancel the request if it is not done. All threads that wait for it are notified immediately."""
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()

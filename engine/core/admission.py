@@ -38,7 +38,7 @@ launch of its prefill.
 | FP8 | 7 | yes | .9999 | 13 ms | 55 ms |
 
 `ServiceTime` estimates the time from admission to result for each stream. If less time than this is left until a
-frame's deadline, the frame ends at once with an error. All parameters are in `EngineConfig`.
+frame's deadline, the frame ends immediately with an error. All parameters are in `EngineConfig`.
 
 An admitted prefill window occupies KV cache pages, batch slots and an adapter slot (`Resources`) until its sequences
 end.

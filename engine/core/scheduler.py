@@ -144,8 +144,8 @@ class Scheduler(Generic[ImageT]):
     def submit(self, request: Request[ImageT], stream: abc.Hashable = None) -> None:
         """Queue a request.
 
-        A request that needs more resources than the engine has in total ends with an error: at once if it is already
-        divided into images and tiles, otherwise before its admission.
+        A request that needs more resources than the engine has in total ends with an error: immediately if it is
+        already divided into images and tiles, otherwise before its admission.
         """
         if request.windows and not self._measure(request):
             return
@@ -251,7 +251,7 @@ class Scheduler(Generic[ImageT]):
         return True
 
     def _take(self, window: PrefillWindow[ImageT]) -> None:
-        """Add an admitted image or tile to the next prefill. If it has no prompts, it is finished at once."""
+        """Add an admitted image or tile to the next prefill. If it has no prompts, it is finished immediately."""
         request = window.request
         if not window.sequences and request.keeps is None:
             window.drop_image()
@@ -269,8 +269,8 @@ class Scheduler(Generic[ImageT]):
     def next_step(self) -> Step[ImageT] | None:
         """Return the next batch step to launch, or None.
 
-        If a decode step is due, no images are admitted first, so that the step can launch at once. Call `admit` after
-        the launch.
+        If a decode step is due, no images are admitted first, so that the step can launch immediately. Call `admit`
+        after the launch.
         """
         step = None
         if self._decoding and not self._prefills_in_turn():

@@ -87,8 +87,8 @@ class FusedDecoder:
     Both dtypes have the same average precision on the validation set.
 
     Args:
-        text: the decoder. Its weights become views of the concatenated weights, so only `prefixes` can need additional
-            memory.
+        text: the decoder. Its weights become views of the concatenated weights. Additional memory is needed only if
+            `prefixes` is another dtype.
         prefixes: dtype for image prefixes. The default is the dtype of the decoder.
     """
 
@@ -273,7 +273,7 @@ class CpuPagedRows:
 
 
 class CpuPagedLayer:
-    """One layer of the KV cache. `seen` (rows, keys) are the tokens to read, `at` the tokens to write."""
+    """One layer of the KV cache. `seen` (rows, keys) are indices of the tokens to read, `at` of those to write."""
 
     __slots__ = ("_at", "_both", "_seen", "_shape")
 

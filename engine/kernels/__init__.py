@@ -1,4 +1,4 @@
-"""Triton kernels for decode steps with few rows, which mostly read memory, and fused element-wise kernels.
+"""Triton kernels: GEMMs and attention for decode steps with few rows, and fused element-wise operations.
 
 Each kernel has a reference implementation in `models`, and their results must match. This package imports no other part
 of the engine. Its modules need Triton, so call `available` before importing them.

@@ -4,9 +4,9 @@ With programmatic dependent launch (PDL), a kernel starts before the previous ke
 kernel launched with `pdl_options` may immediately read data that no kernel of its step writes, such as weights and
 older KV cache entries. It must call `pdl_wait` before all other reads and before all writes.
 
-A kernel that does not depend on the previous kernel A may run concurrently with A. It calls `pdl_launch` first and
-`pdl_join` last. If A calls `pdl_wait` first, all kernels before A have ended. Their results may then be read, but not
-through the L1 cache.
+A kernel B that does not depend on the previous kernel A can run concurrently with A. B calls `pdl_launch` first and
+`pdl_join` last. If A calls `pdl_wait` first, all kernels before A have ended when B starts. B can therefore read their
+results, but not through the L1 cache.
 """
 
 from __future__ import annotations

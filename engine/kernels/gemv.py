@@ -103,7 +103,7 @@ def _norm_gemv_kernel(
 ):
     """Compute BLOCK_N outputs of a GEMV on the layer norm of a row.
 
-    The first PLAIN outputs of the GEMV are stored unchanged, the others after GELU.
+    The first PLAIN outputs of the GEMV are stored unchanged. GELU is applied to the remaining outputs.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -206,7 +206,7 @@ def norm_gemv(
 ) -> None:
     """Multiply the layer norm of a row by a weight matrix (GEMV).
 
-    Write the first outputs to `plain`, and the others after GELU to `gelu_out`.
+    Write the first outputs to `plain`. Apply GELU to the remaining outputs, and write them to `gelu_out`.
 
     Args:
         x: (1, inputs).

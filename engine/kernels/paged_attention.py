@@ -3,9 +3,9 @@
 Models with an attention temperature (Moondream 3) multiply queries and values by factors that depend on position and
 token. The kernel adds the partial sums of these factors from `temperature`.
 
-Rows with the same image share the KV cache pages of the image. After the first read, these pages are in the L2 cache:
-they take 6 MB per layer in Moondream 2, and an H200 has 60 MB of L2. `prompt_attention` is the kernel for several rows
-of one sequence.
+Rows with the same image share the KV cache pages of the image. After the first read, these pages are in the L2 cache.
+The pages of one image take 6 MB per layer in Moondream 2, and an H200 has 60 MB of L2. `prompt_attention` is the kernel
+for several rows of one sequence.
 """
 
 from __future__ import annotations
@@ -270,11 +270,11 @@ class PagedAttention:
             temperature: factors of queries and new values. It requires n_heads == n_kv_heads.
             beside: GEMV for additional programs. It requires a single row, `write`, and a number of programs that is a
                 multiple of `n_heads`.
-            write: whether to store the key and value of each row in its pages. If False, they must already be there,
+            write: whether to store the key and value of each row in its pages. If False, they must already be stored,
                 and the rows of a sequence should be adjacent.
             pdl: whether to use programmatic dependent launch, see `kernels.common`. It requires `write`.
-            early: whether to launch the next kernel at once. It requires `pdl` and `write`. Before its wait, the next
-                kernel must not read data that this step writes.
+            early: whether to launch the next kernel immediately. It requires `pdl` and `write`. Before its wait, the
+                next kernel must not read data that this step writes.
         """
         rows = heads.shape[0]
         if not write:

@@ -1,8 +1,7 @@
 """Attention of consecutive rows of a sequence (prompts and draft tokens) over the paged KV cache.
 
-Up to 16 rows of a sequence share one read of its keys. With `paged_attention`, each token of a prompt would read the
-keys of the image from L2. For the prompts on 8 images of Moondream 2, this takes 88 µs per layer. The keys of the rows
-themselves must already be in the cache.
+Up to 16 rows of a sequence share one read of its keys. `paged_attention` would read the keys of the image once per
+token. The keys of the rows themselves must already be in the KV cache.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ def _prompt_attention_kernel(
 ):
     """Attention kernel: one program computes one head of up to 16 adjacent rows of a sequence, over a part of the keys.
 
-    The keys are divided into SPLITS parts (split-KV). The program that ends last combines the parts. Only the program
-    of the first of these adjacent rows computes. Additional programs after the last head apply GELU to BLOCK_F of the
-    row's PRE_GELU values, which belong to the MLP.
+    The keys are divided into SPLITS parts (split-KV). The program that ends last combines the parts. The program of the
+    first row computes all these rows; the programs of the other rows do nothing. Additional programs after the last
+    head apply GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)

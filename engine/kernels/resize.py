@@ -296,7 +296,10 @@ def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> t
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
-    """Return the horizontal and vertical pass in execution order, each as (outer, before, after, line)."""
+    """Return the horizontal and vertical pass in execution order, each as (outer, before, after, line).
+
+    A pass resizes the middle axis of an array (outer, before, line) from `before` to `after`.
+    """
     if across:
         return [(rows, columns, width, 3), (1, rows, height, width * 3)]
     return [(1, rows, height, columns * 3), (height, columns, width, 3)]

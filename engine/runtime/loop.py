@@ -134,8 +134,9 @@ class StepLoop(Generic[ImageT]):
     def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:
         """Queue a request. The thread of the step loop calls `request.done` with the outcome.
 
-        If a newer frame of the stream supersedes the queued request, the request's image is freed at once, even while
-        the loop is busy. This limits memory on a CPU, where several frames of a camera can arrive during one step.
+        If a newer frame of the stream supersedes the queued request, the request's image is freed immediately, even
+        while the loop is busy. This limits memory on a CPU, where several frames of a camera can arrive during one
+        step.
 
         Raises:
             EngineClosedError: if the step loop was stopped or has failed.

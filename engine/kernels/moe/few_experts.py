@@ -1,9 +1,9 @@
-"""Mixture of experts for few rows. Only the weights of experts that some row uses are read, each once.
+"""Mixture of experts for few rows. Only weights of experts that at least one row uses are read, and only once.
 
 The router computes logits and writes the assignment of rows to experts (`Routes`) on the device. The host never reads
 this assignment, so CUDA graphs can capture these kernels. The router program that ends last chooses the experts for all
-rows. The programs of the experts therefore need not repeat this work. The result of each expert is stored separately.
-The next norm adds the results in a fixed order.
+rows. The programs of the experts therefore do not repeat this selection. The result of each expert is stored
+separately. The next norm adds the results in a fixed order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
     """Tile sizes of the GEMM of a mixture of experts.
 
     Attributes:
-        block_n: number of outputs per program. For fc1, a program computes `block_n` values of h and as many of g.
+        block_n: number of outputs per program. An fc1 program computes `block_n` values in each half of the output.
         block_k: number of inputs per tile.
         stages: number of pipeline stages.
         warps: number of warps per program.
@@ -73,7 +73,10 @@ def _fc1_kernel(
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N hidden values gelu(h) · (g + 1) of one expert, for all rows that use the expert."""
+    """Compute BLOCK_N hidden values of one expert for all rows that use the expert.
+
+    A hidden value is gelu(h) · (g + 1), where h and g are values of the two halves of the fc1 output.
+    """
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -192,7 +195,8 @@ def few_experts(
     Args:
         routes: assignment of rows to experts.
         x: (rows, dim), at most MAX_ROWS rows with any stride.
-        fc1: (experts, 2 · width, dim), in the dtype of x or float8_e4m3fn. The half for h comes first.
+        fc1: (experts, 2 · width, dim), in the dtype of x or float8_e4m3fn. The half for h comes first, then the half
+            for g; a hidden value is gelu(h) · (g + 1).
         fc2: (experts, dim, width), in the dtype of `fc1`.
         inner: (at least rows · top, width) scratch buffer in the dtype of x.
         parts: (top, rows, dim) output: weighted results of each row, best expert first. The caller adds them.

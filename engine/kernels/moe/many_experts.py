@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
     Attributes:
         block_m: number of rows of an expert per tile.
-        block_n: number of outputs per program. For fc1, a program computes `block_n` values of h and as many of g.
+        block_n: number of outputs per program. An fc1 program computes `block_n` values in each half of the output.
         block_k: number of inputs per tile.
         stages: number of pipeline stages.
         warps: number of warps per program.
@@ -126,7 +126,7 @@ def _sort_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Compute the position of each (row, expert) pair of BLOCK_M rows in an order by expert.
+    """Compute the position of each (row, expert) pair of BLOCK_M rows in the list of pairs sorted by expert.
 
     The first program also writes the offset of each expert.
     """
@@ -193,9 +193,9 @@ def _grouped_kernel(
     """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows.
 
     The programs are ordered so that neighbours share rows, then weights, in the L2 cache. With FIRST, the kernel
-    gathers rows from x (rows, K) and writes gelu(h) · (g + 1) ordered by expert. N is then the number of hidden values
-    per expert. Without FIRST, it reads x (pairs, K) ordered by expert, and writes weighted results to `out` (TOP, rows,
-    N).
+    gathers rows from x (rows, K) and writes gelu(h) · (g + 1) sorted by expert, where h and g are the two halves of the
+    fc1 output. N is then the number of hidden values per expert. Without FIRST, it reads x (pairs, K) ordered by
+    expert, and writes weighted results to `out` (TOP, rows, N).
     """
     e = tl.arange(0, EXPERTS)
     begin_of = tl.load(begins + e)
@@ -307,9 +307,9 @@ def grouped_product(
         x: (rows, inputs), or (rows · top, inputs) ordered by expert; in half precision or float8_e4m3fn.
         rows: assignment of rows to experts.
         weight: (experts, outputs, inputs) in half precision or float8_e4m3fn. Must be FP8 if x is FP8.
-        out: output. If x is (rows, inputs), `out` is (rows · top, outputs / 2) and receives gelu(h) · (g + 1), ordered
-            by expert. If x is ordered by expert, `out` is (top, rows, outputs) and receives weighted results, best
-            expert first.
+        out: output. If x is (rows, inputs), `out` is (rows · top, outputs / 2) and receives gelu(h) · (g + 1), sorted
+            by expert, where h and g are the two halves of the products. If x is ordered by expert, `out` is (top, rows,
+            outputs) and receives weighted results, best expert first.
         x_scales: float32 scale of each row if x is FP8, else None.
         scale: float32 (experts, outputs) for FP8 weights, else None.
         shape: tile sizes. None uses the tuned sizes.

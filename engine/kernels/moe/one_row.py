@@ -8,9 +8,9 @@ last chooses the experts. `add_experts` computes these experts. Additional progr
 projection of attention. Its fc2 adds all results to the residual. Each kernel loads its weights before it waits for the
 previous kernel, see `kernels.gemv`.
 
-FP8 weights are multiplied in float16, two at a time, because float32 would need 2.5 instructions per weight. At most
-four products are added in float16, the rest in float32. `shrunk` scales the inputs down, so that each product fits
-float16. A sum of four products fits if no input exceeds 16,320.
+FP8 weights are multiplied in float16, two at a time, because float32 would need 2.5 instructions per weight. Groups of
+four products are added in float16, and the groups in float32. `shrunk` scales the inputs down, so that each product
+fits float16. A sum of four products fits if no input exceeds 16,320.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ def _fc1_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N hidden values gelu(h) · (g + 1) of one expert.
+    """Compute BLOCK_N hidden values gelu(h) · (g + 1) of one expert; h and g are the halves of the fc1 output.
 
     The last programs compute the output projection of attention.
     """
@@ -477,7 +477,8 @@ def add_experts(
 
     Args:
         chosen: the chosen experts.
-        fc1: (experts, 2 · width, dim), in the dtype of the row or float8_e4m3fn. The half for h comes first.
+        fc1: (experts, 2 · width, dim), in the dtype of the row or float8_e4m3fn. The half for h comes first, then the
+            half for g; a hidden value is gelu(h) · (g + 1).
         fc2: (experts, dim, width), in the dtype of `fc1`.
         scales: float32 (experts, 2 · width) and (experts, dim) for FP8 weights, else None.
         inner: (top, width) scratch buffer in the dtype of `chosen.normed`.

@@ -60,9 +60,9 @@ class FileTokenizer:
 def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
     """Return the tokenizer of a model folder.
 
-    The function tries tokenizer.json in the folder, then downloads the tokenizer of `PUBLISHED` from the Hugging Face
-    Hub. The tokenizer must match the prompt templates in config.json. Tiny test models need no file: they use Unicode
-    code points as tokens.
+    The function tries tokenizer.json in the folder, then downloads the published tokenizer (`PUBLISHED`) from the
+    Hugging Face Hub. The tokenizer must match the prompt templates in config.json. Tiny test models need no file: they
+    use Unicode code points as tokens.
 
     Raises:
         TokenizerError: if no tokenizer matches. The message says what to do.
