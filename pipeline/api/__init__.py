@@ -1,6 +1,6 @@
 """The HTTP API for streams, events, video, metrics, the web console and the demo.
 
-The names in `__all__` are imported on first use, so that FastAPI and aiortc are imported only when needed.
+The names in `__all__` are imported on first use, because importing FastAPI and aiortc is slow.
 """
 
 from __future__ import annotations

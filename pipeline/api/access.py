@@ -65,7 +65,7 @@ class Client(BaseModel):
     """An HTTP client with its name, role and permitted streams.
 
     Attributes:
-        name: name in the audit log.
+        name: name of the client, for the audit log.
         role: viewer, operator or admin.
         token, token_file: token of the client, or the path of a file that contains the token.
         streams: names of the streams that the client can access; empty for all streams.
@@ -80,7 +80,7 @@ class Client(BaseModel):
     streams: Names = []
 
     def may(self, role: Role) -> bool:
-        """Return whether the client has a role, or a higher role."""
+        """Return whether the client has the given role or a higher role."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def sees(self, stream: str) -> bool:
@@ -111,7 +111,7 @@ class _File(BaseModel):
 
 
 class Access(HttpAuth):
-    """Access control with a single token. A request with this token has the role admin."""
+    """Access control with a single token. Requests that contain this token have the role admin."""
 
     @property
     def guarded(self) -> bool:
@@ -123,7 +123,7 @@ class Access(HttpAuth):
         return ANYONE if self._token is None or self.has_token(request, self._token) else None
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Write a change, its HTTP status and the client's IP address to the audit log. Can block."""
+        """Write a change, its HTTP status and the client's IP address to the audit log. The call can block."""
 
 
 class RoleAccess(Access):
@@ -160,7 +160,7 @@ class RoleAccess(Access):
         return found or self._behind_proxy(request)
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Append a change to the audit log. This can block the calling thread."""
+        """Append a change to the audit log file. The call can block."""
         line = {
             "at": round(time.time(), 3),
             "client": client.name,
@@ -189,7 +189,7 @@ class RoleAccess(Access):
 class WorkerAccess(Access):
     """Access control of a worker process. Only the controller process can send requests to a worker.
 
-    The controller names the client of each request in a header.
+    The controller sends the client of each request (name, role and streams) in a header.
 
     Args:
         secret: secret that the controller and the worker share.
@@ -201,7 +201,7 @@ class WorkerAccess(Access):
         super().__init__(secret)
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client that the controller names in a request. Return None if access is denied."""
+        """Return the client that the controller sent in the header of a request. Return None if access is denied."""
         if super().identify(request) is None:
             return None
         try:
@@ -211,13 +211,13 @@ class WorkerAccess(Access):
 
 
 def client_of(request: Request) -> Client:
-    """Return the client that sent a request. The request must have passed access control."""
+    """Return the client that sent a request. Access control must have accepted the request before."""
     client: Client = request.scope[_CLIENT]
     return client
 
 
 def headers_for(client: Client) -> dict[str, str]:
-    """Return the HTTP headers that name the client in a request to a worker, without the worker's secret."""
+    """Return the HTTP headers that describe the client in a request to a worker, without the worker's secret."""
     return {CLIENT_HEADER: client.model_dump_json(include={"name", "role", "streams"})}
 
 
@@ -239,10 +239,11 @@ class AccessGuard(Guard):
         self._access = access
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check that the client can send a request. A route that declares no role requires an admin.
+        """Check that the client can send a request. A route without a declared role requires an admin.
 
         Raises:
-            HttpError: with status 401 without a valid token, or 403 if the client lacks the role or the stream.
+            HttpError: with status 401 if the token is missing or invalid, or 403 if the client has no access to the
+                role or the stream.
         """
         if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its name resolve to this machine (DNS rebinding) and read without a token.
@@ -265,7 +266,7 @@ class AccessGuard(Guard):
             raise HttpError(403, f"{client.name} can only access {', '.join(client.streams)}")
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """Return an error of one line as JSON. Under /v1, it is an error object as in OpenAI's API."""
+        """Return an error message of one line as JSON. For a path under /v1, return an error object of OpenAI's API."""
         described: Any = line
         if request.scope["path"].startswith("/v1/"):
             kind = {401: "authentication_error", 403: "permission_error"}.get(status)
@@ -274,7 +275,10 @@ class AccessGuard(Guard):
         return JSONResponse({"error": described}, status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Write a request to the audit log, except reads, video sessions, model queries and rule checks."""
+        """Write a request that changes something to the audit log.
+
+        Reads, video sessions, model queries and rule checks are not logged.
+        """
         client: Client | None = request.scope.get(_CLIENT)
         if client is None or request.method in _READING or _is_no_change(request.scope["path"]):
             return

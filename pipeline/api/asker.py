@@ -1,6 +1,6 @@
 """Runs the model for HTTP requests. The number of concurrent requests is limited, so that video streams keep priority.
 
-A request waits before its body is read. Waiting requests therefore hold no images in memory, and a slow client does not
+A request waits before its body is read, so that waiting requests hold no images in memory, and a slow client does not
 block the inference engine. Images are decoded in threads.
 """
 
@@ -55,12 +55,16 @@ class Asker:
 
     @property
     def model_name(self) -> str:
-        """The name of the model. For a local model, it is the name of the folder without its path."""
+        """The name of the model. For a local model, the name of its folder."""
         name = self.engine.model.name
         return Path(name).name if os.path.isdir(name) else name
 
     async def decode(self, decode: Callable[[], T]) -> T:
-        """Run a decoder of client data in a thread. A ValueError becomes an HttpError with status 400."""
+        """Decode data of a client in a thread.
+
+        Raises:
+            HttpError: with status 400 if `decode` raises ValueError.
+        """
         try:
             return await asyncio.to_thread(decode)
         except ValueError as error:
@@ -88,7 +92,7 @@ class Asker:
         """Yield the generated text in pieces. Closing the generator cancels the generation.
 
         Args:
-            image: image of the request; None for a question without an image.
+            image: (height, width, 3) uint8 RGB image of the request; None for a question without an image.
             task: task that generates text.
             done: called at the end with the complete result.
 
@@ -145,23 +149,23 @@ def as_http(error: Exception) -> HttpError:
 
 
 class Bodies:
-    """Limits the number of request bodies with images that are in memory at the same time."""
+    """Limits the number of request bodies with images that are in memory concurrently."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(_BODIES)
 
     def place(self) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that reserves memory for a request body. Entering it waits for free memory.
+        """Return a context manager that waits until fewer request bodies are in memory, and then counts this body.
 
         Raises:
-            HttpError: with status 503 after 60 s.
+            HttpError: with status 503 after a wait of 60 s.
         """
         return _held(self._places)
 
 
 @dataclass(slots=True, frozen=True)
 class Askers:
-    """The engines that serve HTTP requests. They can be the same engine.
+    """The engines that serve HTTP requests. Both attributes can refer to the same engine.
 
     Attributes:
         finding: engine for object detection.
@@ -175,7 +179,7 @@ class Askers:
 class ModelRoute(WorkerRoute):
     """A route that accepts an image in the request body.
 
-    Memory for the body is reserved before the body is read, and released when the response has been sent.
+    A request waits before its body is read while too many other bodies are in memory.
     """
 
     most = 16 * 1024 * 1024
@@ -183,7 +187,7 @@ class ModelRoute(WorkerRoute):
     surrogates = False
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request in this process, after waiting until there is memory for its body."""
+        """Handle a request in this process. Wait first while too many request bodies are in memory."""
         bodies: Bodies = scope["app"].state.parts[Bodies]
         async with bodies.place():
             await super().handle_here(scope, receive, send)

@@ -1,8 +1,8 @@
 """Runs blocking calls for an event loop.
 
-Each call has a daemon thread and a timeout, and the number of calls is limited.
+Each call runs in a daemon thread with a timeout. The number of concurrent calls is limited.
 
-A `ThreadPoolExecutor` is unsuitable: at exit, the interpreter waits for its threads, even if they hang.
+A `ThreadPoolExecutor` is unsuitable, because the interpreter waits for its threads at exit, even if they hang.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BusyError(Exception):
 
 
 class BlockingCalls:
-    """Runs blocking calls of one kind in threads.
+    """Runs blocking calls of one kind, such as changes of streams, in threads.
 
     Each kind of call has its own limit, so that hanging calls do not block calls of another kind.
 
@@ -47,7 +47,7 @@ class BlockingCalls:
         Args:
             call: the blocking call.
             given: positional arguments of the call.
-            undo: called with the result if the call returns after the timeout.
+            undo: called with the result if the call finishes after the timeout, to undo its effect.
 
         Raises:
             HttpError: if too many calls are running, or the call times out.
@@ -64,7 +64,7 @@ class BlockingCalls:
 
         Args:
             call: the blocking call.
-            undo: called with the result if the call returns after the timeout.
+            undo: called with the result if the call finishes after the timeout, to undo its effect.
 
         Raises:
             BusyError: if the maximum number of calls is already running.

@@ -1,4 +1,6 @@
-"""Supports JSON schemas of boxes in chat completions. The schema defines the labels to detect and the answer format.
+"""Supports chat completions that return boxes or points.
+
+A JSON schema defines the labels to detect and the answer format.
 
 A schema must contain an array of objects, either as the whole document or as a property. An object can have a label
 (`label`, `name`, `class`, `object`), a score (`score`, `confidence`) and a position. A position is one of:
@@ -29,7 +31,7 @@ Write = Callable[[Box | Spot, int, int], Any]
 
 @dataclass(slots=True, frozen=True)
 class BoxSchema:
-    """A parsed JSON schema that requests boxes or points.
+    """A parsed JSON schema for an answer with boxes or points.
 
     Attributes:
         labels: labels to detect; empty if the prompt is the label.
@@ -45,7 +47,7 @@ class BoxSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> BoxSchema:
-        """Parse a JSON schema that requests boxes or points.
+        """Parse a JSON schema for an answer with boxes or points.
 
         Raises:
             ValueError: if the schema does not describe boxes or points.

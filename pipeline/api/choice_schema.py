@@ -1,9 +1,12 @@
-"""Supports JSON schemas of one choice in chat completions. The schema defines the choices and the answer format.
+"""Supports chat completions that return one of several choices.
+
+A JSON schema defines the choices and the answer format.
 
 A schema must be a string with an `enum`, either as the whole document or as the only property of an object.
 
-The probabilities are returned as OpenAI's `logprobs`, with three tokens. The second token is the choice. Its
-alternatives are the other choices. The JSON text before and after the choice is two tokens of probability 1.
+The probabilities are returned as OpenAI's `logprobs`, with three tokens: the JSON text before the choice, the choice,
+and the JSON text after it. The alternatives of the second token are the other choices. The first and the third token
+have probability 1.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _IMPOSSIBLE = -9999.0  # OpenAI's value for the logarithm of 0
 
 @dataclass(slots=True, frozen=True)
 class ChoiceSchema:
-    """A parsed JSON schema that requests one of several choices.
+    """A parsed JSON schema for an answer that is one of several choices.
 
     Attributes:
         choices: the allowed answers.
@@ -34,7 +37,7 @@ class ChoiceSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> ChoiceSchema | None:
-        """Parse a JSON schema. Return None if the schema does not request a choice.
+        """Parse a JSON schema. Return None if the schema does not describe a choice.
 
         Raises:
             ValueError: if the choices are not a list of 1 to 64 non-empty strings.

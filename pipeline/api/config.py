@@ -20,7 +20,7 @@ routes = Routes("config")
 
 
 class FileCalls(BlockingCalls):
-    """Limits operations on the configuration file to one at a time."""
+    """Limits operations on the configuration file (load, save, compare) to one at a time."""
 
     def __init__(self) -> None:
         busy = "the file is being read or written"
@@ -37,7 +37,7 @@ class HasFile(BaseModel):
 
 
 class SavedTo(BaseModel):
-    """The name of the configuration file after saving."""
+    """The name of the configuration file to which the configuration was saved."""
 
     file: AnyText
 
@@ -76,7 +76,7 @@ _TEXT = {"requestBody": {"required": True, "content": {YAML: {"schema": {"type":
 
 @routes.post("/config/diff", role="admin", openapi_extra=_TEXT)
 async def diff(request: Request, controller: Wanted, calls: Calls) -> ConfigChanges:
-    """Return the changes that a new configuration would cause, without applying them. The body is YAML."""
+    """Return the changes that a new configuration would cause, without applying them. The request body is YAML."""
     text = await read_text(request, MAX_BODY_BYTES, "a configuration")
     return ConfigChanges(changes=await calls.ask(controller.preview, text))
 

@@ -1,4 +1,4 @@
-"""Routes for the web console: information about the model, and single frames of every stream.
+"""Routes for the web console: information about the model, and single frames of streams.
 
 The web page can change the prompts of a stream over the WebRTC data channel. It sends {"detect": ["cat"]}. The server
 replies {"prompts": {…}, "colors": {…}} or {"error": "…"}.
@@ -41,7 +41,7 @@ seeing = Routes("console", WorkerRoute)
 
 @dataclass(slots=True, frozen=True)
 class Publishing:
-    """Whether web pages can publish video.
+    """Settings for web pages that publish video.
 
     Attributes:
         prompts: initial prompts of a published video; None if publishing is off.
@@ -89,7 +89,10 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 @seeing.get("/names", role="viewer", limited="always")
 async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any]:
-    """Return the labels of the model that match a word: {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}."""
+    """Return the labels of the model that match the word `of`, and their colors.
+
+    The response is {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}.
+    """
     try:
         found = here.local.engine.resolve([of[:_LONGEST_NAME]])
     except EngineError as error:

@@ -48,7 +48,7 @@ MAX_PUBLISHERS = 4
 
 
 class _Cameras(Controller):
-    """A controller that loops every added video file, so that the file behaves like a camera."""
+    """A controller that plays every added video file in an endless loop, like a camera."""
 
     def add(self, config: StreamConfig) -> StreamStatus:
         return super().add(config.model_copy(update={"loop": True}))
@@ -66,7 +66,7 @@ class Demo:
         prompts: initial prompts.
         host: address to listen on.
         port: port to listen on; 0 for any free port.
-        token: token of the page; None for no authentication.
+        token: token that clients need; None for no authentication.
         tls: TLS context with the server's certificate; None for no encryption.
         base: configuration with the initial streams, which `controller.start` starts.
         allow_sources: sources that POST /streams can open, see `SourcePolicy`.
@@ -136,7 +136,7 @@ class Demo:
     # ---- on the event loop
 
     def _take(self, source: WebRtcSource) -> None:
-        """Start a stream for the video that a web page publishes. The stream ends when the page disconnects."""
+        """Start a stream for the video that a web page publishes. Send the result of each frame to this page."""
 
         def send(frame: Frame, result: Result, latency: Latency) -> None:
             if source.messages.open:
@@ -168,7 +168,7 @@ async def _publish(request: Request, whip: _Whip) -> Response:
 
 @routes.delete("/whip/{session}", role="operator", limited="always")
 async def _leave(session: str, request: Request, whip: _Whip) -> Response:
-    """End a session that publishes video."""
+    """End a session in which a web page publishes video."""
     return await whip.end(request)
 
 

@@ -42,8 +42,8 @@ class Stored:
         store: event store of this machine, or of all machines.
         search: searches events with a model; None if search is unsupported.
         runner: stores false alarms and passes them to the streams; None if no streams run.
-        searching: lock that limits searches to one at a time. It is held until the search ends, even if the client has
-            disconnected.
+        searching: lock that limits searches to one at a time. It is released when the search ends, even if the client
+            has disconnected earlier.
     """
 
     store: StoredEvents
@@ -53,19 +53,19 @@ class Stored:
 
     @property
     def away(self) -> dict[str, list[str]]:
-        """The response field that names the unreachable machines; empty if all machines are reachable."""
+        """The unreachable machines as the response field `away`. Empty if all machines are reachable."""
         names = list(self.store.away)
         return {"away": names} if names else {}
 
     def told(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Add the number of suppressed detections to the record of an event. Only records of false alarms change."""
+        """If an event is a false alarm, add this mark and the number of suppressed detections to its record."""
         if not any(one.event == record["id"] for one in self.store.verdicts(record["stream"])):
             return record
         held = self.held_back(record["stream"]).get(record["id"], 0)
         return {**record, "false_alarm": True, "held_back": held}
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed; see `Runner.held_back`."""
+        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
         return {} if self.runner is None else self.runner.held_back(stream)
 
     def missing(self, what: str) -> HttpError:
@@ -79,7 +79,10 @@ Events = Annotated[Stored, the(Stored)]
 
 
 class EventList(BaseModel):
-    """One page of events, newest first. `after` requests the next page. `away` lists the unreachable machines."""
+    """One page of events, newest first. `after` is the parameter for the next page.
+
+    `away` lists the unreachable machines.
+    """
 
     events: list[dict[str, Any]]
     after: str | None = None
@@ -101,10 +104,12 @@ class VerdictGiven(BaseModel):
 
 
 class VerdictShown(BaseModel):
-    """An event that a user marked as a false alarm. `held_back` counts the similar detections that were suppressed.
+    """An event that a user marked as a false alarm.
 
-    A similar detection with a score above `needed` is not suppressed. `by_look` is false if detections are compared
-    only by position and size.
+    `held_back` is the number of similar detections that were suppressed.
+
+    A similar detection with a score above `needed` is not suppressed. `by_look` is false if only position and size are
+    compared, and not the appearance.
     """
 
     event: str
@@ -124,7 +129,7 @@ class VerdictList(BaseModel):
 
 
 class History(BaseModel):
-    """The object counts of a stream, for each minute that has counts."""
+    """The object counts of a stream for each minute. Minutes without counts are omitted."""
 
     minutes: list[dict[str, Any]]
     away: list[str] | None = None
@@ -159,7 +164,9 @@ async def list_events(request: Request, filters: Asked, events: Events) -> Event
 
 @routes.get("/events/search", role="operator", limited="asked")  # operator: it only reads, but uses the model
 async def search(request: Request, filters: Asked, events: Events) -> Response:
-    """Search events by a text with the model. The best matches come first. `match` is the probability of a match.
+    """Search events by a text. The model scores the snapshots.
+
+    The best matches come first, each with its probability `match`.
 
     With `Accept: text/event-stream`, the response first reports the progress: `{"done": 3, "of": 50}`. `away` lists
     the unreachable machines.
@@ -190,7 +197,7 @@ async def rules(events: Events, stream: str | None = None) -> RuleNames:
 
 @routes.get("/events/verdicts", role="viewer", limited="asked")
 async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
-    """Return the events of one stream or all streams that users marked as false alarms, oldest first."""
+    """Return the events that users marked as false alarms, oldest first, for one stream or for all streams."""
 
     def shown() -> list[VerdictShown]:
         found = events.store.verdicts(stream)
@@ -214,7 +221,10 @@ async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
 
 @routes.post("/events/{id}/verdict", role="operator", status_code=204)
 async def judge(id: str, given: VerdictGiven, events: Events) -> None:
-    """Mark an event as a false alarm, or remove the mark. Similar detections then need a higher score."""
+    """Mark an event as a false alarm, or remove the mark.
+
+    Similar detections with no clearly higher score are suppressed.
+    """
     if events.runner is None:
         raise HttpError(409, "events can be marked as false alarms only while streams run")
     try:
@@ -255,7 +265,7 @@ async def snapshot(id: str, request: Request, events: Events) -> Response:
 
 @routes.get("/streams/{name}/history", role="viewer", response_model_exclude_unset=True)
 async def history(name: str, events: Events, since: str = "0") -> History:
-    """Return the object counts of a stream, for each minute that has counts."""
+    """Return the object counts of a stream for each minute. Minutes without counts are omitted."""
     try:
         start = time_of_text(since)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Converts the event filters in a URL to an event query, and back."""
+"""Converts the filters for events in a URL to an `EventQuery`, and an `EventQuery` to filters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "to
 
 
 def query_of(given: dict[str, str]) -> EventQuery:
-    """Convert the event filters in a URL to an event query.
+    """Convert the filters for events in a URL to a query.
 
     Raises:
         ValueError: if a filter is invalid. The message is for the user.
@@ -33,7 +33,7 @@ def query_of(given: dict[str, str]) -> EventQuery:
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
-    """Convert an event query to the filters in a URL. This is the inverse of `query_of`."""
+    """Convert a query for events to the filters in a URL. This is the inverse of `query_of`."""
     filters = {
         "stream": query.stream,
         "rule": query.rule,

@@ -1,7 +1,7 @@
 """Forwards HTTP requests that need video frames or the inference engine to a worker process.
 
-Only requests to routes of class `WorkerRoute` are forwarded. If the path names a stream, the request goes to the worker
-that runs the stream. Otherwise it goes to any worker.
+Only requests to routes of class `WorkerRoute` are forwarded. If the path names a stream, the worker that runs the
+stream receives the request. Otherwise, any worker receives it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Here:
     update: Update
 
     def watch(self, stream: str, viewers: int) -> None:
-        """Raise the scheduling weight of a stream while it has viewers."""
+        """Raise the scheduling weight of a stream while `viewers` is above 0."""
         with suppress(StreamError):  # the stream has ended
             self.local.streams.get(stream).watch(watched=viewers > 0)
 
@@ -89,7 +89,7 @@ class Forwarder:
         return await self.ask(request, address, request.scope["raw_path"].decode())
 
     async def ask(self, request: Request, address: Address, path: str) -> Response:
-        """Forward a request to the address of a worker, with a new path.
+        """Forward a request to the worker at an address, with a new URL path.
 
         If the worker does not respond, the response has HTTP status 503.
         """

@@ -166,7 +166,7 @@ async def _docs_file(name: Literal["swagger-ui-bundle.js", "swagger-ui.css"]) ->
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI schema of an application. Fields that only the manual uses are removed."""
+    """Return the OpenAPI schema of an application, without the fields that are only used in the manual."""
     schema = app.openapi()
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{"token": []}, {}]
@@ -266,7 +266,7 @@ LOCAL = (
 def local_parts(
     local: Local, update: Update, ice_servers: Sequence[str] = (), *, silence_s: float = SILENCE_S
 ) -> tuple[dict[type, Any], list[Hook]]:
-    """Return the objects that the handlers of the local routes need, and the functions that close these objects."""
+    """Return the objects that handlers of local routes need, by class, and the functions that close these objects."""
     here = Here(local, update)
     videos = local.videos or BroadcastSink()
     whep = WhepServer(
@@ -294,7 +294,7 @@ def serve_local(
 ) -> HttpServer:
     """Serve the routes that need video frames or the engine, until the returned server is closed.
 
-    A worker process calls this function. Only the controller process can connect.
+    A worker process calls this function. Clients other than the controller process are rejected.
 
     Args:
         local: the streams of the worker.

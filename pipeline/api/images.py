@@ -52,7 +52,7 @@ def read_image(data: bytes) -> RgbImage:
 
 
 def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:
-    """Combine images into one contact sheet with cells of equal size. A single image is returned unchanged."""
+    """Arrange images in a grid with cells of equal size, as one image. A single image is returned unchanged."""
     if len(images) == 1:
         return images[0]
     columns = math.ceil(math.sqrt(len(images)))

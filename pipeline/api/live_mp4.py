@@ -1,11 +1,11 @@
 """Sends the live video of a stream as endless fragmented MP4, for browsers without WebRTC or networks without UDP.
 
     head       ftyp, uuid, moov; sent again when the size of the video changes
-    prompts    emsg (the prompts and label colours of the stream, as JSON)
+    prompts    emsg (the prompts and label colors of the stream, as JSON)
     frame      emsg (the record of the frame as JSON), moof, mdat
 
-The query parameters are the same as in `whep`. A frame is sent when the next frame is encoded, because the duration of
-the frame is known only then.
+The query parameters are the same as in `whep`. A frame is sent only when the next frame is encoded, because MP4
+requires the duration of the frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ routes = Routes("video", WorkerRoute)
 
 
 class _LiveResponse(StreamingResponse):
-    """A response that closes its generator as soon as the client disconnects, not at the next garbage collection."""
+    """A streaming response that closes its generator as soon as the client disconnects."""
 
     def __init__(self, head: bytes, parts: AsyncGenerator[bytes]) -> None:
         self._parts = parts
@@ -54,7 +54,10 @@ class _LiveResponse(StreamingResponse):
 
 @routes.get("/streams/{name}/live.mp4", role="viewer", response_class=StreamingResponse)
 async def watch_mp4(name: str, request: Request, whep: Whep) -> StreamingResponse:
-    """Watch a stream as endless fragmented MP4. Each `emsg` box holds the record of the next frame as JSON."""
+    """Watch a stream as endless fragmented MP4.
+
+    The `emsg` box before each frame contains the frame's record as JSON.
+    """
     parts = _parts(name, View(request.query_params.get("overlay") != "off", "H264", width_of(request)), whep)
     try:
         return _LiveResponse(await anext(parts), parts)
@@ -104,7 +107,14 @@ def _head(frame: ViewerFrame) -> bytes:
 
 
 def _frame(number: int, frame: ViewerFrame, until: int, start: int) -> bytes:
-    """Return the MP4 boxes of a frame. Its timestamp is relative to `start`, in units of 1/90000 s."""
+    """Return the MP4 boxes of a frame.
+
+    Args:
+        number: sequence number of the fragment.
+        frame: the encoded frame.
+        until: timestamp of the next frame, in units of 1/90000 s.
+        start: timestamp of the first frame, in units of 1/90000 s. Timestamps in the boxes are relative to it.
+    """
     at, encoded = frame.encoded.pts - start, frame.encoded
     sample = Sample(length_prefixed(encoded.data), until - encoded.pts, key=encoded.key)
     record = to_json({**frame.record, "rtp_timestamp": at})

@@ -15,7 +15,7 @@ class LossControl:
     """Chooses the bit rate of one viewer's video from the reported packet loss.
 
     Attributes:
-        halvings: how many times the maximum bit rate is halved, from 0 to `MOST_HALVINGS`.
+        halvings: the bit rate is the maximum bit rate divided by 2 ** `halvings`, from 0 to `MOST_HALVINGS`.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class LossControl:
         self._low_since: float | None = None
 
     def report(self, lost: float, now: float) -> int:
-        """Process an RTCP receiver report and return the new `halvings`.
+        """Process an RTCP receiver report and return the new value of `halvings`.
 
         Args:
             lost: fraction of packets lost since the last report, from 0 to 1.
-            now: current time in seconds.
+            now: current time on a monotonic clock, in seconds.
         """
         if lost >= LOW_LOSS:
             self._low_since = None

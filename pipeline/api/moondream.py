@@ -1,4 +1,4 @@
-"""Moondream's HTTP API, for Moondream's client: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
+"""Moondream's HTTP API, for Moondream's Python client: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
 
     POST /v1/detect, /v1/point, /v1/segment, /v1/query, /v1/caption
     GET  /v1/models    the models in OpenAI's format: the detection model, and a separate model for questions if loaded
@@ -16,9 +16,9 @@ A streamed response consists of server-sent events, each with a `text`. For olde
 and `completed`. Text is sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. In Saccade's
 Python API, `Query` and `Caption` use greedy decoding by default.
 
-The path of an outline is in fractions of the outline's box. An outline also has `complete` and `refined`. A streamed
-outline has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed":
-false}`, and one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
+The path of an outline is in fractions of the outline's box. An outline also has the fields `complete` and `refined`. A
+streamed outline has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …,
+"completed": false}`, and one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Asked(NullIsUnset):
 
     @property
     def how(self) -> Settings:
-        """The settings of the request, or the defaults."""
+        """The sampling and detection settings of the request, or the defaults."""
         return self.settings or Settings.model_validate({})
 
 
@@ -84,7 +84,7 @@ class ObjectAsked(Asked):
 
 
 class PointsAsked(ObjectAsked):
-    """A request for points or an outline: an image, the label of the objects, and spatial references."""
+    """A request for points or an outline: an image, the label of the objects, and optional points and boxes."""
 
     spatial_refs: list[list[float]] = Field(
         [], max_length=64, description="points and boxes that the request refers to"
@@ -153,7 +153,7 @@ class FoundPoints(BaseModel):
 
 
 class OutlineAnswer(BaseModel):
-    """The outline of an object. The path is in fractions of the object's box."""
+    """The outline of an object. Its path is in fractions of the object's box."""
 
     request_id: str
     path: str
@@ -309,7 +309,11 @@ async def _text(asker: Asker, asked: Question | CaptionAsked, task: Query | Capt
 
 
 def _made(task: Callable[[], MadeT]) -> MadeT:
-    """Create a task from the values in a request. A ValueError becomes HTTP status 400."""
+    """Call a function that creates a task from the values of a request.
+
+    Raises:
+        HttpError: with status 400 if the function raises ValueError.
+    """
     try:
         return task()
     except ValueError as error:
@@ -326,7 +330,10 @@ def _outlined(outline: Outline) -> dict[str, Any]:
 
 
 def _about(text: Text) -> dict[str, Any]:
-    """Return the response fields for the reasoning and the probabilities of an answer. A missing value has no field."""
+    """Return the response fields for the reasoning and the probabilities of an answer.
+
+    A field without a value is omitted.
+    """
     about: dict[str, Any] = {}
     if text.reasoning is not None:
         grounding = [

@@ -1,14 +1,15 @@
-"""OpenAI's chat completions, for OpenAI's client and for programs such as Frigate and live-vlm-webui.
+"""OpenAI's chat completions API, for OpenAI's client and for programs such as Frigate and live-vlm-webui.
 
     POST /v1/chat/completions   {"model": …, "messages": [{"role": "user", "content": [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
 
-The texts of all messages are joined into one question, because the model does not distinguish turns. Several images
-are combined into one contact sheet.
+The texts of all messages are joined into one question, because the model has no chat history. Several images are
+combined into one contact sheet (a grid of images).
 
-`response_format` accepts two kinds of JSON schema. A schema of boxes returns detections, see `box_schema`. A schema of
-one choice returns a choice, see `choice_schema`. `logprobs` and `top_logprobs` return the probabilities of a choice.
+`response_format` accepts two kinds of JSON schema. With a schema of boxes, the response contains detections, see
+`box_schema`. With a schema of choices, it contains one of the choices, see `choice_schema`. `logprobs` and
+`top_logprobs` add the probabilities of the choices.
 
 `stream`, `max_tokens`, `temperature` (default 0), `top_p`, `stop` and `seed` are supported. A request with an
 unsupported feature is rejected.
@@ -176,7 +177,7 @@ async def complete(chat: Chat, engines: Engines) -> Response:
 
 
 async def _image(asker: Asker, chat: Chat) -> tuple[RgbImage, int]:
-    """Return the image of a chat request, or a contact sheet of several images, and the number of images."""
+    """Return the image of a chat request and the number of images. Several images are combined into a contact sheet."""
     urls = [url for message in chat.messages for url in message.images]
     if not urls:
         raise HttpError(400, "messages: no image found; add a part of type image_url with a data URL")
@@ -219,7 +220,7 @@ async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbIma
 
 
 class _Answer:
-    """Formats one chat completion, as one response or as chunks."""
+    """Formats one chat completion as JSON: one response, or chunks of a stream."""
 
     def __init__(self, chat: Chat, model: str) -> None:
         self._chat = chat
@@ -230,7 +231,7 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """Store the engine's complete result, for the token counts. Detections have no such result."""
+        """Store the engine's complete result, which contains the token counts. It is not called for detections."""
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:

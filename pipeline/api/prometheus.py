@@ -215,9 +215,9 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
 
 
 def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
-    """Yield each counter of the engines, summed over all engines.
+    """Yield the counters of the engines, summed over all engines.
 
-    With several engines, also yield the counters of each engine.
+    If there are several engines, also yield the counters of each engine.
     """
     each: dict[str, dict[str, float]] = {}
     for worker in workers:

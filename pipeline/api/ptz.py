@@ -1,6 +1,6 @@
-"""Routes for the PTZ presets of an ONVIF camera.
+"""Routes for the PTZ (pan, tilt, zoom) presets of an ONVIF camera.
 
-The process that runs the stream asks the camera, because it can reach the camera.
+The process that runs the stream sends the requests to the camera, because only this process is sure to reach it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ routes = Routes("ptz", WorkerRoute)
 
 
 class PtzCalls(BlockingCalls):
-    """Runs requests to cameras in threads, because a camera can take seconds to respond."""
+    """Runs requests to cameras in threads, because a camera may take seconds to respond."""
 
     def __init__(self) -> None:
         super().__init__(_MOST, _ANSWER_S, "too many requests to cameras", (504, "the camera does not answer"))
 
 
 class PtzPreset(BaseModel):
-    """A stored position of a camera."""
+    """A PTZ (pan, tilt, zoom) position that is stored in a camera."""
 
     token: AnyText
     name: AnyText
 
 
 class PtzPresets(BaseModel):
-    """The stored positions of a camera."""
+    """The PTZ (pan, tilt, zoom) positions that are stored in a camera."""
 
     presets: list[PtzPreset]
 
@@ -52,14 +52,17 @@ InThisProcess = Annotated[Here, the(Here)]
 
 @routes.get("/streams/{name}/ptz/presets", role="operator")
 async def presets(name: str, here: InThisProcess, calls: Cameras) -> PtzPresets:
-    """Ask the ONVIF camera of a stream for its PTZ presets."""
+    """Request the PTZ presets of a stream's ONVIF camera."""
     found = await _answer(calls, _source(here, name).presets)
     return PtzPresets(presets=[PtzPreset(token=one.token, name=one.name) for one in found])
 
 
 @routes.post("/streams/{name}/ptz/presets/{preset}", role="operator", status_code=204)
 async def go_to(name: str, preset: str, here: InThisProcess, calls: Cameras) -> None:
-    """Turn the ONVIF camera of a stream to a PTZ preset. Returns when the camera has accepted the request."""
+    """Turn the ONVIF camera of a stream to a PTZ preset.
+
+    The response is sent when the camera has accepted the request.
+    """
     await _answer(calls, _source(here, name).go_to, preset)
 
 
@@ -74,7 +77,11 @@ def _source(here: Here, name: str) -> OnvifSource:
 
 
 async def _answer(calls: PtzCalls, call: Callable[..., T], *given: str) -> T:
-    """Return the answer of a camera. If the camera fails, the HTTP status is 502, or 504 after a timeout."""
+    """Call a camera and return its answer.
+
+    Raises:
+        HttpError: with status 502 if the camera fails, or 504 if it does not answer before the timeout.
+    """
     try:
         return await calls.ask(call, *given)
     except PtzError as error:

@@ -44,7 +44,10 @@ class Exports:
 
 
 class PlayablePart(BaseModel):
-    """A byte range of a recorded file. A player must load the first `head` bytes of the file (the MP4 header) first."""
+    """A byte range of a recorded file.
+
+    A player must load the first `head` bytes of the file (the MP4 header) before it.
+    """
 
     file: str
     codecs: str
@@ -57,9 +60,9 @@ class PlayablePart(BaseModel):
 
 
 class Recording(BaseModel):
-    """The recorded time spans between two times.
+    """The time spans with recorded video, within the requested time range.
 
-    `?parts=1` adds the byte ranges of the recorded files, for a player.
+    `?parts=1` adds the byte ranges of the recorded files, which a player needs.
     """
 
     recorded: bool = True
@@ -68,7 +71,7 @@ class Recording(BaseModel):
 
 
 class Between(BaseModel):
-    """The start and end time of the requested recording."""
+    """The start and end of the requested time range."""
 
     since: str = Field("1d", alias="from", description="a Unix time in seconds, or an age such as 2h")
     until: str = Field("0s", alias="to", description="a Unix time in seconds, or an age such as 2h")
@@ -82,7 +85,7 @@ InThisProcess = Annotated[Here, the(Here)]
 
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
-    """Return the recorded time spans of a stream, each with the reason for the gap before it."""
+    """Return the time spans with recorded video. Each span has the reason for the gap before it."""
     since, until = _times(asked)
     if (archive := _archive_or_none(here, name)) is None:
         return Recording(recorded=False, spans=[])
@@ -123,7 +126,7 @@ async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording", role="viewer", response_class=Response)
 async def download(name: str, asked: Asked, here: InThisProcess, exports: Annotated[Exports, the(Exports)]) -> Response:
-    """Return the recording between two times as one MP4 file. Gaps are removed.
+    """Return the recording between two times as one MP4 file. Gaps in the recording are removed.
 
     The video is not re-encoded. It therefore starts at the last keyframe before the requested start.
     """
@@ -167,7 +170,8 @@ def _times(asked: Between) -> tuple[float, float]:
 def _export(archive: Archive, since: float, until: float, exports: Exports) -> tuple[int, int]:
     """Export a recording to a temporary MP4 file, then release the export lock.
 
-    Return the file descriptor and the file size in bytes. The file has already been unlinked.
+    Return the file descriptor and the file size in bytes. The file has no name anymore, so it is deleted when the
+    descriptor is closed.
     """
     try:
         handle, text = tempfile.mkstemp(prefix=".export-", suffix=".mp4", dir=archive.root)

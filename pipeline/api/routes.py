@@ -5,7 +5,7 @@
     @routes.get("/streams/{name}", role="viewer")
     async def show(name: str, controller: Wanted) -> Stream: ...
 
-A route that declares no role requires an admin. Request bodies have size limits. Every response is ASCII JSON.
+A route without a declared role requires an admin. Request bodies have size limits. Every response is ASCII JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Json(JSONResponse):
-    """A response with ASCII JSON. In file names, bytes that are not UTF-8 are escaped."""
+    """A response with ASCII JSON. Non-ASCII characters, and bytes of file names that are not UTF-8, are escaped."""
 
     def render(self, content: Any) -> bytes:
         """Return the response body, encoded as ASCII JSON."""
@@ -59,7 +59,7 @@ class Json(JSONResponse):
 
 
 def the(kind: type[T]) -> Any:
-    """Return a FastAPI dependency that provides the application's object of a class to a route handler."""
+    """Return a FastAPI dependency that provides the application's instance of class `kind` to a route handler."""
 
     async def find(request: Request) -> T:
         part: T | None = request.app.state.parts.get(kind)
@@ -85,11 +85,12 @@ class ApiRoute(APIRoute):
 
     Attributes:
         role: lowest role that can call the route.
-        limited: whether a client with access to only some streams can call the route: always, never, or only with a
-            `stream` parameter in the URL ("asked").
+        limited: whether a client with access to only some streams can call the route: "always", "never", or "asked"
+            (only with a `stream` parameter in the URL).
         most: maximum size of the request body, in bytes.
         mistake: HTTP status if the body does not match its schema.
-        surrogates: whether texts in the body can contain lone surrogates, as in file names that are not UTF-8.
+        surrogates: whether strings in the body can contain lone surrogates, which represent bytes of file names that
+            are not UTF-8.
     """
 
     role: Role = "admin"
@@ -99,7 +100,7 @@ class ApiRoute(APIRoute):
     surrogates = True
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a route to the path of a request. In path parameters, %2F is decoded to a slash."""
+        """Match the path of a request to this route. In path parameters, `%2F` is decoded to a slash."""
         match, child = super().matches(scope)
         if match is not Match.NONE:
             given = child["path_params"].items()
@@ -107,7 +108,10 @@ class ApiRoute(APIRoute):
         return match, child
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a request handler that limits the body size, and explains an invalid body in one line."""
+        """Return a request handler that limits the body size.
+
+        An invalid body is answered with an error message of one line.
+        """
         handle = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
@@ -213,7 +217,12 @@ SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"s
 
 
 async def read_model(request: Request, kind: type[Model]) -> Model:
-    """Parse the JSON body of a request. For route handlers that also accept other content types."""
+    """Parse the JSON body of a request in a route handler that also accepts other content types.
+
+    Args:
+        request: the request.
+        kind: pydantic model of the body.
+    """
     values = await request.json()
     try:
         return kind.model_validate(values)
@@ -222,7 +231,12 @@ async def read_model(request: Request, kind: type[Model]) -> Model:
 
 
 def json_body(model: str, *others: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a request body that is either a JSON model or text of other types."""
+    """Return the OpenAPI description of a request body that is either JSON or text of another media type.
+
+    Args:
+        model: name of the JSON schema.
+        others: other media types.
+    """
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
     content |= {other: {"schema": {"type": "string"}} for other in others}
     return {"requestBody": {"required": True, "content": content}}

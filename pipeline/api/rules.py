@@ -1,4 +1,4 @@
-"""Routes for the rules of a stream. An error in YAML is returned as {"error": …, "line": 2, "column": 9}."""
+"""Routes for the rules of a stream. A YAML error is returned as {"error": …, "line": 2, "column": 9}."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BODY = json_body("RuleList", YAML)
 
 
 class RuleShown(BaseModel):
-    """The state of a rule: whether its condition holds, the probability of "yes", and the open event."""
+    """The state of a rule: whether its condition is fulfilled, the model's probability of "yes", and the open event."""
 
     name: str
     when: str | None
@@ -46,7 +46,7 @@ class RuleShown(BaseModel):
 
 
 class RuleStates(BaseModel):
-    """The states of all rules of a stream. null if the stream does not support rules."""
+    """The states of all rules of a stream. `null` if the stream does not support rules."""
 
     rules: list[RuleShown] | None
 
@@ -101,7 +101,14 @@ async def states(name: str, controller: Wanted) -> Response:
 async def _wanted(
     request: Request, controller: Controller, name: str, *, needs_worker: bool = True
 ) -> list[RuleSettings]:
-    """Parse the rules in a request. If a worker is ready, also check that the stream supports the rules."""
+    """Parse the rules in a request, and check that the stream supports the rules.
+
+    Args:
+        request: the request.
+        controller: controller of the stream.
+        name: name of the stream.
+        needs_worker: whether to fail if no worker is ready for the check. Otherwise, the check is then skipped.
+    """
     await known(controller, name)
 
     def check(rules: list[RuleSettings]) -> None:
@@ -125,7 +132,7 @@ def _mistake(error: TextError) -> Response:
 
 
 def _described(rule: RuleSettings, state: RuleState | None, regions: Regions) -> dict[str, Any]:
-    """Convert a rule and its state to the JSON format that the web console reads."""
+    """Convert a rule and its state to the JSON object that the web console reads."""
     described: dict[str, Any] = {"name": rule.name, "when": rule.when, "ask": rule.ask, "expect": rule.expect}
     problem = None
     try:

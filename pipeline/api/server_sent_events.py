@@ -1,6 +1,7 @@
 """Sends JSON values as server-sent events, each value as soon as it is available.
 
-The response starts with the first value. A failure before the first value is therefore a regular HTTP error.
+The response starts only when the first value is available. An error before the first value can therefore be sent with
+an HTTP error status.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 async def event_stream(
     pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
 ) -> Response:
-    """Return a response with one server-sent event for each piece, followed by the events of `last`.
+    """Return a response with one server-sent event for each piece of text, followed by the events of `last`.
 
     If the client disconnects, `pieces` is closed. If `pieces` fails after the first event, the response ends with an
     event that has an `error`.

@@ -1,4 +1,4 @@
-"""Routes for streams: show, add, change and remove streams.
+"""Routes that show, add, change and remove streams.
 
 The JSON keys of a stream are the same as in the configuration file. Blocking calls, such as opening a video source, run
 in a limited number of threads. Health checks run on the event loop and never wait for threads.
@@ -35,7 +35,7 @@ routes = Routes("streams")
 
 
 class Calls:
-    """Runs the changes of streams that HTTP clients request, in threads.
+    """Runs the stream changes that HTTP clients request, in threads.
 
     Args:
         controller: makes the changes.
@@ -80,7 +80,7 @@ class Health(Ok):
 
 
 class LatencyMs(BaseModel):
-    """The latency of recent results of a stream, in milliseconds. null if unknown."""
+    """The latency of a stream's recent results, in milliseconds. `null` if unknown."""
 
     p50: float | None
     p99: float | None
@@ -99,7 +99,7 @@ class StreamState(BaseModel):
 
 
 class Stream(ShareSettings, Prompts, StreamState):
-    """The state of a stream, and its prompts as labels of the model. The prompts are null if unknown."""
+    """The state of a stream, and its prompts with the labels that the model uses. The prompts are `null` if unknown."""
 
     fps: float
     age_ms: float | None
@@ -204,7 +204,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
         raise HttpError(422, "record: not available over HTTP; set it in the configuration file")
 
     def undo(status: StreamStatus) -> None:
-        """Remove a stream that opened after the timeout, because the client has already received an error."""
+        """Remove a stream that was opened after the timeout, because the client has already received an error."""
         threading.Thread(target=calls.controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
 
     status = await calls.opening.ask(calls.controller.add, wanted, undo=undo)
@@ -224,7 +224,7 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.patch("/streams/{name}", role="operator", response_model_exclude_unset=True)
 async def change(name: str, wanted: Changes, calls: Changing) -> Stream:
-    """Change settings of a stream. The next frame uses the new settings."""
+    """Change settings of a stream. The new settings apply from the next frame."""
     await calls.update(name, changes_of(wanted))
     return shown(await known(calls.controller, name))
 
@@ -272,7 +272,7 @@ def changes_of(wanted: BaseModel) -> dict[str, Any]:
 
 
 def shown(status: StreamStatus) -> Stream:
-    """Convert the status of a stream to the JSON format of the API. Times are in milliseconds."""
+    """Convert the status of a stream to the JSON format of the API. Latencies are in milliseconds."""
     report, now = status.report, status.report.recent
     share = status.config or ShareSettings()
     values: dict[str, Any] = (status.prompts or Prompts()).model_dump()

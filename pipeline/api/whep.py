@@ -1,8 +1,8 @@
 """WHEP (WebRTC-HTTP egress protocol): sends the live video of a stream to browsers and players.
 
-`?overlay=off` requests video without boxes and labels, and `?width=480` requests smaller video. A viewer can open a
-data channel named "results". Over this channel, the viewer receives the result of each frame as JSON, with the frame's
-RTP timestamp. All code runs on the event loop of the application. Tokens and SDP are never logged.
+`?overlay=off` requests video without boxes and labels. `?width=480` requests video with a width of 480 pixels. A viewer
+can open a data channel named "results", over which it receives the result of each frame as JSON, with the frame's RTP
+timestamp. All code runs on the event loop of the application. Tokens and SDP are never logged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WhepServer(Signaling[ViewerPeer]):
     Args:
         videos: the videos of all streams. The caller closes it.
         ice_servers, media_hosts, silence_s: see `Signaling`.
-        max_viewers: maximum number of viewers of all streams together.
+        max_viewers: maximum total number of viewers of all streams.
         answer: called with the name of the stream and each message on a viewer's data channel. The returned text is
             sent back to the viewer. It must not block.
         on_viewers: called with the name of a stream and its number of viewers when this number changes.
@@ -73,16 +73,16 @@ class WhepServer(Signaling[ViewerPeer]):
 
     @property
     def n_open(self) -> int:
-        """Number of viewers, including viewers that are still connecting and viewers of `live_mp4`."""
+        """The number of viewers, including connecting viewers and viewers of fragmented MP4."""
         return len(self._peers) + len(self._watched.keys() - self._peers.keys())
 
     def prompts_of(self, stream: str) -> str | None:
-        """Return the current prompts of a stream as JSON for the web page, or None."""
+        """Return the current prompts of a stream as JSON for the web page. Return None if they are unknown."""
         return self._answer(stream, "{}")
 
     @contextmanager
     def count_viewer(self, stream: str) -> Iterator[None]:
-        """Count a viewer without a WebRTC session.
+        """Count a viewer that has no WebRTC session, such as a viewer of fragmented MP4, until the `with` block ends.
 
         Raises:
             HttpError: with status 503 if there are too many viewers.
@@ -131,7 +131,7 @@ class WhepServer(Signaling[ViewerPeer]):
 
 
 def width_of(request: Request) -> int | None:
-    """Return the video width that a request asks for, in pixels. Return None if the request sets no width.
+    """Return the requested video width in pixels. Return None if the request sets no width.
 
     Raises:
         HttpError: with status 400 if the width is invalid.
@@ -156,5 +156,5 @@ async def watch(stream: str, request: Request, whep: Whep) -> Response:
 
 @routes.delete("/whep/{stream}/{session}", role="viewer", response_class=Response)
 async def leave(stream: str, session: str, request: Request, whep: Whep) -> Response:
-    """End a session that receives live video."""
+    """End a session in which a viewer receives live video."""
     return await whep.end(request)

@@ -1,7 +1,7 @@
-"""A WebRTC connection that sends encoded frames and their records to a viewer.
+"""A WebRTC connection that sends encoded frames and their JSON records to a viewer.
 
-aiortc encodes the frames of a track, but sends already encoded packets unchanged. This module uses three private parts
-of aiortc: the keyframe requests, the start of the RTP clock, and the SSRC of a sender.
+The frames are already encoded; aiortc sends them unchanged. This module uses three private parts of aiortc: the
+keyframe requests, the start of the RTP clock, and the SSRC of a sender.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def next_frame(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | No
 
     Args:
         viewer: the viewer.
-        changed: event that is set each time the viewer has a frame or the stream has ended.
+        changed: event that is set when the viewer has a new frame, or when the stream has ended.
     """
     while (frame := viewer.take()) is None:
         if viewer.ended:
@@ -46,7 +46,7 @@ async def next_frame(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | No
 
 
 class _Track(VideoStreamTrack):
-    """The WebRTC video track with encoded frames. Each record is sent together with its frame."""
+    """A WebRTC video track with encoded frames. It passes the JSON record of each frame to a callback."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class ViewerPeer(Peer):
         """Start to send video over this WebRTC connection.
 
         Args:
-            join: subscribes to the video and returns the subscription. Its argument is a thread-safe callback, which
-                announces a new frame.
+            join: subscribes to the video and returns the subscription. Its argument is a thread-safe callback, to be
+                called for each new frame.
         """
         self._track.viewer = join(partial(self._call_soon, self._wake))
         self._wake()
@@ -144,9 +144,9 @@ class ViewerPeer(Peer):
             self._track.viewer.request_key_frame()
 
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
-        """Send a record just before its frame, with the RTP timestamp of the frame.
+        """Send a JSON record just before its frame, with the RTP timestamp of the frame.
 
-        aiortc starts the RTP clock at a random number. This number is known only after the first frame has been sent.
+        aiortc starts the RTP clock at a random number, which is known only after the first frame has been sent.
         Therefore the first record is sent after its frame.
         """
         if self._clock is None and self._last_pts is not None:
@@ -158,7 +158,7 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the first record after its frame, when the start of the RTP clock is known.
+        """Send the JSON record of the first frame after this frame, when the start of the RTP clock is known.
 
         Retry up to `tries` times.
         """
@@ -175,7 +175,7 @@ class ViewerPeer(Peer):
 
 
 def _chosen_codec(answer: str) -> Codec:
-    """Return the video codec of the first payload type in an SDP answer. WebRTC uses this codec."""
+    """Return the video codec that an SDP answer selects: the codec of its first payload type."""
     for number in re.findall(r"^m=video \d+ \S+ (.*)$", answer, re.MULTILINE)[0].split():
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):

@@ -4,10 +4,10 @@
     whep://0.0.0.0:8082?token=sesame               clients need the token
     …?token_file=FILE                              the token is in a file; it can also be in SACCADE_TOKEN
     …?cert=FILE&key=FILE                           serve https with this certificate
-    …?origin=https://example.org                   allow this web origin, too; may be repeated
+    …?origin=https://example.org                   also allow this web origin; may be repeated
     …?ice=turn:USER:PASSWORD@HOST:3478             STUN or TURN server; may be repeated; none by default
 
-The page lists the streams and shows one of them. Players use http://HOST:PORT/whep/STREAM.
+The web page lists the streams and shows one of them. Players use http://HOST:PORT/whep/STREAM.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _MODEL: dict[str, Any] = {
 class ViewerSink:
     """A sink that serves the annotated video of any number of streams to viewers.
 
-    The video of a stream without viewers is not annotated or encoded.
+    While a stream has no viewers, its video is neither annotated nor encoded.
 
     Attributes:
-        url: URL of the page.
+        url: URL of the web page.
 
     Args:
         host: address to listen on.
         port: port to listen on; 0 for any free port.
-        token: token of viewers; None for no authentication.
+        token: token that viewers need; None for no authentication.
         origins: additional web origins that can connect.
         tls: TLS context with the server's certificate; None for no encryption.
         ice: addresses of STUN and TURN servers, see `ice_server`.
@@ -142,5 +142,5 @@ async def _list(videos: Annotated[BroadcastSink, the(BroadcastSink)]) -> dict[st
 
 @_routes.get("/model", role="viewer")
 async def _model() -> dict[str, Any]:
-    """Return an empty description of the model, because a sink has no model. The web page then shows only video."""
+    """Return an empty description of the model. A sink has no model, so the web page shows only video."""
     return _MODEL

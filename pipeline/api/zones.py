@@ -58,7 +58,10 @@ async def show(name: str, controller: Wanted) -> Response:
 
 @routes.put("/streams/{name}/zones", role="operator", response_model=Regions)
 async def replace(name: str, wanted: Regions, calls: Changing) -> Response:
-    """Replace the zones and lines of a stream from the next frame on. Unchanged zones and lines keep their counts."""
+    """Replace the zones and lines of a stream from the next frame on.
+
+    Unchanged zones and lines keep their object counts.
+    """
     return _regions(await calls.update(name, {"zones": wanted.zones, "lines": wanted.lines}))
 
 
@@ -70,7 +73,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.get("/streams/{name}/counts", role="viewer")
 async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
-    """Return the total object counts of a stream, and the counts of each minute after `since`, up to one day ago."""
+    """Return the total object counts of a stream, and the counts of each minute after `since` (at most 24 hours)."""
     try:
         start = float(since)
     except ValueError:
