@@ -14,11 +14,11 @@ from saccade.pipeline.cli.error_report import guarded
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 
 bench = typer.Typer(help="Time parts of Saccade.")
-against = typer.Typer(help="Compare Saccade with other software; both run in turns on this machine.")
+against = typer.Typer(help="Compare Saccade with other software; all programs run alternately on this machine.")
 bench.add_typer(against, name="against")
 
-Turns = Annotated[int, typer.Option(min=1, max=1000, help="How often each side runs.")]
-Seconds = Annotated[float, typer.Option(min=1, max=600, help="Length of one turn.")]
+Rounds = Annotated[int, typer.Option(min=1, max=1000, help="How often each program runs.")]
+Seconds = Annotated[float, typer.Option(min=1, max=600, help="Length of one round.")]
 Save = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Also write NAME.json and a plot NAME.svg, such as to benchmarks/results."),
@@ -34,7 +34,7 @@ def bench_prompts(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare the time of several prompts on one image with that of as many images with one prompt each."""
+    """Compare the time and memory of several prompts on one image with the same prompts on separate images."""
     from benchmarks.prompts import time_prompts
     from saccade.pipeline.bench.common import parse_counts, parse_size
 
@@ -232,7 +232,7 @@ def bench_events(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the latency from the capture of a frame until a WebSocket client is told that an event started.
+    """Measure the latency from the capture of a frame until a WebSocket client receives the start of an event.
 
     The image is divided into zones, so that a moving object starts many events. Events and clips are stored in a
     temporary folder.
@@ -300,8 +300,8 @@ def bench_soak(
 
 @against.command("onnxruntime")
 def against_onnxruntime(
-    turns: Turns = 9,
-    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per turn.")] = 30,
+    rounds: Rounds = 9,
+    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per round.")] = 30,
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of each side.")] = 1,
     save: Save = None,
     as_json: Json = False,
@@ -309,29 +309,29 @@ def against_onnxruntime(
     """Compare the CPU inference time of the detector of the model nano in Saccade and in onnxruntime."""
     from benchmarks.against.onnx_runtime import compare
 
-    _show(compare(turns, frames, threads), save, as_json)
+    _show(compare(rounds, frames, threads), save, as_json)
 
 
 @against.command("readers")
-def against_readers(turns: Turns = 5, seconds: Seconds = 8.0, save: Save = None, as_json: Json = False) -> None:
+def against_readers(rounds: Rounds = 5, seconds: Seconds = 8.0, save: Save = None, as_json: Json = False) -> None:
     """Compare the time to decode a 1080p H.264 file with Saccade, PyAV and OpenCV. For live streams, see `ingest`."""
     from benchmarks.against.readers import compare
 
-    _show(compare(turns, seconds), save, as_json)
+    _show(compare(rounds, seconds), save, as_json)
 
 
 @against.command("aiortc")
-def against_aiortc(turns: Turns = 3, seconds: Seconds = 10.0, save: Save = None, as_json: Json = False) -> None:
+def against_aiortc(rounds: Rounds = 3, seconds: Seconds = 10.0, save: Save = None, as_json: Json = False) -> None:
     """Compare the latency from a WebRTC sender to the decoded frame in Saccade and in unmodified aiortc."""
     from benchmarks.against.aiortc import compare
 
-    _show(compare(turns, seconds), save, as_json)
+    _show(compare(rounds, seconds), save, as_json)
 
 
 @against.command("bytetrack")
 def against_bytetrack(
-    turns: Turns = 5,
-    frames: Annotated[int, typer.Option(min=10, max=100_000, help="Simulated frames per turn.")] = 1000,
+    rounds: Rounds = 5,
+    frames: Annotated[int, typer.Option(min=10, max=100_000, help="Simulated frames per round.")] = 1000,
     objects: Annotated[int, typer.Option(min=1, max=1000, help="Simulated objects per frame.")] = 10,
     save: Save = None,
     as_json: Json = False,
@@ -339,15 +339,15 @@ def against_bytetrack(
     """Compare the speed and accuracy of Saccade's tracker and of ByteTrack from the Python package `trackers`."""
     from benchmarks.against.tracking import compare_trackers
 
-    _show(compare_trackers(turns, frames, objects), save, as_json)
+    _show(compare_trackers(rounds, frames, objects), save, as_json)
 
 
 @against.command("mot-scores")
-def against_mot_scores(turns: Turns = 5, save: Save = None, as_json: Json = False) -> None:
-    """Compare the tracking scores and the CPU time of `benchmarks mot` and of the Python package `trackers`."""
+def against_mot_scores(rounds: Rounds = 5, save: Save = None, as_json: Json = False) -> None:
+    """Compare how `benchmarks mot` and the Python package `trackers` score the same tracks: results and CPU time."""
     from benchmarks.against.tracking import compare_scoring
 
-    _show(compare_scoring(turns), save, as_json)
+    _show(compare_scoring(rounds), save, as_json)
 
 
 @against.command("reference")
@@ -355,8 +355,8 @@ def against_mot_scores(turns: Turns = 5, save: Save = None, as_json: Json = Fals
 def against_reference(
     given: Settings,
     objects: Annotated[int, typer.Option(min=1, max=50, help="Objects in every answer.")] = 5,
-    turns: Turns = 5,
-    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per turn.")] = 20,
+    rounds: Rounds = 5,
+    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per round.")] = 20,
     save: Save = None,
     as_json: Json = False,
 ) -> None:
@@ -367,7 +367,7 @@ def against_reference(
     from benchmarks.against.reference import compare
 
     model = given.get("model", "moondream-2-random")
-    _show(compare(model, given.get("device", "auto"), given.get("dtype"), objects, turns, frames), save, as_json)
+    _show(compare(model, given.get("device", "auto"), given.get("dtype"), objects, rounds, frames), save, as_json)
 
 
 @against.command("one-queue")
@@ -375,7 +375,7 @@ def against_reference(
 def against_one_queue(
     given: Settings,
     cameras: Annotated[int, typer.Option(min=2, max=1024, help="Number of simulated cameras.")] = 16,
-    turns: Turns = 5,
+    rounds: Rounds = 5,
     seconds: Seconds = 8.0,
     save: Save = None,
     as_json: Json = False,
@@ -383,12 +383,12 @@ def against_one_queue(
     """Overload the engine with simulated cameras. Compare Saccade's scheduling with one queue for all frames."""
     from benchmarks.against.cameras import compare
 
-    _show(compare(given.get("model", "nano"), given.get("device", "auto"), cameras, turns, seconds), save, as_json)
+    _show(compare(given.get("model", "nano"), given.get("device", "auto"), cameras, rounds, seconds), save, as_json)
 
 
 @against.command("vllm")
 def against_vllm(
-    turns: Turns = 1,
+    rounds: Rounds = 1,
     configs: Annotated[
         str, typer.Option(metavar="NAME,…", help="What to compare: bf16, bf16-fa3 (FlashAttention 3), fp8.")
     ] = "bf16,bf16-fa3,fp8",
@@ -400,11 +400,11 @@ def against_vllm(
 ) -> None:
     """Compare Saccade and vLLM on a random model with the dimensions of Moondream 3. Needs a GPU and vLLM.
 
-    Each program loads the model once per configuration and turn. Each result is printed to stderr at once.
+    Each program loads the model once per configuration and round. Each result is printed to stderr at once.
     """
     from benchmarks.against.vllm import compare
 
-    _show(compare(turns, configs.split(","), requests, images, limit), save, as_json)
+    _show(compare(rounds, configs.split(","), requests, images, limit), save, as_json)
 
 
 @against.command("plot")

@@ -48,7 +48,7 @@ class ClipRow:
         plain, drafted: mean decode steps per frame without and with drafts.
         plain_ms, drafted_ms: median time per frame without and with drafts.
         accepted: fraction of draft values that the model accepted, 0 to 1.
-        differ: number of frames whose boxes differ between both runs.
+        differ: number of frames whose boxes differ between the runs with and without drafts.
     """
 
     clip: str
@@ -64,7 +64,10 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Results for predefined answers with `objects` boxes, of which `moved` change per frame. None: without drafts."""
+    """Results for predefined answers with `objects` boxes.
+
+    `moved` is the number of boxes that change per frame; None for the run without drafts.
+    """
 
     objects: int
     moved: int | None
@@ -171,8 +174,8 @@ def _asked(
 ) -> tuple[list[Result], float, float, float]:
     """Detect a label in one image after another.
 
-    Return the results, the decode steps per frame, the median time per frame in milliseconds, and the fraction of
-    accepted draft values.
+    Return the results, the mean decode steps per frame, the median time per frame in milliseconds, and the fraction of
+    draft values that the model accepted.
     """
     before, results, waits = engine.counters(), [], []
     for image in images:
@@ -192,8 +195,8 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 class ScriptedOutput(BoxesOutput):
     """State machine that returns predefined boxes and ignores the values that the model samples.
 
-    It simulates a trained model. After a wrong draft value, the simulated samples of the same object are the draft
-    values. All other samples are the predefined values.
+    It simulates the samples of a trained model: they are the predefined values, but after a wrong draft value, they
+    repeat the draft until the end of the object.
 
     Args:
         boxes: x, y, width and height of each box.
@@ -211,7 +214,7 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """Always False: the detector's boxes are no draft, because the image does not show the predefined boxes."""
+        """Always False: no detected box may become a draft, because the predefined boxes are not in the image."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:
@@ -225,7 +228,7 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the predefined value after an accepted value, and the simulated sample after a draft value."""
+        """Return the simulated model's next sample: the predefined value, or the draft value after a wrong draft."""
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
             return None

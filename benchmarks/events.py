@@ -38,8 +38,8 @@ class BeginBench:
         frames, fps: number of processed frames, and processed frames per second.
         events: number of started events.
         p50_ms, p95_ms, max_ms: time from the capture of an event's first frame until the client receives the event.
-        parts: median time of each stage: transfer from the camera, decoding, queue, model (two parts), tracks and
-            rules, delivery.
+        parts: median time of each stage: `decode`, `queue`, `prefill` and `decode_tokens` of the model, `track` (tracks
+            and rules), and `rest` (transfer from the camera and delivery to the client).
         frame_p50_ms, frame_p95_ms: time from the capture of a frame until the client receives its record, for all
             frames.
     """

@@ -26,7 +26,7 @@ _PLAUSIBLE_MS = 30_000  # a clock that differs by more than this is no clock
 
 @dataclass(slots=True, frozen=True)
 class IngestBench:
-    """Latencies from the sender to the decoded frame in milliseconds. They are None if no clock could be read.
+    """Latencies from the sender to the decoded frame in milliseconds. They are None if the send time is unknown.
 
     Attributes:
         source: address of the source, without credentials.
@@ -64,9 +64,9 @@ class IngestBench:
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """Return the latency of a frame in milliseconds, from the clock drawn into it, or None without a clock.
+    """Return the latency of a frame in milliseconds, from the time drawn into it; None if no time is readable.
 
-    The clock is the sender's Unix time in milliseconds, in the top 20 rows. It has 32 bits from left to right, least
+    The sender draws its Unix time in milliseconds into the top 20 rows, as 32 bits from left to right, least
     significant bit first. A bright area is a 1.
 
     Args:

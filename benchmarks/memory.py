@@ -55,7 +55,7 @@ class Held:
 
 @dataclass(slots=True, frozen=True)
 class MemoryBench:
-    """All memory measurements, and the growth per minute of each kind of memory after the first 3 minutes."""
+    """All memory measurements, and the growth of each memory value per minute after the warm-up."""
 
     model: str
     device: str
@@ -63,7 +63,7 @@ class MemoryBench:
     tasks: dict[str, int]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the growth per minute of a memory value. The warm-up, at most a third of the run, is excluded."""
+        """Return the growth per minute of a memory value after the warm-up; None with fewer than 3 measurements."""
         warm = min(_WARM_S, self.rows[-1].seconds / 3)
         steady = [row for row in self.rows if row.seconds >= warm]
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])

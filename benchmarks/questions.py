@@ -43,7 +43,7 @@ class QuestionsBench:
         asked: number of questions.
         late: number of questions that missed the deadline of 2 s.
         failed: number of questions that failed for another reason.
-        p50_ms, p95_ms: time from a question to its answer.
+        p50_ms, p95_ms: median and 95th percentile of the time from a question to its answer.
     """
 
     without: CamerasBench
@@ -56,11 +56,11 @@ class QuestionsBench:
 
     @property
     def moved(self) -> float:
-        """Relative increase of the 99th percentile of the frame latency by questions. 0.1 means 10 % higher."""
+        """Relative increase of the 99th percentile of the frame latency due to questions. 0.1 means 10 % higher."""
         return self.beside.result_p99_ms / self.without.result_p99_ms - 1
 
     def as_json(self) -> str:
-        """Return all fields of the questions benchmark as a JSON object, without the rows of the cameras."""
+        """Return the questions benchmark as a JSON object, without the results of single cameras."""
         parts = asdict(replace(self, without=replace(self.without, rows=()), beside=replace(self.beside, rows=())))
         return json.dumps({**parts, "moved": self.moved}, indent=2)
 

@@ -36,14 +36,14 @@ class FarRow:
     """Detection results for a given maximum number of zoom windows per frame.
 
     Attributes:
-        windows: maximum number of windows per frame.
+        windows: maximum number of zoom windows per frame.
         moving, still: recall of moving and of still persons at an IoU of 0.4, including boxes that were detected in a
             zoom window of an earlier frame. None without such persons.
         moving_found, still_found: recall with only the boxes that were detected in the same frame.
         precision: precision of all boxes, or None if there are no boxes.
         ms: median time per frame in milliseconds, including motion detection and inference.
         choose_ms: median time in milliseconds to find motion and choose windows.
-        looks: number of zoom windows by the reason why each was chosen.
+        looks: number of zoom windows for each reason to choose them.
     """
 
     windows: int

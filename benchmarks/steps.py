@@ -57,7 +57,7 @@ def _cuda(executor: Any) -> CudaExecutor:
 def _times(
     executor: CudaExecutor, work: Callable[[], object], repeats: int, begin_with: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """Return the GPU times of repeated work in seconds, without the warm-up. Nothing else may run on the GPU.
+    """Return the GPU time of each repetition of `work` in seconds, without the warm-up. The GPU must be otherwise idle.
 
     Args:
         executor: executor whose compute stream is used.

@@ -53,7 +53,7 @@ class StepCost:
         step: name of the stage. Each stage includes the previous ones: `tracker` (association and Kalman filter),
             `tracks` (adds trails), `zones and lines` (adds three zones, two lines and smoothing), `rules` (adds five
             rules).
-        p50_ms, p99_ms: median and 99th percentile over all frames.
+        p50_ms, p99_ms: median and 99th percentile of the CPU time over all frames.
     """
 
     objects: int

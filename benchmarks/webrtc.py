@@ -101,7 +101,7 @@ def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 4
 
 
 class _Coded(VideoStreamTrack):
-    """A WebRTC track whose frames are already encoded."""
+    """A WebRTC video track of frames that are already encoded."""
 
     def __init__(self) -> None:
         super().__init__()

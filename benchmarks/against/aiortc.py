@@ -1,6 +1,6 @@
 """Compares the latency from a WebRTC sender to the decoded frame in Saccade and in aiortc.
 
-Both receive the same video at the same time.
+Both programs receive the same video at the same time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from benchmarks.webrtc import time_webrtc
 _NOTE = "Both receive the same packets at the same time over 127.0.0.1. The age includes the sender's encoding."
 
 
-def compare(turns: int, seconds: float) -> Comparison:
-    """Receive video with each codec once per turn, and measure the frame latency in Saccade and in aiortc."""
+def compare(rounds: int, seconds: float) -> Comparison:
+    """Receive video with each codec once per round, and measure the frame latency in Saccade and in aiortc."""
     values: dict[str, dict[str, list[float]]] = {OURS: {}, "aiortc": {}}
-    for _ in range(turns):
+    for _ in range(rounds):
         for codec in ("VP8", "H264"):
             one = time_webrtc(codec, seconds=seconds)
             pairs = {"median": (one.median_ms, one.aiortc_median_ms), "p95": (one.p95_ms, one.aiortc_p95_ms)}

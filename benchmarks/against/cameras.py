@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns
+from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_rounds
 from saccade.engine import Detect, Engine
 from saccade.engine.errors import EngineError
 from saccade.engine.results import ResultFuture
@@ -32,10 +32,10 @@ class _Seen:
     cameras: list[int] = field(default_factory=list)
 
 
-def compare(model: str, device: str, cameras: int, turns: int, seconds: float) -> Comparison:
+def compare(model: str, device: str, cameras: int, rounds: int, seconds: float) -> Comparison:
     """Submit frames of simulated cameras to an overloaded engine, with Saccade's scheduling and with one queue.
 
-    Each turn runs each of the two methods for `seconds` seconds.
+    Each round runs Saccade's scheduling for `seconds` seconds, and the single queue for the same time.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -65,11 +65,11 @@ def compare(model: str, device: str, cameras: int, turns: int, seconds: float) -
             "fairness": "Jain's index of answers per camera, 1 is equal",
         }
         made = begin("one-queue", title, _NOTE, units, ())
-        return in_turns(made, {OURS: lambda: run(streams=True), "one queue": lambda: run(streams=False)}, turns)
+        return in_rounds(made, {OURS: lambda: run(streams=True), "one queue": lambda: run(streams=False)}, rounds)
 
 
 def _offer(engine: Engine, images: list, rates: np.ndarray, seconds: float, *, streams: bool) -> Measured:  # type: ignore[type-arg]
-    """Submit each frame at its simulated capture time, and measure the latency of its result."""
+    """Submit each frame at its simulated capture time, and measure the latency until its result."""
     arrivals = sorted(
         (n / rate + 0.37 * i / rate, i) for i, rate in enumerate(rates) for n in range(int(seconds * rate))
     )

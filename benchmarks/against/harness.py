@@ -1,7 +1,7 @@
-"""Shared code of all comparisons: runs the compared programs in turns, and saves the result as table, JSON and plot.
+"""Shared code of all comparisons: runs the compared programs in rounds, and saves the result as table, JSON and plot.
 
-Other processes on the machine can slow down a measurement. Each turn therefore runs all programs one after the other.
-The table shows the median over the turns, of the values and of their ratios.
+Other processes on the machine can slow down a measurement. Each round therefore runs all programs one after the other.
+The table shows the median of each value over all rounds, and the median of its ratio to Saccade's value.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _WIDTH, _LABEL, _BAR, _ROW = 720, 210, 400, 20
 _COLORS = ("#1f77b4", "#c55a11", "#888", "#4b8b3b")
 
 Measured = Mapping[str, float]
-"""Figures of one turn by name."""
+"""Measured values of one round, by quantity."""
 
 
 @dataclass(slots=True, frozen=True)
 class Comparison:
-    """Measured values of several programs on one machine, one value per turn. Saccade is the first program.
+    """Measured values of several programs on one machine, one value per round. Saccade is the first program.
 
     Attributes:
-        name: name of the command, and of the files.
-        title: what is compared.
+        name: name of the benchmark command, and of the saved files.
+        title: title of the table and plot, which says what is compared.
         note: conditions that the reader needs to interpret the values.
         date: day of the measurement, ISO 8601.
         machine: hardware and operating system.
         versions: version of each package.
         units: unit of each measured quantity.
-        values: one value per turn, by program and quantity.
+        values: one value per round, by program and quantity.
     """
 
     name: str
@@ -72,11 +72,11 @@ class Comparison:
             raise ConfigError(f"{path}: not a saved comparison (invalid JSON): {error}") from None
 
     def median(self, side: str, figure: str) -> float:
-        """Return the median of a quantity over all turns, or NaN if the program has no such quantity."""
+        """Return the median of a quantity over all rounds, or NaN if the program has no such quantity."""
         return statistics.median(self.values[side].get(figure) or [math.nan])
 
     def ratio(self, side: str, figure: str) -> float:
-        """Return the median, over all turns, of another program's value divided by Saccade's value."""
+        """Return the median ratio of another program's value to Saccade's value in the same round."""
         ours, theirs = (self.values[one].get(figure, []) for one in (next(iter(self.values)), side))
         ratios = [other / own for own, other in zip(ours, theirs, strict=False) if own]
         return statistics.median(ratios or [math.nan])
@@ -97,9 +97,9 @@ class Comparison:
             rows.append([f"{figure}, {unit}", *cells])
         wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, wide, strict=True)).rstrip() for row in rows]
-        turns = max(len(values) for one in self.values.values() for values in one.values())
+        rounds = max(len(values) for one in self.values.values() for values in one.values())
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        foot = f"{self.date}, {self.machine}; {versions}; {turns} turns, medians"
+        foot = f"{self.date}, {self.machine}; {versions}; {rounds} rounds, medians"
         return "\n".join([self.title, *lines, foot, self.note])
 
     def as_svg(self) -> str:
@@ -138,24 +138,24 @@ class Comparison:
         return paths
 
 
-def in_turns(
-    comparison: Comparison, sides: Mapping[str, Callable[[], Measured]], turns: int, *, warm_up: bool = True
+def in_rounds(
+    comparison: Comparison, sides: Mapping[str, Callable[[], Measured]], rounds: int, *, warm_up: bool = True
 ) -> Comparison:
-    """Run each program once per turn, and return the comparison with all values.
+    """Run each program once per round, and return the comparison with all values.
 
     Args:
         comparison: an empty comparison from `begin`.
         sides: functions that run a program once, by name; Saccade is the first.
-        turns: number of turns.
-        warm_up: whether to run each program once before the first turn.
+        rounds: number of rounds.
+        warm_up: whether to run each program once before the first round, without measuring.
     """
     if warm_up:
         for run in sides.values():
             run()
     values: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
-    for turn in range(turns):
+    for number in range(rounds):
         order = list(sides.items())
-        for side, run in order if turn % 2 == 0 else reversed(order):
+        for side, run in order if number % 2 == 0 else reversed(order):
             for figure, value in run().items():
                 values[side].setdefault(figure, []).append(float(value))
     return replace(comparison, values=values)
@@ -165,11 +165,11 @@ def begin(name: str, title: str, note: str, units: dict[str, str], packages: Seq
     """Return a comparison without values, for today and this machine.
 
     Args:
-        name: name of the command, and of the files.
-        title: what is compared.
+        name: name of the benchmark command, and of the saved files.
+        title: title of the table and plot, which says what is compared.
         note: conditions that the reader needs to interpret the values.
         units: unit of each measured quantity.
-        packages: names of the packages whose versions are stored.
+        packages: names of the Python packages whose versions are stored.
     """
     versions = {package: metadata.version(package) for package in (DISTRIBUTION, "torch", *packages)}
     return Comparison(name, title, note, date.today().isoformat(), machine(), versions, units, {})

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns, require
+from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_rounds, require
 from saccade.engine import Detect, Engine
 from saccade.engine.models.nano.detector_tower import DetectorTower
 from saccade.pipeline.asset_files import DEMO_CLIP
@@ -30,12 +30,12 @@ _NOTE = (
 )
 
 
-def compare(turns: int, frames: int, threads: int) -> Comparison:
+def compare(rounds: int, frames: int, threads: int) -> Comparison:
     """Time the detector network of the model nano in onnxruntime and in Saccade.
 
     Args:
-        turns: number of turns.
-        frames: number of images per turn.
+        rounds: number of rounds.
+        frames: number of images per round.
         threads: number of threads of each runtime.
 
     Raises:
@@ -75,7 +75,7 @@ def compare(turns: int, frames: int, threads: int) -> Comparison:
             title = "nano's detector: Saccade's CPU path and onnxruntime"
             packages = ("onnxruntime", "onnx")
             made = begin("onnxruntime", title, _NOTE, units, packages)
-            return in_turns(made, {OURS: ours, "onnxruntime": theirs}, turns)
+            return in_rounds(made, {OURS: ours, "onnxruntime": theirs}, rounds)
 
 
 class _Network(torch.nn.Module):
@@ -91,7 +91,7 @@ class _Network(torch.nn.Module):
 
 
 def _export(crop: torch.Tensor, folder: Path) -> Path:
-    """Export a copy of the detector network as ONNX. A copy is needed because the engine changes its own network."""
+    """Export a copy of the detector network as ONNX, because the engine fuses layers of its own network."""
     from saccade.engine.model_loader import open_model
 
     path = folder / "nano.onnx"

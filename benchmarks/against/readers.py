@@ -1,4 +1,4 @@
-"""Compares the time to decode a 1080p H.264 file to RGB frames with Saccade, PyAV's usual loop, and OpenCV.
+"""Compares the time to decode a 1080p H.264 file to RGB frames in Saccade, PyAV and OpenCV.
 
 For latency, see `python -m benchmarks ingest` (live streams) and `against aiortc` (WebRTC).
 """
@@ -16,7 +16,7 @@ import av
 import cv2
 import numpy as np
 
-from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns
+from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_rounds
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.common import images_of
 from saccade.sources import open_source
@@ -27,8 +27,8 @@ _NOTE = (
 )
 
 
-def compare(turns: int, seconds: float) -> Comparison:
-    """Decode a clip of `seconds` seconds at 25 frames/s, once per turn with each library."""
+def compare(rounds: int, seconds: float) -> Comparison:
+    """Decode a clip of `seconds` seconds at 25 frames/s, once per round with each library."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "clip.mp4")
         frames = write_clip(path, round(25 * seconds))
@@ -39,11 +39,11 @@ def compare(turns: int, seconds: float) -> Comparison:
         }
         units = {"throughput": "frames/s", "CPU time": "ms per frame"}
         made = begin("readers", "Decoding 1080p H.264 to RGB", _NOTE, units, ("av", "opencv-python"))
-        return in_turns(made, sides, turns)
+        return in_rounds(made, sides, rounds)
 
 
 def write_clip(path: str, frames: int, size: tuple[int, int] = (1920, 1080)) -> int:
-    """Write a moving, scaled version of the demo clip as H.264 at 25 frames/s. Return the number of frames."""
+    """Write an H.264 clip at 25 frames/s: scrolling, scaled images of the demo clip. Return the number of frames."""
     images = images_of(str(DEMO_CLIP), *size, count=4)
     with av.open(path, "w") as container:
         stream: Any = container.add_stream("libx264", rate=25, options={"preset": "veryfast", "g": "50"})

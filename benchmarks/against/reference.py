@@ -11,7 +11,7 @@ from itertools import cycle
 
 import numpy as np
 
-from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns, require_gpu
+from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_rounds, require_gpu
 from saccade.engine import Detect, Engine
 from saccade.engine.golden.random_model import MOONDREAM_2
 from saccade.engine.golden.reference import Generator
@@ -28,16 +28,16 @@ _NOTE = (
 )
 
 
-def compare(model: str, device: str, dtype: str | None, objects: int, turns: int, frames: int) -> Comparison:
+def compare(model: str, device: str, dtype: str | None, objects: int, rounds: int, frames: int) -> Comparison:
     """Time the engine and the reference loop on one image after another, from the pixels to the answer.
 
     Args:
-        model: folder of a Moondream 2 model, or the registry's random model, which needs a GPU.
+        model: folder of a Moondream 2 model, or `moondream-2-random`, which needs a GPU.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         dtype: name of the dtype, or None for the device's default.
         objects: number of boxes in each answer.
-        turns: number of turns.
-        frames: number of images per turn.
+        rounds: number of rounds.
+        frames: number of images per round.
 
     Raises:
         ConfigError: if the random model is requested and there is no GPU.
@@ -68,7 +68,7 @@ def compare(model: str, device: str, dtype: str | None, objects: int, turns: int
         info = engine.model
         title = f"{info.name} on {info.device} in {info.dtype}: the engine and the reference loop"
         units = {"median": f"ms for an image and {objects} objects", "p99": "ms"}
-        return in_turns(begin("reference", title, _NOTE, units, ()), {OURS: ours, "reference loop": theirs}, turns)
+        return in_rounds(begin("reference", title, _NOTE, units, ()), {OURS: ours, "reference loop": theirs}, rounds)
 
 
 def _load(model: str, device: str, dtype: str | None) -> LoadedModel:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns, require
+from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_rounds, require
 from benchmarks.mot.evaluate import score, track
 from benchmarks.mot.files import Rows, Sequence, read_sequences
 from benchmarks.mot.metrics import Counts, count
@@ -32,7 +32,7 @@ _TRACK_NOTE = (
 _SCORE_NOTE = "Both score the tracks that come with TUD-Campus and TUD-Stadtmitte. The scores should be equal."
 
 
-def compare_trackers(turns: int, frames: int, objects: int) -> Comparison:
+def compare_trackers(rounds: int, frames: int, objects: int) -> Comparison:
     """Time and score the trackers of Saccade and of the package `trackers`.
 
     Raises:
@@ -60,10 +60,10 @@ def compare_trackers(turns: int, frames: int, objects: int) -> Comparison:
             units |= {_name(metric, every): "%" for metric in ("MOTA", "IDF1", "HOTA")}
         title = "Tracking: Saccade and ByteTrack of the package trackers"
         made = begin("bytetrack", title, _TRACK_NOTE, units, ("trackers", "supervision"))
-        return in_turns(made, {OURS: ours, "ByteTrack": theirs}, turns)
+        return in_rounds(made, {OURS: ours, "ByteTrack": theirs}, rounds)
 
 
-def compare_scoring(turns: int) -> Comparison:
+def compare_scoring(rounds: int) -> Comparison:
     """Compute the scores of the same tracks with Saccade's benchmark and with the package `trackers`.
 
     Raises:
@@ -95,8 +95,8 @@ def compare_scoring(turns: int) -> Comparison:
 
         units = {"CPU time": "ms for both sequences", "MOTA": "%", "IDF1": "%", "HOTA": "%"}
         title = "Scoring of tracks: Saccade and the package trackers"
-        return in_turns(
-            begin("mot-scores", title, _SCORE_NOTE, units, ("trackers",)), {OURS: ours, "trackers": theirs}, turns
+        return in_rounds(
+            begin("mot-scores", title, _SCORE_NOTE, units, ("trackers",)), {OURS: ours, "trackers": theirs}, rounds
         )
 
 

@@ -3,8 +3,9 @@
 Each program loads the model once per configuration, in a separate process: `python -m benchmarks.against.vllm`. The
 process prints one JSON line per result. If the process exceeds its time limit, only later results are lost.
 
-vLLM's dummy weights are between -0.001 and 0.001. All tokens would be routed to the same few experts, and a step would
-be too fast. vLLM therefore loads the plugin `register`, which draws weights as `moondream-3-random` does.
+vLLM's dummy weights are between -0.001 and 0.001. With them, all tokens would be routed to the same few experts, and a
+decode step would be too fast. vLLM therefore loads the plugin `register`, which draws weights as `moondream-3-random`
+does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_turns, require, require_gpu
+from benchmarks.against.harness import OURS, Comparison, Measured, begin, in_rounds, require, require_gpu
 from saccade.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Config:
 
     Attributes:
         dtype: dtype of Saccade's engine, and prefix of the names of results.
-        side: name of vLLM in the comparison.
+        side: name of vLLM with this configuration in the comparison.
         options: additional arguments of `vllm.LLM`.
     """
 
@@ -100,15 +101,15 @@ class Program:
     answer_preprocessed: Callable[[int, int], float] | None = None
 
 
-def compare(turns: int, configs: Sequence[str], requests: int, images: int, limit_s: float) -> Comparison:
-    """Run Saccade and vLLM in turns. Each program loads its model once per turn and configuration.
+def compare(rounds: int, configs: Sequence[str], requests: int, images: int, limit_s: float) -> Comparison:
+    """Run Saccade and vLLM alternately. Each program loads its model once per round and configuration.
 
     Args:
-        turns: number of turns.
+        rounds: number of rounds.
         configs: names in `CONFIGS`.
         requests: number of images for a latency measurement.
         images: number of images for a throughput measurement.
-        limit_s: time limit of a process, in seconds. Results after the limit are missing in this turn.
+        limit_s: time limit of a process, in seconds. Results after the limit are missing in this round.
 
     Raises:
         ConfigError: if there is no GPU, if vLLM is missing, if a configuration is unknown, or if a process fails
@@ -137,7 +138,7 @@ def compare(turns: int, configs: Sequence[str], requests: int, images: int, limi
         sides[title] = partial(side, "vllm", theirs)
     units = {f"{config.dtype}: {figure}": unit for config in ours.values() for figure, unit in _UNITS.items()}
     made = begin("vllm", "Moondream 3's dimensions: Saccade and vLLM", _NOTE, units, ("vllm",))
-    return in_turns(made, sides, turns, warm_up=False)
+    return in_rounds(made, sides, rounds, warm_up=False)
 
 
 def run(program: str, config: str, requests: int, images: int, limit_s: float) -> Measured:
@@ -201,7 +202,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str, float]]:
-    """Measure a program and yield the name and value of each result. A later value replaces an earlier one.
+    """Measure a program and yield the name and value of each result. Only the last value of a name counts.
 
     Args:
         program: loaded model.
@@ -228,7 +229,7 @@ def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str,
 
 
 def _repeat(work: Callable[[], float], count: int) -> list[float]:
-    """Call `work` up to `count` times, but stop at the time limit of a result. Call it at least once."""
+    """Call `work` at least once and up to `count` times, within the time limit `_FIGURE_S` in seconds."""
     stop = time.monotonic() + _FIGURE_S
     values = [work()]
     while len(values) < count and time.monotonic() < stop:

@@ -106,7 +106,7 @@ class Server:
     Args:
         cameras: the cameras.
         fps: frames per second.
-        chance: random generator for lost packets.
+        chance: random number generator that selects the packets to lose.
     """
 
     def __init__(self, cameras: list[Camera], fps: float, chance: random.Random) -> None:

@@ -322,7 +322,7 @@ class _Watch:
         raise RunFailed(f"the first result did not arrive within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
-        """Yield the resource use at the end of each minute. Allocations are compared with the end of the warm-up."""
+        """Yield the resource use at the end of each minute. Traced allocations count from the end of the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0

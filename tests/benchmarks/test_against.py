@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import bench
 from benchmarks.against import readers, reference, vllm
-from benchmarks.against.harness import OURS, RESULTS, Comparison, begin, in_turns, require
+from benchmarks.against.harness import OURS, RESULTS, Comparison, begin, in_rounds, require
 from saccade.engine import Engine
 from saccade.pipeline.errors import ConfigError
 from tests.support import REPO
@@ -34,7 +34,7 @@ MADE = Comparison(
 )
 
 
-def test_the_table_has_medians_and_ratios_of_turns() -> None:
+def test_the_table_has_medians_and_ratios_of_rounds() -> None:
     assert MADE.median("peer", "time") == 30.0
     assert MADE.ratio("peer", "time") == 2.5  # of 3, 2.5 and 2: not the ratio of the medians
     assert MADE.as_text().splitlines() == [
@@ -42,7 +42,7 @@ def test_the_table_has_medians_and_ratios_of_turns() -> None:
         "          Saccade  peer",
         "time, ms  12.0     30.0 (2.50×)",
         "score, %  50.0     –",
-        "2026-11-28, 2 of 2 CPUs; peer 1.2; 3 turns, medians",
+        "2026-11-28, 2 of 2 CPUs; peer 1.2; 3 rounds, medians",
         "Read this.",
     ]
 
@@ -74,7 +74,7 @@ def test_both_sides_run_in_each_turn_and_change_places() -> None:
         ran.append(name)
         return {"time": float(len(ran))}
 
-    made = in_turns(replace(MADE, values={}), {"a": lambda: side("a"), "b": lambda: side("b")}, 2)
+    made = in_rounds(replace(MADE, values={}), {"a": lambda: side("a"), "b": lambda: side("b")}, 2)
     assert ran == ["a", "b", "a", "b", "b", "a"]
     assert made.values == {"a": {"time": [3.0, 6.0]}, "b": {"time": [4.0, 5.0]}}
     assert {"saccade-live", "torch", "av"} <= begin("x", "", "", {}, ["av"]).versions.keys()
@@ -102,14 +102,14 @@ def test_what_needs_a_gpu_says_so(command: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_readers_decode_the_same_frames() -> None:
-    made = readers.compare(turns=1, seconds=0.2)
+    made = readers.compare(rounds=1, seconds=0.2)
     assert list(made.values) == [OURS, "PyAV", "OpenCV"]
     assert all(value > 0 for side in made.values.values() for values in side.values() for value in values)
 
 
 @pytest.mark.slow
 def test_the_engine_is_compared_with_the_reference() -> None:
-    made = reference.compare(str(REPO / "tests" / "data" / "golden-tiny"), "cpu", None, 3, turns=1, frames=2)
+    made = reference.compare(str(REPO / "tests" / "data" / "golden-tiny"), "cpu", None, 3, rounds=1, frames=2)
     assert made.values.keys() == {OURS, "reference loop"}
     assert made.median(OURS, "p99") >= made.median(OURS, "median") > 0
 
